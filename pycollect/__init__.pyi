@@ -18,12 +18,12 @@ from .collectors.ray import RayCollector as RayCollector
 from .collectors.rpc import RPCDataCollector as RPCDataCollector
 from .collectors.single import SyncDataCollector as SyncDataCollector
 from .collectors.stats_writer import StatsWriter as StatsWriter
+from .compat.profiling import ProfileConfig as ProfileConfig
 from .engines.distributed.delayed import submitit_delayed_launcher as submitit_delayed_launcher
 from .errors import WorkerError as WorkerError
 from .policy.random_policy import RandomPolicy as RandomPolicy
 from .trajectories.multistep import MultiStep as MultiStep
 from .trajectories.split import split_trajectories as split_trajectories
-from .worker.profiling import ProfileConfig as ProfileConfig
 
 # The names that TorchRL has had since, and before.
 Collector = SyncDataCollector

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pycollect.arguments import REQUIRED, arguments_of
+from pycollect.compat.weight_ways import WeightOptions
 from pycollect.inference.options import InferenceOptions
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.stream.options import StreamOptions
@@ -55,7 +56,7 @@ _ONE, _MANY, _SYNC = "SyncDataCollector", "MultiSyncDataCollector", "Distributed
 _RANK = "DistributedDataCollector"
 
 FAMILIES = (
-    Family(_ONE, "single", "", (StreamOptions, WorkerOptions)),
+    Family(_ONE, "single", "", (StreamOptions, WeightOptions, WorkerOptions)),
     Family(_MANY, "multi", _ONE, (RemoteOptions, InferenceOptions), _PROCESSES),
     Family("MultiaSyncDataCollector", "multi", _MANY, (), (*_PROCESSES, *_PREEMPTION)),
     Family("RayCollector", "ray", _MANY, (), _ACTORS),

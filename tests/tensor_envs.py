@@ -19,7 +19,7 @@ class CountingTensors(VectorEnv[Any, Any, Any]):
     The reward tells episode, step and action: 100 * episode + step + action.
 
     Args:
-        mode: Autoreset mode.
+        mode: Autoreset mode; "SKIPPING" is NEXT_STEP without `reset_mask`.
         final: Whether the info has the last observations of episodes; "each" as Gymnasium's own
             environments, one object per row.
         device: Device of all tensors.
@@ -28,6 +28,7 @@ class CountingTensors(VectorEnv[Any, Any, Any]):
     def __init__(
         self, mode: str = "SAME_STEP", final: bool | str = True, device: str = "cpu"
     ) -> None:
+        self._masks, mode = mode != "SKIPPING", mode.replace("SKIPPING", "NEXT_STEP")
         self.num_envs, self._mode, self._final = ENVS, mode, final
         self.metadata = {"autoreset_mode": AutoresetMode[mode], "cudagraph": mode == "SAME_STEP"}
         self.single_observation_space = Box(-1e9, 1e9, (2,), np.float32)
@@ -44,6 +45,8 @@ class CountingTensors(VectorEnv[Any, Any, Any]):
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         rows = torch.ones_like(self._ended)
         if options and "reset_mask" in options:
+            if not self._masks:
+                raise TypeError("options: unexpected 'reset_mask'")
             rows = torch.as_tensor(options["reset_mask"])
             assert rows.device == self.device
         elif seed is not None:

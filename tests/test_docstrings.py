@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 import pycollect
+from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.docstrings import completed_by
-from pycollect.stream.collector import CollectorBase
 
 PUBLIC = [getattr(pycollect, name) for name in pycollect.__all__]
 COLLECTORS = [
-    cls for cls in dict.fromkeys(PUBLIC) if isinstance(cls, type) and issubclass(cls, CollectorBase)
+    cls
+    for cls in dict.fromkeys(PUBLIC)
+    if isinstance(cls, type) and issubclass(cls, TorchRLCollector)
 ]
 HELD = [
     *COLLECTORS,

@@ -329,7 +329,7 @@ def test_pixels_are_passed_on_without_a_copy() -> None:
 @pytest.mark.parametrize(
     ("package", "adapter"),
     [
-        ("jumanji", "JumanjiWrapper"),
+        ("jumanji", "JumanjiToGymWrapper"),
         ("dm_env", "DmControlCompatibilityV0"),
         ("gym", "GymV26CompatibilityV0"),
         ("unknown", None),

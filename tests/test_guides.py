@@ -2,7 +2,7 @@
 
 The blocks of a page are one program. One after a comment is a program of its own, or none:
 
-    <!-- needs mujoco -->         skipped where that cannot be imported; the same for others
+    <!-- needs mujoco -->         skipped where that cannot be imported; "needs A and B" for two
     <!-- needs wandb, in a process of its own -->    likewise, where it leaves threads behind
     <!-- with ray -->             on the one local Ray of the tests
     <!-- only compiled: why -->   it has to be Python; what it needs is nowhere in the tests
@@ -27,14 +27,14 @@ BLOCK = re.compile(
     r"(?:^<!-- (?P<comment>[^\n]*) -->\n)?^```python\n(?P<code>.*?)^```$", re.M | re.S
 )
 COMMENT = re.compile(
-    r"needs (?P<module>\w+)(?P<alone>, in a process of its own)?"
+    r"needs (?P<modules>\w+(?: and \w+)?)(?P<alone>, in a process of its own)?"
     r"|(?P<ray>with ray)|(?P<only>only compiled: .+)"
 )
 RUN_ELSEWHERE = ["coming-from-torchrl.md"]
 
 
 def programs() -> Iterator[Any]:
-    """What each page asks to be run: the blocks, a module that they need, the text of one alone."""
+    """What each page asks to be run: the blocks, the modules they need, the text of one alone."""
     for path in sorted(DOCS.rglob("*.md")):
         page = str(path.relative_to(DOCS))
         together = []
@@ -48,20 +48,20 @@ def programs() -> Iterator[Any]:
                 marks = [pytest.mark.ray] if comment["ray"] else []
                 alone = block["code"] if comment["alone"] else None
                 name = f"{page}, {block['comment']}, {number + 1}"
-                yield pytest.param([compiled], comment["module"], alone, id=name, marks=marks)
+                yield pytest.param([compiled], comment["modules"], alone, id=name, marks=marks)
         if together and page not in RUN_ELSEWHERE:
             yield pytest.param(together, None, None, id=page)
 
 
-@pytest.mark.parametrize(("blocks", "module", "alone"), list(programs()))
+@pytest.mark.parametrize(("blocks", "modules", "alone"), list(programs()))
 def test_it_runs(
     blocks: list[Any],
-    module: str | None,
+    modules: str | None,
     alone: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if module is not None:
+    for module in modules.split(" and ") if modules else ():
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
     # As TorchRL's first import leaves them: its TanhNormal does not stand torch's checks.

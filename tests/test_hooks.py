@@ -99,6 +99,27 @@ def test_hooks_run_around_every_rollout_where_it_is_collected(way: Way, tmp_path
         assert (td["next", "reward"] >= 1000.0).all()
 
 
+class Closing(Diary):
+    """A hook with a method `close`."""
+
+    def __call__(self, td: Any) -> None:
+        self.write("called")
+
+    def close(self) -> None:
+        self.write("closed")
+
+
+@pytest.mark.processes
+def test_a_hook_is_closed_with_its_worker(tmp_path: Path) -> None:
+    with collecting(
+        MULTI_STACK, one, None, frames=T, post_collect_hook=Closing(tmp_path)
+    ) as collector:
+        collector.next()
+    assert len(Diary(tmp_path).pages()) == MULTI_STACK.workers
+    for page in Diary(tmp_path).pages():
+        assert page == ["called"] * (len(page) - 1) + ["closed"]
+
+
 def fail(td: Any = None) -> None:
     raise LookupError("the hook's own")
 

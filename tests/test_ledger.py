@@ -52,6 +52,37 @@ def check(ledger: dict[str, Any]) -> dict[str, Any]:
     return total
 
 
+class EndingEnv(CountingEnv):
+    """Shuts its collector down in a step, and may raise an exception then."""
+
+    collector: SyncDataCollector | None = None
+    error: Exception | None = None
+
+    def step(self, action: Any) -> Any:
+        if self.collector is not None and len(self.actions) % T == 2:
+            self.collector.shutdown()
+            if self.error is not None:
+                raise self.error
+        return super().step(action)
+
+
+@pytest.mark.parametrize("error", [None, EnvBrokeError("once")], ids=["goes on", "raises"])
+@pytest.mark.parametrize("arguments", [{}, {"trajs_per_batch": 2}], ids=["frames", "trajectories"])
+def test_a_shutdown_within_a_step_loses_the_rollout(
+    arguments: dict[str, Any], error: Exception | None
+) -> None:
+    env = EndingEnv()
+    collector = SyncDataCollector(env, None, frames_per_batch=T, **arguments)
+    collector.next()
+    delivered = check(collector.ledger())["delivered"]
+    env.collector, env.error = collector, error
+    with pytest.raises(RuntimeError if error is None else EnvBrokeError):
+        collector.next()
+    total = check(collector.ledger())
+    assert (total["delivered"], total["in_flight"]) == (delivered, 0)
+    assert set(total["reasons"]) == {"shutdown"}
+
+
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_a_run_to_its_end_loses_nothing(way: Way) -> None:
     workers = way.workers if way.sync else 1

@@ -465,6 +465,16 @@ class TestRefused:
             make_env_batch(env)
         assert "PettingZooWrapper" in str(caught.value)
 
+    def test_action_masks_in_infos(self) -> None:
+        class Informed(Crowd):
+            def reset(self, seed: int | None = None, options: Any = None) -> Any:
+                observations, _ = super().reset(seed, options)
+                return observations, {"agent_1": {"action_mask": np.ones(3, np.int8)}}
+
+        env = make_env_batch(Informed)
+        with refused(ValueError, "action_mask"):
+            env.reset()
+
     def test_info_keys(self) -> None:
         with refused(ValueError, "info_keys"):
             make_env_batch(Crowd, info_keys={("x",): "float32"})
@@ -505,29 +515,3 @@ def test_collecting_imports_no_pettingzoo(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "pettingzoo", None)  # its import would fail
     with collector_of() as collector:
         assert isinstance(collector.next(), TensorDict)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("api", ["parallel_env", "env"])
-@pytest.mark.parametrize(
-    "name", ["simple_spread_v3", "simple_tag_v3", "simple_speaker_listener_v4"]
-)
-def test_particle_environments(name: str, api: str) -> None:
-    """Collect from mpe2, beside a loop over the environment with the same seed and actions."""
-    mpe2 = pytest.importorskip("mpe2")
-    module = __import__(f"{mpe2.__name__}.{name}", fromlist=[name])
-    with SyncDataCollector(getattr(module, api), None, frames_per_batch=60) as collector:
-        td = collector.next()
-    env = module.parallel_env()
-    groups: dict[str, list[str]] = {}
-    for agent in env.possible_agents:
-        groups.setdefault(agent.rpartition("_")[0], []).append(agent)
-    del env
-    assert td["next", "done"].squeeze(-1).nonzero().flatten().tolist() == [24, 49]
-    assert torch.equal(td["next", "truncated"], td["next", "done"])
-    for group, agents in groups.items():
-        assert td[group, "observation"].shape[:2] == (60, len(agents))
-        inside = ~td["next", "done"][:-1].squeeze(-1)
-        following = td[group, "observation"][1:][inside]
-        assert torch.equal(td["next", group, "observation"][:-1][inside], following)
-        assert td[group, "mask"].all()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from raising import refused
@@ -182,7 +183,9 @@ def test_the_newest_weights_are_taken_by_rollouts_that_are_queued(engine: Proces
     for serial in range(1, 4):
         with torch.no_grad():
             policy.number.fill_(serial % 2)
-        weights = engine.put(packer.pack(weights_from(policy)))
+        packed = np.empty(packer.bytes(weights_from(policy)), np.uint8)
+        packer.pack(weights_from(policy), packed)
+        weights = engine.put(packed)
         assert handle.assign(serial, 10 * serial, weights, True) is None
     handle.rollout()
     handle.pop()

@@ -16,7 +16,7 @@ from collect_support import case_name
 from gpu_support import DEVICE, needs_gpu
 from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
-from raising import refused
+from raising import refused, warned
 from tensor_envs import ENVS, CountingArrays, CountingTensors
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 import pycollect
 
 STEPS = 7
-MODES = ("SAME_STEP", "NEXT_STEP", "DISABLED")
+MODES = ("SAME_STEP", "NEXT_STEP", "SKIPPING", "DISABLED")
 DEVICES = ["cpu", pytest.param(DEVICE, marks=pytest.mark.cuda, id="gpu")]
 ARGUMENTS: list[dict[str, Any]] = [
     {},
@@ -85,6 +85,8 @@ def assert_as_arrays(device: str, policy: Callable[[], Any], *env: Any, **argume
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("device", DEVICES)
 def test_batches_are_those_of_arrays(device: str, mode: str, arguments: dict[str, Any]) -> None:
+    if mode == "SKIPPING" and "max_frames_per_traj" in arguments:
+        pytest.skip("it cannot reset single rows")
     assert_as_arrays(device, lambda: doubling, mode, **arguments)
 
 
@@ -115,8 +117,8 @@ def recurrent() -> TensorDictModule:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_policy_reads_counts_and_first_steps(device: str, mode: str) -> None:
-    arguments = {} if mode == "NEXT_STEP" else {"max_frames_per_traj": 5}
-    if arguments:
+    if mode in ("SAME_STEP", "DISABLED"):
+        arguments = {"max_frames_per_traj": 5}
         assert_as_arrays(device, stepping, mode, **arguments)
     assert_as_arrays(device, recurrent, mode, policy_state={"count": torch.zeros(1)})
 
@@ -134,7 +136,7 @@ def test_random_actions(device: str) -> None:
     assert_as_arrays(device, lambda: None)
 
 
-@pytest.mark.parametrize("mode", ["SAME_STEP", "DISABLED"])
+@pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_single_rows_are_reset_between_batches(device: str, mode: str) -> None:
     def batches(make: Callable[[], Any]) -> list[TensorDictBase]:
@@ -142,6 +144,7 @@ def test_single_rows_are_reset_between_batches(device: str, mode: str) -> None:
             make, doubling, frames_per_batch=STEPS * ENVS, total_frames=-1
         ) as collector:
             collector.set_seed(3)
+            collector.reset([0, 3])
             first = next(collector).cpu().clone()
             collector.reset([1, 3])
             return [first, next(collector).cpu().clone(), next(collector).cpu().clone()]
@@ -202,6 +205,16 @@ def test_last_observations_are_those_of_rows_that_ended(kind: Any) -> None:
     assert_same(collected(kind, doubling), collected(CountingArrays, doubling))
 
 
+def test_last_observations_of_ended_rows_alone_are_refused() -> None:
+    class Partial(CountingTensors):
+        def step(self, actions: Any) -> Any:
+            *values, info = super().step(actions)
+            return *values, {"final_obs": info["final_obs"][values[2] | values[3]]}
+
+    with refused(ValueError, "final_observation"):
+        collected(Partial, doubling)
+
+
 def test_an_ended_row_without_a_last_observation_is_refused() -> None:
     class Lacking(CountingTensors):
         def step(self, actions: Any) -> Any:
@@ -210,6 +223,100 @@ def test_an_ended_row_without_a_last_observation_is_refused() -> None:
 
     with refused(ValueError, "final_observation"):
         collected(Lacking, doubling)
+
+
+class Other(CountingArrays):
+    """The environment of arrays for another kind of tensors."""
+
+    def __init__(self, kind: Callable[[], CountingTensors]) -> None:
+        self._env = kind()
+
+
+class Pending(CountingTensors):
+    """A reset leaves the resets of single rows pending, as AsyncVectorEnv without shared memory."""
+
+    def __init__(self) -> None:
+        super().__init__("SKIPPING")
+
+    def reset(self, **arguments: Any) -> Any:
+        pending = self._ended.clone()
+        result = super().reset(**arguments)
+        self._ended.copy_(pending)
+        return result
+
+
+def test_pending_resets_are_done_before_a_reset() -> None:
+    ours = collected(Pending, doubling, reset_at_each_iter=True)
+    assert_same(ours, collected(partial(Other, Pending), doubling, reset_at_each_iter=True))
+
+
+class Stating(CountingTensors):
+    """States NEXT_STEP, and resets in the same step."""
+
+    def __init__(self, final: bool = True) -> None:
+        super().__init__("SAME_STEP", final)
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self._masks = False
+
+
+class EndingAgain(CountingTensors):
+    """Ends rows in the step that resets them."""
+
+    def __init__(self) -> None:
+        super().__init__("SKIPPING")
+
+    def step(self, actions: Any) -> Any:
+        ended = self._ended.clone()
+        shown, reward, terminated, truncated, info = super().step(actions)
+        return shown, reward, terminated | ended, truncated, info
+
+
+@pytest.mark.parametrize("kind", [Stating, EndingAgain])
+def test_an_environment_that_contradicts_its_mode_is_refused(kind: Any) -> None:
+    for make in (kind, partial(Other, kind)):
+        with refused(ValueError, "autoreset_mode"):
+            collected(make, doubling)
+
+
+def test_a_reward_in_a_step_that_only_resets_is_told() -> None:
+    with warned("autoreset_mode"):
+        collected(partial(Stating, False), doubling)
+
+
+def test_a_last_observation_that_is_overwritten_is_told() -> None:
+    class Overwritten(CountingTensors):
+        def step(self, actions: Any) -> Any:
+            *values, _ = super().step(actions)
+            return *values, {"final_obs": values[0]}
+
+    for make in (Overwritten, partial(Other, Overwritten)):
+        with warned("create_env_fn"):
+            collected(make, doubling)
+
+
+def test_frames_of_an_interrupted_rollout_count_as_stepped() -> None:
+    class Interrupted(CountingTensors):
+        left = 4
+
+        def step(self, actions: Any) -> Any:
+            Interrupted.left -= 1
+            if not Interrupted.left:
+                raise KeyboardInterrupt
+            return super().step(actions)
+
+    def stepped(make: Callable[[], Any]) -> int:
+        Interrupted.left = 1_000
+        with pycollect.SyncDataCollector(
+            make, doubling, frames_per_batch=STEPS * ENVS, total_frames=-1
+        ) as collector:
+            next(collector)
+            Interrupted.left = 4
+            with pytest.raises(KeyboardInterrupt):
+                next(collector)
+            next(collector)
+            return int(collector.stats()["frames_stepped"])
+
+    assert stepped(Interrupted) == stepped(partial(Other, Interrupted))
 
 
 def test_observations_may_have_gradients() -> None:
@@ -300,19 +407,60 @@ def linear() -> TensorDictModule:
     return TensorDictModule(nn.Linear(2, 1), ["observation"], ["action"])
 
 
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pycollect.policy.calling.Calling.on", lambda own, device: own)
+    monkeypatch.setattr("pycollect.worker.env_group.CapturedWork", FakeGraph)
+    for module in ("envs.tensors", "worker.device_trajectories"):
+        monkeypatch.setattr(f"pycollect.{module}.CPU", None)
+
+
 @pytest.mark.parametrize("arguments", CAPTURED, ids=case_name)
 def test_captured_rollouts_are_the_same(
     arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = collected(CountingTensors, linear(), 6, **arguments)
-    monkeypatch.setattr("pycollect.policy.calling.Calling.on", lambda own, device: own)
-    monkeypatch.setattr("pycollect.worker.env_group.CapturedWork", FakeGraph)
-    for module in ("envs.tensors", "worker.device_trajectories"):  # as on a device
-        monkeypatch.setattr(f"pycollect.{module}.CPU", None)
+    as_on_a_device(monkeypatch)
     monkeypatch.setattr(FakeGraph, "captured", 0)
     captured = collected(CountingTensors, linear(), 6, cudagraph_policy=True, **arguments)
     assert_same(captured, expected)
     assert FakeGraph.captured == 1
+
+
+def test_rollouts_between_captured_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More episodes end in the random ones than a fetch has room for."""
+
+    def batches() -> tuple[list[TensorDictBase], Any]:
+        with pycollect.SyncDataCollector(
+            Short,
+            linear(),
+            frames_per_batch=STEPS * ENVS,
+            total_frames=-1,
+            init_random_frames=STEPS * ENVS,
+            cudagraph_policy=True,
+        ) as collector:
+            collector.set_seed(3)
+            start = collector.state_dict()
+            result = [next(collector).clone() for _ in range(4)]
+            collector.load_state_dict(start)
+            result += [next(collector).clone() for _ in range(4)]
+            return result, [collector.stats()[key] for key in ("frames", "episodes")]
+
+    expected = batches()
+    as_on_a_device(monkeypatch)
+    monkeypatch.setattr("pycollect.worker.device_trajectories._FEW_EPISODES", 0)
+    monkeypatch.setattr("pycollect.worker.device_trajectories._EPISODES_PER_ENV", 1)
+    captured = batches()
+    assert captured[1] == expected[1]
+    for batch, other in zip(captured[0], expected[0], strict=True):
+        assert (batch == other).all()
+
+
+class Short(CountingTensors):
+    """Its episodes have one to three steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._limit = 1 + torch.arange(ENVS) % 3
 
 
 def test_unknown_last_observations_need_a_reset_in_the_same_step() -> None:

@@ -245,6 +245,30 @@ class TestForeignVectorEnvs:
             run(batch, 9)
         assert "final_obs" in str(caught.value)
 
+    def test_same_step_with_final_observations_of_ended_rows_alone(self) -> None:
+        class Partial(CountingVectorEnv):
+            def step(self, actions: Any) -> Any:
+                *values, info = super().step(actions)
+                if "final_obs" in info:
+                    ended = np.flatnonzero(values[2] | values[3])
+                    info["final_obs"] = np.stack([info["final_obs"][row] for row in ended])
+                return *values, info
+
+        batch = make_env_batch(Partial(envs(), "SAME_STEP"))
+        batch.reset()
+        with refused(ValueError, "final_observation"):
+            run(batch, 9)
+
+    @pytest.mark.parametrize(
+        "name", ["num_envs", "single_observation_space", "single_action_space"]
+    )
+    def test_an_incomplete_interface(self, name: str) -> None:
+        env = CountingVectorEnv(envs())
+        delattr(env, name)
+        with refused(TypeError, "create_env_fn") as caught:
+            make_env_batch(env)
+        assert f"without {name}" in str(caught.value)
+
     def test_disabled(self) -> None:
         expect_dense(make_env_batch(CountingVectorEnv(envs(), "DISABLED")))
         with refused(ValueError, "create_env_fn") as caught:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from pycollect._core import Layout, Leaf, Placement, Slab, SlabPool
-from pycollect.batch.layout import dtype_name
+from pycollect._core import Leaf
+from pycollect.batch.layout import dtype_name, torch_dtype
 from pycollect.batch.weights import (
     Weights,
     extra_state_key,
@@ -22,6 +22,7 @@ from pycollect.batch.weights import (
     opened_extra_state,
     overrides,
 )
+from pycollect.one_copy import Packing
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,12 @@ class WeightForm:
                     f"got {list(tensor.shape)}"
                 )
         return came
+
+    def holds(self, weights: Weights) -> bool:
+        """Return whether no value of these changes in the dtypes of this form."""
+        expected = {leaf.key[0]: leaf.dtype for leaf in self.leaves}
+        tensors = self.fitted(weights).tensors
+        return all(dtype_name(own.dtype) == expected[name] for name, own in tensors.items())
 
     def check_whole(self, came: Weights) -> None:
         """Raise ValueError unless these are all parameters and buffers, in their shapes."""
@@ -171,8 +178,11 @@ def _fits(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tenso
     )
 
 
-_FLAGS = ("", "flags")  # no parameter has such a name
 _NOT_GIVEN = 2
+
+
+def _pickled_extra(weights: Weights) -> bytes:
+    return pickle.dumps(weights.extra) if weights.extra else b""
 
 
 class WeightSlab:
@@ -188,53 +198,53 @@ class WeightSlab:
     def __init__(self, form: WeightForm) -> None:
         self._form = form
         self._names = [leaf.key[0] for leaf in form.leaves]
-        flags = len(form.leaves) + len(form.modules)
-        layout = Layout([*form.leaves, Leaf(_FLAGS, "uint8", (flags,))])
-        self._pool = SlabPool(Placement(layout, 1, 1, 1), 1)
+        forms = [(torch_dtype(leaf.dtype), leaf.shape) for leaf in form.leaves]
+        forms.append((torch.uint8, (len(form.leaves) + len(form.modules),)))
+        self._packing = Packing(
+            torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in forms
+        )
 
-    def pack(self, weights: Weights) -> npt.NDArray[np.uint8]:
-        """Return a copy of these weights as one array of bytes."""
+    def bytes(self, weights: Weights) -> int:
+        """Return the size of a buffer with these weights."""
+        return self._packing.bytes + len(_pickled_extra(weights))
+
+    def pack(self, weights: Weights, buffer: npt.NDArray[np.uint8]) -> None:
+        """Copy these weights into a buffer of the size that `bytes` returns."""
         weights = self._form.fitted(weights)
-        slab = self._pool.acquire()
-        views, flags = self._views(slab)
         given = [int(name in weights.tensors) for name in self._names]
         modes = [int(weights.modes.get(name, _NOT_GIVEN)) for name in self._form.modules]
-        flags.copy_(torch.tensor([*given, *modes], dtype=torch.uint8, device="cpu"))
+        size = self._packing.bytes
+        *tensors, flags = self._packing.views(torch.from_numpy(buffer[:size]))
         with torch.no_grad():
-            for name, value in weights.tensors.items():
-                views[name].copy_(value)
-        packed: npt.NDArray[np.uint8] = slab.array()
-        if not weights.extra:
-            return packed
-        return np.concatenate([packed, np.frombuffer(pickle.dumps(weights.extra), np.uint8)])
+            flags.copy_(torch.tensor([*given, *modes], dtype=torch.uint8, device="cpu"))
+            for name, target in zip(self._names, tensors, strict=True):
+                if name in weights.tensors:
+                    target.copy_(weights.tensors[name])
+        buffer[size:] = np.frombuffer(_pickled_extra(weights), np.uint8)
 
     def unpack(self, buffer: npt.NDArray[np.uint8]) -> Weights:
-        """Return weights in new memory; raise ValueError if the buffer is too short."""
-        slab = self._pool.acquire()
-        target = slab.array()
-        if buffer.nbytes < target.nbytes:
-            raise ValueError(
-                f"buffer: expected at least {target.nbytes} bytes, got {buffer.nbytes}"
-            )
-        target[:] = buffer[: target.nbytes]
-        rest = buffer[target.nbytes :]
-        views, flags = self._views(slab)
-        given, modes = flags[: len(views)].tolist(), flags[len(views) :].tolist()
+        """Return the weights in the buffer, as views of it if it is writable.
+
+        Raises:
+            ValueError: The buffer is too short.
+        """
+        size = self._packing.bytes
+        if buffer.nbytes < size:
+            raise ValueError(f"buffer: expected at least {size} bytes, got {buffer.nbytes}")
+        packed, extra = buffer[:size], buffer[size:]
+        block = torch.from_numpy(packed if packed.flags.writeable else packed.copy())
+        *tensors, flags = self._packing.views(block)
+        given, modes = flags[: len(tensors)].tolist(), flags[len(tensors) :].tolist()
         return Weights(
             {
                 name: view
-                for (name, view), is_given in zip(views.items(), given, strict=True)
+                for name, view, is_given in zip(self._names, tensors, given, strict=True)
                 if is_given
             },
-            pickle.loads(rest.tobytes()) if rest.nbytes else {},
+            pickle.loads(extra.tobytes()) if extra.nbytes else {},
             {
                 name: bool(mode)
                 for name, mode in zip(self._form.modules, modes, strict=True)
                 if mode != _NOT_GIVEN
             },
         )
-
-    def _views(self, slab: Slab) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        *tensors, flags = slab.tensors([1], torch.Tensor)
-        views = {name: t.squeeze(0) for name, t in zip(self._names, tensors, strict=True)}
-        return views, flags.squeeze(0)

@@ -29,7 +29,7 @@ from pycollect.stream.buffer_delivery import put
 from pycollect.stream.collector import Finished
 from pycollect.stream.flow import Part
 from pycollect.stream.options import warn_of_rounding
-from pycollect.worker.hooks import POST
+from pycollect.worker.options import POST
 
 _ENV_INDEX = "env_index"
 _OWN_VERSION = ("collector", "policy_version")

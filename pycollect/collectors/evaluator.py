@@ -24,13 +24,13 @@ from pycollect.collectors import evaluated
 from pycollect.collectors.binding import explained
 from pycollect.collectors.episodes import Episodes
 from pycollect.collectors.single import SyncDataCollector
+from pycollect.compat.weights import source_of
 from pycollect.docstrings import completed_by
 from pycollect.envs.entry import is_env
 from pycollect.envs.single import close_quietly
 from pycollect.policy import build
 from pycollect.stream.background import Background
 from pycollect.stream.fair_lock import FairLock
-from pycollect.stream.weight_calls import source_of
 
 Metrics = dict[str, Any]
 

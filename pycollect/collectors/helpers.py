@@ -13,12 +13,12 @@ from tensordict import TensorDictBase
 from pycollect import checks as check
 from pycollect.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector
 from pycollect.collectors.single import SyncDataCollector
+from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.envs import check_entry
 from pycollect.errors import warn_user
-from pycollect.stream.collector import CollectorBase
 from pycollect.trajectories.multistep import MultiStep
 
-C = TypeVar("C", bound=CollectorBase)
+C = TypeVar("C", bound=TorchRLCollector)
 EnvFns = Callable[..., Any] | Sequence[Callable[..., Any]]
 EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 

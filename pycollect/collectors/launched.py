@@ -10,8 +10,8 @@ from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.binding import Arguments
 from pycollect.collectors.scheduled import ScheduledCollector
 from pycollect.collectors.set_up import EngineOptions, SetUp
+from pycollect.compat.many_workers import Places
 from pycollect.engines.protocol import Engine
-from pycollect.scheduler.many_workers import Places
 from pycollect.scheduler.node_servers import NodePlan
 from pycollect.scheduler.options import RemoteOptions
 

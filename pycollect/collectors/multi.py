@@ -18,9 +18,9 @@ from pycollect.collectors.signatures import (
     MultiSyncDataCollectorSignature,
 )
 from pycollect.collectors.single import SyncDataCollector
+from pycollect.compat.weights import WorkerPipe
 from pycollect.docstrings import completed_by
 from pycollect.engines.processes.engine import ProcessEngine
-from pycollect.scheduler.worker_pipe import WorkerPipe
 
 
 class MultiCollector(ScheduledCollector, metaclass=Choosing):

@@ -12,11 +12,12 @@ from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.inference import Central, watched
 from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.binding import Arguments
-from pycollect.collectors.done import Done
 from pycollect.collectors.launched import LaunchedCollector
 from pycollect.collectors.multi import MultiSyncDataCollector
 from pycollect.collectors.set_up import NewWorkers
 from pycollect.collectors.signatures import RayCollectorSignature
+from pycollect.compat.ray_service import client_factories, is_inference_service, update_service
+from pycollect.compat.torchrl import Done
 from pycollect.devices import Devices
 from pycollect.docstrings import completed_by
 from pycollect.engines.protocol import Engine
@@ -26,7 +27,6 @@ from pycollect.engines.ray.engine import (
     actor_options,
     check_actor_options,
 )
-from pycollect.engines.ray.inference import client_factories, is_inference_service, update_service
 from pycollect.engines.ray.servers import ServerEngine
 from pycollect.engines.ray.session import import_ray
 from pycollect.scheduler.node_servers import NodePlan

@@ -8,21 +8,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pycollect.collectors.set_up import NewWorkers, SetUp
+from pycollect.compat.many_workers import Asking, ManyWorkers
+from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.engines.protocol import Engine
-from pycollect.scheduler.asking import Asking
-from pycollect.scheduler.many_workers import ManyWorkers
 from pycollect.scheduler.node_servers import NodePlan
 from pycollect.scheduler.policy_process import ProcessPlan
 from pycollect.scheduler.scheduler import Scheduler
 from pycollect.stream.buffer_warnings import warn_of_slices
-from pycollect.stream.collector import CollectorBase
 from pycollect.stream.flow import Flow
 
 if TYPE_CHECKING:
     from pycollect.inference.server import InferenceServer
 
 
-class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
+class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
     """A stream of batches from a scheduler, which drives workers through an engine.
 
     Args:
@@ -52,7 +51,9 @@ class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
         flow = Flow(options)
         policy, plans = set_up.policy, set_up.plans
         scheduler = Scheduler(flow, set_up.remote, plans, policy, engine, server, nodes)
-        super().__init__(flow, scheduler, first.pre_collect_hook, first.post_collect_hook)
+        super().__init__(
+            flow, scheduler, set_up.ways, first.pre_collect_hook, first.post_collect_hook
+        )
 
     def _add(self, new: NewWorkers) -> list[int]:
         """Start more workers with the arguments of the others; return their ids."""

@@ -15,21 +15,24 @@ from pycollect.collectors.arguments.devices import check_devices
 from pycollect.collectors.binding import Arguments
 from pycollect.collectors.choice import Choosing, check_none_chosen, choose_backend
 from pycollect.collectors.signatures import SyncDataCollectorSignature
+from pycollect.compat.one_worker import OneWorker
+from pycollect.compat.torchrl import TorchRLCollector
+from pycollect.compat.weight_ways import WeightOptions
 from pycollect.docstrings import completed_by
 from pycollect.envs import check_entry
 from pycollect.policy import build
-from pycollect.stream.collector import CollectorBase
 from pycollect.stream.delivery import assembled, finished
 from pycollect.stream.flow import Flow
 from pycollect.stream.in_process import InProcess
 from pycollect.stream.options import StreamOptions
-from pycollect.worker.one_worker import OneWorker
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker
 
 
 @completed_by()
-class SyncDataCollector(SyncDataCollectorSignature, CollectorBase, OneWorker, metaclass=Choosing):
+class SyncDataCollector(
+    SyncDataCollectorSignature, TorchRLCollector, OneWorker, metaclass=Choosing
+):
     """Collect batches in the calling process.
 
     The policy is the caller's own object, so an optimizer step changes the next action. It is
@@ -89,10 +92,10 @@ class SyncDataCollector(SyncDataCollectorSignature, CollectorBase, OneWorker, me
         check_none_chosen(type(self), given)
         (own,) = parse.of_each_worker(given, 1)
         places = check_devices(own)
-        stream = checked(StreamOptions, given)
+        stream, weights = checked(StreamOptions, given), checked(WeightOptions, given)
         options = checked(WorkerOptions, own, devices=places, stays=True)
         options = replace(options, frames=stream.frames_per_batch)
-        flow = Flow(stream)
+        flow = Flow(weights.stream(stream))
         (own_policy,), is_ours = parse.policy_sources([own], given["policy"])
         env_kwargs = check.check_env_kwargs(own["create_env_kwargs"])
         entry = _only_entry(given["create_env_fn"])
@@ -101,7 +104,7 @@ class SyncDataCollector(SyncDataCollectorSignature, CollectorBase, OneWorker, me
         self._worker = Worker(0, entry, env_kwargs, policy, options)
         hooks = options.pre_collect_hook, options.post_collect_hook
         source = InProcess(flow, self._worker, policy, is_ours, hooks[1])
-        CollectorBase.__init__(self, flow, source, *hooks)
+        TorchRLCollector.__init__(self, flow, source, weights.ways, *hooks)
 
     @property
     def requested_frames_per_batch(self) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from pycollect.engines.messages import Buffer, Rollout, RolloutRequest, WorkerInfo, WorkerSpec
-from pycollect.engines.shared_value import SharedValue
+from pycollect.engines.messages import Rollout, RolloutRequest, WorkerInfo, WorkerSpec
+from pycollect.engines.shared_value import Shareable, SharedValue
 from pycollect.engines.waiting import Waited
 
 
@@ -123,7 +123,7 @@ class Engine(Protocol):
             in_place: of workers that write in place, or of those that do not.
         """
 
-    def put(self, value: bytes | Buffer) -> SharedValue:
+    def put(self, value: Shareable) -> SharedValue:
         """A value for several of these workers."""
 
     def start(

@@ -23,7 +23,6 @@ from pycollect.batch.layout import Key
 from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.slab_views import make_pool, to_tensordict
 from pycollect.batch.weight_slab import WeightSlab
-from pycollect.engines.face import answered
 from pycollect.engines.import_warnings import have_filtered
 from pycollect.engines.inheritance import unpickled
 from pycollect.engines.messages import (
@@ -228,12 +227,26 @@ class RemoteWorker:
         """Reset all environments."""
         return answer_of(lambda: self._built.reset())
 
-    def ask(self, question: bytes) -> bytes | ErrorReport:
-        """What the worker shows of itself, see :func:`answered`."""
-        return answer_of(lambda: self._shown(question))
+    def run(self, call: bytes) -> bytes | ErrorReport:
+        """Call a function with the worker; return its pickled result.
 
-    def _shown(self, question: bytes) -> bytes:
-        return answered(self._built.face(self._version), question)
+        Args:
+            call: The function and its other arguments, pickled.
+        """
+        return answer_of(lambda: self._run(call))
+
+    def _run(self, call: bytes) -> bytes:
+        function, arguments = cloudpickle.loads(call)
+        self._built.version = self._version
+        value = function(self._built, *arguments)
+        try:
+            data: bytes = cloudpickle.dumps(value)
+        except Exception as error:
+            asked = ", ".join(map(repr, arguments))
+            raise TypeError(
+                f"({asked}): returned a {type(value).__name__} that cannot be pickled: {error}"
+            ) from error
+        return data
 
     def steps(self) -> int:
         """Grows as long as it has not stalled. May be asked at any time."""

@@ -11,7 +11,6 @@ from pycollect._core import Placement, RolloutControl, Slab
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.weight_slab import WeightForm
 from pycollect.batch.weights import Weights
-from pycollect.engines.face import Face
 from pycollect.worker.generators import GeneratorState, TeamState
 from pycollect.worker.report import RolloutReport
 
@@ -36,6 +35,7 @@ class RolloutWorker(Protocol):
     """Collects rollouts when asked. Whoever hosts it calls all of it in one thread."""
 
     index: int
+    version: int
     leaves: BatchLeaves
     steps: int
     placement: Placement
@@ -68,13 +68,6 @@ class RolloutWorker(Protocol):
     @property
     def stepped(self) -> int:
         """Grows with each step. May be asked at any time."""
-
-    def face(self, version: int) -> Face:
-        """What it shows of itself to whoever asks by name.
-
-        Args:
-            version: of the weights that it has.
-        """
 
     def collect(
         self,

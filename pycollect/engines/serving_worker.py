@@ -12,7 +12,6 @@ from pycollect._core import Placement, RolloutControl, Slab
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.weight_slab import WeightForm
 from pycollect.batch.weights import Weights
-from pycollect.engines.face import Face
 from pycollect.worker.generators import GeneratorState
 from pycollect.worker.report import RolloutReport
 
@@ -38,6 +37,7 @@ class ServingWorker(ABC):
     processes = 0
     beside = False
     stepped = 0
+    version = 0
     post_collect_hook: Callable[[Any], Any] | None = None
     index: int
     placement: Placement
@@ -85,10 +85,6 @@ class ServingWorker(ABC):
     ) -> RolloutReport:
         """Nobody asks for it."""
         raise NotImplementedError("a worker without environments collects nothing")
-
-    def face(self, version: int) -> Face:
-        """It shows nothing."""
-        return Face()
 
     def set_hook(self, name: str, hook: Any) -> None:  # noqa: B027 (nobody has to)
         """There is nothing to hook."""

@@ -20,7 +20,14 @@ from .base import Arrays, EnvBatch
 from .callables import CallablesEnv
 from .compiled import CompiledEnvBatch, is_compiled_env
 from .distinct import check_distinct
-from .entry import ENVS, adapter_for, check_entry, is_env, is_torchrl_env
+from .entry import (
+    ENVS,
+    adapter_for,
+    check_entry,
+    check_vector_attributes,
+    is_env,
+    is_torchrl_env,
+)
 from .info import InfoKeys, with_info
 from .pettingzoo import PettingZooEnvs, is_pettingzoo_env
 from .random_actions import ActionSampler
@@ -197,8 +204,12 @@ def _wrap(env: Any, vector: tuple[Any, str | None, bool], devices: Devices | Non
         agents = PettingZooEnvs([env], batched=False)
         agents.original = env
         return agents
-    # EnvPool's envs are both; the vector interface is the one that they have.
-    batch = make_vector_env(env, *vector) if is_vector_env(env) else make_single_env(env)
+    batch: EnvBatch
+    if is_vector_env(env):  # EnvPool's are also a gymnasium.Env, without its interface
+        check_vector_attributes(env)
+        batch = make_vector_env(env, *vector)
+    else:
+        batch = make_single_env(env)
     batch.original = env
     batch.time_limit = has_time_limit(env)
     return batch

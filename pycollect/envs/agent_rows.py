@@ -49,8 +49,12 @@ class AgentsRow:
 
     def reset(self, seed: int | None) -> None:
         """Reset the environment and write its observations."""
-        observations = observation_of(reset_env(self._env, seed))
+        result = reset_env(self._env, seed)
+        observations = observation_of(result)
         _check_by_agent("reset", "observations", observations)
+        if isinstance(result[1], Mapping):
+            for group in self._groups:
+                group.check_masks(result[1])
         self._agents = list(self._env.agents)
         self._check_known(self._agents)
         self._steps = 0
@@ -164,6 +168,16 @@ class _GroupRow:
                     own[i] = leaf
         if self._observe_mask is not None:
             self._write_action_mask(observations, alive)
+
+    def check_masks(self, infos: Any) -> None:
+        """Raise a ValueError if an info has an action mask, and the observation has none."""
+        for agent in self.agents if self._observe_mask is None else ():
+            if "action_mask" in (infos.get(agent) or ()):
+                raise ValueError(
+                    f"action_mask: expected in the observation of {agent!r}, got it in its info; "
+                    "return a Dict observation with the entry 'action_mask', or use TorchRL's "
+                    "PettingZooWrapper(env, use_mask=True, done_on_any=False)"
+                )
 
     def _write_none(self, i: int, agent: Hashable, alive: Sequence[Hashable]) -> None:
         if agent in alive:

@@ -12,7 +12,7 @@ from .compiled import is_compiled_env
 from .pettingzoo import is_pettingzoo_env
 from .registry import maker
 from .spaces import describe
-from .vector_api import is_vector_env
+from .vector_api import is_old_envpool, is_vector_env
 
 ENVS = (
     "a gymnasium.Env, a gymnasium.vector.VectorEnv, a PettingZoo environment, a TorchRL EnvBase or "
@@ -26,8 +26,8 @@ _ADAPTERS = {
     "gym": "Shimmy's GymV26CompatibilityV0(env=env), or GymV21CompatibilityV0 before gym 0.26",
     "gym3": "gym3.ToGymEnv, and around it Shimmy's GymV21CompatibilityV0",
     "gymnax": "gymnax.wrappers.GymnaxToGymWrapper",
-    "jumanji": "TorchRL's JumanjiWrapper",
-    "vmas": "TorchRL's VmasWrapper",
+    "jumanji": "jumanji.wrappers.JumanjiToGymWrapper",
+    "vmas": "TorchRL's VmasWrapper, around vmas.make_env(...) without its argument wrapper",
 }
 """Adapters for environments with other interfaces, by the package that defines the interface."""
 
@@ -66,6 +66,17 @@ def adapter_for(value: Any) -> str:
     packages = (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
     found = next((_ADAPTERS[name] for name in packages if name in _ADAPTERS), None)
     return "" if found is None else f"; wrap it with {found}"
+
+
+def check_vector_attributes(env: Any) -> None:
+    """Raise a TypeError if a vector environment lacks an attribute of Gymnasium's interface."""
+    names = ("num_envs", "single_observation_space", "single_action_space")
+    missing = [name for name in names if not hasattr(env, name)]
+    if missing and not is_old_envpool(env):
+        raise TypeError(
+            f"create_env_fn: expected a vector environment with {', '.join(names)}, got a "
+            f"{type(env).__name__} without {', '.join(missing)}{adapter_for(env) or '; set them'}"
+        )
 
 
 def _checked_item(i: int, item: Any) -> Any:

@@ -53,8 +53,9 @@ def as_parallel(env: Any) -> Any:
 class PettingZooEnvs(EnvBatch):
     """P environments with PettingZoo's parallel API, of equal groups of agents.
 
-    An episode ends when no agent is left. Its `terminated` is set if all agents have terminated,
-    otherwise `truncated` is. Agents that are absent have zeros, all flags and an unset mask.
+    An episode ends when no agent is left. Its `terminated` is set if all agents of its last step
+    have terminated, otherwise `truncated` is. Agents that are absent have zeros, all flags and an
+    unset mask.
 
     Args:
         envs: The environments, not converted yet.

@@ -16,7 +16,15 @@ from .arrays import AsArrays, as_tensor, mapped
 from .base import Arrays, BoolArray, EnvBatch
 from .info_rows import final_observations, is_list
 from .spaces import key_name, make_flatten, make_unflatten
-from .vector import OBSERVATION_VALID, SameStepEnvBatch, VectorEnvBatch, lacks_final
+from .vector import (
+    ENDED_AGAIN,
+    OBSERVATION_VALID,
+    OTHER_FINAL,
+    SameStepEnvBatch,
+    VectorEnvBatch,
+    check_final_rows,
+    lacks_final,
+)
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -60,6 +68,9 @@ class TensorVectorEnv(EnvBatch):
         resets_itself: It resets in the same step.
         tells_validity: It has an entry `OBSERVATION_VALID`.
         is_capturable: A CUDA graph may step it; it has `metadata["cudagraph"]`.
+        seen: What the steps so far tell about its autoreset mode, bool [4]: whether the following
+            can be told; whether a last observation differs from the observation beside it; whether
+            an episode ended, or a reward was not 0, in a step that only resets. See `judge`.
     """
 
     takes_tensors = True
@@ -71,8 +82,7 @@ class TensorVectorEnv(EnvBatch):
         self.skips_after_done, self.can_reset = host.skips_after_done, host.can_reset
         self.device = arrays.device
         self.staying = frozenset(leaf.key for leaf in self.observation)
-        self._same_step = host if isinstance(host, SameStepEnvBatch) else None
-        self.resets_itself = self._same_step is not None
+        self.resets_itself = isinstance(host, SameStepEnvBatch)
         self.is_capturable = bool((getattr(arrays, "metadata", None) or {}).get("cudagraph"))
         self._arrays, self._host = arrays, host
         self._flatten = make_flatten(host.api.observation_space)
@@ -85,10 +95,16 @@ class TensorVectorEnv(EnvBatch):
         self._is_plain = not isinstance(host.api.observation_space, spaces.Dict | spaces.Tuple)
         self._row_shape = torch.Size([self.num_envs])
         self._all_valid = torch.ones(self.num_envs, 1, dtype=torch.bool, device=self.device)
+        self._done = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self.seen = torch.zeros(4, dtype=torch.bool, device=self.device)
+        self._watches_mode = True
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all rows; see `EnvBatch.reset`."""
+        if not self._host.api.reset_clears:
+            self._host.api.ended = self._done.cpu().numpy()
         self._host.reset(seeds)
+        self._done = torch.zeros_like(self._done)
         return self._shown()
 
     def _shown(self) -> Tensors:
@@ -104,33 +120,87 @@ class TensorVectorEnv(EnvBatch):
             self._row("terminated", terminated),
             self._row("truncated", truncated),
         )
-        done = terminated | truncated
-        successor, final = following, _final(info, done) if self.resets_itself else None
+        before, done = self._done, terminated | truncated
+        self._done = done
+        successor, final = following, None
+        watches = self._watches_mode and not _is_capturing(self.device)
+        if self.resets_itself or watches:
+            final = _final(info, done)
         if final is not None:
             successor = self._with_final(following, final, done)
+        if watches and (final is not None or not self.resets_itself):
+            self._watch_mode(following, successor, before, done, reward)
+        if not self.resets_itself:
+            successor = following
         lacks = self.resets_itself and final is None
         if self.tells_validity:
             successor = (*successor, ~done.unsqueeze(1) if lacks else self._all_valid)
         return Transition(successor, following, reward, terminated, truncated, done, lacks)
 
+    def _watch_mode(
+        self,
+        following: Tensors,
+        successor: Tensors,
+        before: torch.Tensor,
+        done: torch.Tensor,
+        reward: torch.Tensor,
+    ) -> None:
+        """Update `seen`; `before` has the rows that ended in the step before."""
+        resetting = before if self.skips_after_done else torch.zeros_like(before)
+        told = before if self.skips_after_done else done
+        differs = [
+            ((own != last) & ((own == own) | (last == last))).any()  # NaN equals NaN
+            for own, last in zip(following, successor, strict=True)
+        ]
+        self.seen |= torch.stack(
+            [
+                told.any(),
+                torch.stack(differs).any(),
+                (done & resetting).any(),
+                ((reward != 0) & resetting).any(),
+            ]
+        )
+
+    def judge(self, seen: Sequence[bool]) -> None:
+        """Check the values of `seen`: once, when an episode has ended.
+
+        Raises:
+            ValueError: The environment contradicts its autoreset mode.
+        """
+        told, differs, has_ended, has_reward = seen
+        if not self._watches_mode or not (told or differs):
+            return
+        self._watches_mode = False
+        host = self._host
+        if isinstance(host, SameStepEnvBatch):
+            if not differs:
+                host.warn_of_overwritten()
+        elif differs:
+            host.refuse_mode(OTHER_FINAL)
+        elif has_ended:
+            host.refuse_mode(ENDED_AGAIN)
+        elif has_reward:
+            host.warn_of_reward()
+
     def _with_final(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
         if isinstance(final, np.ndarray) and final.dtype == object:
             return self._with_rows(following, final, ended)
+        values = self._leaves(final)
+        check_final_rows(self._arrays, values, self.num_envs)
+        pairs = zip(following, self._fitted(values), strict=True)
         if self.device == CPU:  # only a device would have to be waited for
             rows = ended.nonzero().squeeze(1)
-            return tuple(
-                own.index_copy(0, rows, last[rows])
-                for own, last in zip(following, self._conform(final), strict=True)
-            )
+            return tuple(own.index_copy(0, rows, last[rows]) for own, last in pairs)
         return tuple(
-            torch.where(ended.view(-1, *[1] * (own.ndim - 1)), last, own)
-            for own, last in zip(following, self._conform(final), strict=True)
+            torch.where(ended.view(-1, *[1] * (own.ndim - 1)), last, own) for own, last in pairs
         )
 
     def _with_rows(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
         """`final` has the observation of one environment per row; it may keep those of before."""
         successor = tuple(own.clone() for own in following)
         for row in ended.nonzero().flatten().tolist():
+            if final[row] is None and not self.resets_itself:
+                continue
             if final[row] is None:
                 raise ValueError(lacks_final(self._arrays, f", got None for environment {row}"))
             for leaf, last in zip(successor, self._flatten(final[row]), strict=True):
@@ -144,8 +214,8 @@ class TensorVectorEnv(EnvBatch):
 
     def tell_of_lacking_final(self) -> None:
         """Raise ValueError, or warn once, because an episode ended without its last observation."""
-        if self.tells_validity and self._same_step is not None:
-            self._same_step.warn_of_truncation()
+        if self.tells_validity and isinstance(self._host, SameStepEnvBatch):
+            self._host.warn_of_truncation()
             return
         raise ValueError(lacks_final(self._arrays, ""))
 
@@ -154,10 +224,14 @@ class TensorVectorEnv(EnvBatch):
         self._host.close()
 
     def _conform(self, observation: Any) -> Tensors:
+        return self._fitted(self._leaves(observation))
+
+    def _leaves(self, observation: Any) -> Tensors:
         if self._is_plain and type(observation) is torch.Tensor:
-            values: Tensors = (observation,)
-        else:
-            values = self._flatten(mapped(as_tensor, observation))
+            return (observation,)
+        return tuple(self._flatten(mapped(as_tensor, observation)))
+
+    def _fitted(self, values: Tensors) -> Tensors:
         for value, (_, dtype, shape) in zip(values, self._forms, strict=True):
             if value.shape != shape or value.dtype is not dtype:
                 return self._cast(values)
@@ -192,3 +266,8 @@ def _final(info: Any, ended: torch.Tensor) -> Any:
     """Return the last observations; see `final_observations`. Waits if the info is a list."""
     rows = ended.cpu().numpy() if is_list(info) else np.empty(0, np.bool_)
     return final_observations(info, rows)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Return whether a CUDA graph is being captured, which would check again with each replay."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

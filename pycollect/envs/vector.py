@@ -25,6 +25,9 @@ from .vector_api import Autoreset, Leaves, VectorApi, parse_autoreset, rows_diff
 OBSERVATION_VALID: Key = ("observation_valid",)
 """Key, below "next", of whether the next observation is the true one."""
 
+ENDED_AGAIN = "ended a row in the step that should only reset it"
+OTHER_FINAL = "has another observation in info['final_obs'] than it returned"
+
 
 def make_vector_env(
     env: Any,
@@ -244,18 +247,12 @@ class VectorEnvBatch(EnvBatch):
 
     def _check_mode(self, observation: Leaves, reward: Array, ended: BoolArray, info: Any) -> None:
         """Check at the first end of an episode that the env does not reset in the same step."""
-        env, why = self.api.env, ""
         if self._resetting is not None:
             self._watches_mode = False
-            is_wrapped = getattr(env, "unwrapped", env) is not env  # may transform rewards of 0
             if ended[self._resetting].any():
-                why = "ended a row in the step that should only reset it"
-            elif not is_wrapped and np.any(reward[self._resetting]):
-                warn_user(
-                    f"autoreset_mode: {env} states NEXT_STEP, so the step after an end only resets "
-                    "a row and is not in the batch, but that step has a reward; if the environment "
-                    "resets in the same step, set its metadata['autoreset_mode'] to SAME_STEP"
-                )
+                self.refuse_mode(ENDED_AGAIN)
+            elif np.any(reward[self._resetting]):
+                self.warn_of_reward()
         elif ended.any():
             self._watches_mode = self.skips_after_done
             self._resetting = ended
@@ -266,11 +263,23 @@ class VectorEnvBatch(EnvBatch):
                 for leaf, values in zip(observation, self._final_leaves(final, rows), strict=True)
                 for row, value in zip(rows, values, strict=True)
             ):
-                why = "has another observation in info['final_obs'] than it returned"
-        if why:
-            raise ValueError(
-                f"autoreset_mode: {env} does not reset in the mode that it states, "
-                f"because it {why}; set its metadata['autoreset_mode'] to SAME_STEP"
+                self.refuse_mode(OTHER_FINAL)
+
+    def refuse_mode(self, why: str) -> None:
+        """Raise ValueError, because the env contradicts its autoreset mode."""
+        raise ValueError(
+            f"autoreset_mode: {self.api.env} does not reset in the mode that it states, "
+            f"because it {why}; set its metadata['autoreset_mode'] to SAME_STEP"
+        )
+
+    def warn_of_reward(self) -> None:
+        """Warn that a step that only resets has a reward, unless a wrapper may have added it."""
+        env = self.api.env
+        if getattr(env, "unwrapped", env) is env:
+            warn_user(
+                f"autoreset_mode: {env} states NEXT_STEP, so the step after an end only resets "
+                "a row and is not in the batch, but that step has a reward; if the environment "
+                "resets in the same step, set its metadata['autoreset_mode'] to SAME_STEP"
             )
 
     def _final_leaves(self, final: Any, rows: Array) -> list[Any]:
@@ -281,7 +290,9 @@ class VectorEnvBatch(EnvBatch):
         if isinstance(final, np.ndarray) and final.dtype == object:
             by_row = [self._flatten(final[row]) for row in rows]
             return list(zip(*by_row, strict=True))
-        return [np.asarray(leaf)[rows] for leaf in self._flatten(final)]
+        leaves = [np.asarray(leaf) for leaf in self._flatten(final)]
+        check_final_rows(self.api.env, leaves, self.num_envs)
+        return [leaf[rows] for leaf in leaves]
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset the rows where `done` is set.
@@ -346,7 +357,8 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._final_extras = None
         self._resetting = None
-        return self._reset_arrays(self.api.reset(seeds))
+        self._after = self.api.reset(seeds)
+        return self._reset_arrays(self._after)
 
     def _result(
         self,
@@ -418,7 +430,9 @@ class SameStepEnvBatch(VectorEnvBatch):
             for row, value in zip(rows, values, strict=True):
                 out[row] = conform(value, leaf, leaf.shape, f"environment {row}")
         if self._watch_final:
-            self._check_overwritten(observation, result, rows)
+            self._watch_final = False
+            if not rows_differ(result, observation)[rows].any():
+                self.warn_of_overwritten()
         return result
 
     def _true_next_extras(self, final: Any, rows: Array) -> list[list[Any]]:
@@ -431,19 +445,28 @@ class SameStepEnvBatch(VectorEnvBatch):
                 own[row] = value
         return values
 
-    def _check_overwritten(self, reset: Leaves, final: Leaves, rows: Array) -> None:
-        """Warn once if the first terminal observation equals the reset observation.
+    def warn_of_overwritten(self) -> None:
+        """Warn that the first terminal observation equals the reset observation.
 
         Gymnasium 1.4.0 keeps a reference to the environment's observation. If the environment
         reuses the memory for the next one, the terminal observation is lost.
         """
-        self._watch_final = False
-        if not rows_differ(final, reset)[rows].any():
-            warn_user(
-                f"create_env_fn: final_obs of {self.api.env} equals the reset observation after "
-                "it, so ('next', observation) may be wrong at the end of episodes. If the "
-                "environment reuses its observation buffer, return a copy, or use the autoreset "
-                "mode NEXT_STEP or DISABLED",
+        warn_user(
+            f"create_env_fn: final_obs of {self.api.env} equals the reset observation after "
+            "it, so ('next', observation) may be wrong at the end of episodes. If the "
+            "environment reuses its observation buffer, return a copy, or use the autoreset "
+            "mode NEXT_STEP or DISABLED",
+        )
+
+
+def check_final_rows(env: Any, leaves: Sequence[Any], envs: int) -> None:
+    """Raise a ValueError if terminal observations do not have one row per environment."""
+    for leaf in leaves:
+        if leaf.shape[:1] != (envs,):
+            raise ValueError(
+                f"final_observation: expected info['final_obs'] of {env} to have one row for each "
+                f"of {envs} environments, got the shape {list(leaf.shape)}; return rows of the "
+                "environments that continue, too (they are not read)"
             )
 
 

@@ -72,12 +72,10 @@ def is_vector_env(env: Any) -> bool:
         return True
     if not (hasattr(env, "reset") and hasattr(env, "step")):
         return False
-    return (hasattr(env, "num_envs") and hasattr(env, "single_action_space")) or _is_old_envpool(
-        env
-    )
+    return hasattr(env, "single_action_space") or is_old_envpool(env)
 
 
-def _is_old_envpool(env: Any) -> bool:
+def is_old_envpool(env: Any) -> bool:
     """EnvPool before it took Gymnasium's vector interface: `len()`, `config`, `reset(env_id)`."""
     return hasattr(env, "all_env_ids") and isinstance(getattr(env, "config", None), dict)
 
@@ -114,6 +112,8 @@ class VectorApi:
         reset_clears: whether the step after a reset of all rows is a real one in every row, also
             where an episode had just ended. Where it is not (AsyncVectorEnv without shared memory
             in NEXT_STEP mode), `reset` first steps on until no row has just ended.
+        ended: rows that ended in the last step, bool [P]. Whoever steps `env` itself has to set it
+            before `reset`, unless it `reset_clears`.
         reset_info: what the last `reset` of all rows told beside the observation.
         extra_values: of the last observation, a list of P values for each of `extras`.
 
@@ -142,7 +142,7 @@ class VectorApi:
         self.info_is_read = False
         self.reset_clears = True
         self.reset_info: Any = {}
-        self._ended = np.zeros(self.num_envs, np.bool_)
+        self.ended = np.zeros(self.num_envs, np.bool_)
         self._takes_env_ids = old_envpool
         self._flatten = make_flatten(self.observation_space)
         self.extras = observation_extras(self.observation_space)
@@ -218,7 +218,7 @@ class VectorApi:
         sampler = ActionSampler(self.action_space, self.num_envs, batched=True)
         rng = np.random.default_rng(0)
         for _ in range(_SETTLE_STEPS):
-            if not self._ended.any():
+            if not self.ended.any():
                 return
             self.step(tuple(leaf[0] for leaf in sampler.draw(1, rng)))
         warn_user(
@@ -303,7 +303,7 @@ class VectorApi:
         reward = self._rewards(reward)
         terminated = self._flags("terminated", terminated)
         truncated = self._flags("truncated", truncated)
-        self._ended = terminated | truncated
+        self.ended = terminated | truncated
         return self._leaves(observation), reward, terminated, truncated, info
 
     def step_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -18,9 +18,6 @@ from pycollect.scheduler.records import WorkerRecord
 from pycollect.scheduler.stalls import StallDetector
 from pycollect.scheduler.workers import WorkerGroup
 from pycollect.stream.flow import Flow
-
-Call = tuple[str, Sequence[Any], Mapping[str, Any]]
-"""A method by name, and its arguments."""
 
 _SILENCE_SECONDS = 60.0
 
@@ -123,12 +120,12 @@ class Awaiting:
                 server.replaced()
         return bool(dead)
 
-    def ask(self, questions: Mapping[int, Call]) -> list[Any]:
-        """What these workers answer, in the order of their ids.
+    def call(self, function: Callable[..., Any], calls: Mapping[int, Sequence[Any]]) -> list[Any]:
+        """Call a function in these workers; return the results in the order of their ids.
 
-        What one of them raises is raised here, same type, once all have answered.
+        An exception of one of them is raised here with the same type, once all have answered.
         """
-        pickled = {index: cloudpickle.dumps(call) for index, call in questions.items()}
+        pickled = {index: cloudpickle.dumps((function, own)) for index, own in calls.items()}
         return [cloudpickle.loads(answer) for answer in self._answers(pickled)]
 
     def _answers(self, questions: Mapping[int, bytes]) -> list[bytes]:
@@ -137,7 +134,7 @@ class Awaiting:
             workers = [own for own in self._group.in_order if own.index in questions]
             for worker in workers:
                 self.built(worker)
-            asked = [(own, own.handle.request("ask", questions[own.index])) for own in workers]
+            asked = [(own, own.handle.request("run", questions[own.index])) for own in workers]
             answers, failures = [], []
             for worker, call in asked:
                 try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from pycollect.engines.protocol import Engine
 from pycollect.errors import WorkerError, is_interrupt, without_frames
 from pycollect.policy_stream import PolicyStream
 from pycollect.scheduler.assembly import Assembly, PendingBatch, in_flight_bytes
-from pycollect.scheduler.awaiting import Awaiting, Call
+from pycollect.scheduler.awaiting import Awaiting
 from pycollect.scheduler.elastic import Membership
 from pycollect.scheduler.node_servers import NodePlan, NodeServers
 from pycollect.scheduler.node_weights import Newest
@@ -34,8 +33,6 @@ from pycollect.scheduler.worker_weights import WorkerWeights
 from pycollect.scheduler.workers import WorkerGroup
 from pycollect.stream.flow import Flow
 from pycollect.stream.source import Batch, WorkerStreams
-from pycollect.worker.hooks import POST, PostHook
-from pycollect.worker.profiling import ProfileConfig, ProfilerHook
 from pycollect.worker.report import RolloutReport
 
 if TYPE_CHECKING:
@@ -357,28 +354,22 @@ class Scheduler:
             )
         return [worker for worker, is_chosen in zip(workers, flags, strict=True) if is_chosen]
 
-    # Hooks and profiles
+    # Hooks and calls
 
     def before_delivery(self, td: TensorDictBase) -> None:
         """Hooks were called by the workers."""
 
-    def set_hook(self, name: str, hook: Callable[..., Any] | None) -> None:
-        """All workers call it from their next rollout on."""
-        self.group.hooks.send(name, hook, self.group.present)
+    def set_hook(
+        self, name: str, hook: Callable[..., Any] | None, workers: Sequence[int] | None = None
+    ) -> None:
+        """Workers call this hook from their next rollout on."""
+        alone = workers is not None
+        chosen = self.group.present if workers is None else self.group.of(workers)
+        self.group.hooks.send(name, hook, chosen, alone)
 
-    def begin_profile(self, config: ProfileConfig, hook: PostHook | None) -> None:
-        """Give these workers a hook that profiles and calls theirs."""
-        for worker in self.group.of(config.workers):
-            own = ProfilerHook(config, worker.index, hook)
-            self.group.hooks.send(POST, own, [worker], alone=True)
-
-    def end_profile(self, config: ProfileConfig, hook: PostHook | None) -> None:
-        """Stop what runs, and give them back the hook that was there."""
-        stop: Call = ("cascade_execute", ("post_collect_hook.stop",), {})
-        for worker in self.group.of(config.workers):
-            with contextlib.suppress(AttributeError):  # it has not begun
-                self.awaiting.ask({worker.index: stop})
-        self.group.hooks.send(POST, hook, self.group.present)
+    def call(self, function: Callable[..., Any], calls: Mapping[int, Sequence[Any]]) -> list[Any]:
+        """Call a function in workers; an error is raised here once all have replied."""
+        return self.awaiting.call(function, calls)
 
     # What it is and does
 
@@ -410,7 +401,7 @@ class Scheduler:
 
 def _live_weights(flow: Flow, policy: Any) -> tuple[Weights, int] | None:
     """Those of a policy that is called here, for who begins to call a copy, and their version."""
-    weights = weights_of(policy) if flow.options.ways.sends else NO_WEIGHTS
+    weights = weights_of(policy) if flow.options.sends else NO_WEIGHTS
     return (weights, flow.version.number) if weights else None
 
 

@@ -12,7 +12,6 @@ from pycollect._core import Placement, RolloutControl, Slab, join_rollouts
 from pycollect.batch.extras import Extras, pickled_extras
 from pycollect.batch.weight_slab import WeightForm
 from pycollect.batch.weights import NO_WEIGHTS, Weights
-from pycollect.engines.face import Face
 from pycollect.engines.messages import WorkerInfo, WorkerSpec
 from pycollect.engines.processes.engine import ProcessEngine
 from pycollect.engines.waiting import LOOK_SECONDS
@@ -20,7 +19,6 @@ from pycollect.errors import WorkerError
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.records import WorkerPlan, WorkerRecord
 from pycollect.scheduler.scheduler import Scheduler
-from pycollect.scheduler.team_face import TeamFace
 from pycollect.scheduler.workers import check_alike
 from pycollect.stream.flow import Flow
 from pycollect.stream.options import StreamOptions
@@ -77,6 +75,7 @@ class Team:
 
     # Hooks run in the processes.
     post_collect_hook: Callable[[Any], Any] | None = None
+    version = 0
 
     def __init__(self, spec: WorkerSpec, policy: bytes, options: RemoteOptions) -> None:
         self.index, self.incarnation = spec.index, spec.incarnation
@@ -141,9 +140,10 @@ class Team:
         """Whether these are stacked in a rollout, each a part of its own."""
         return self._options.joined == "stack"
 
-    def face(self, version: int) -> Face:
-        """What it shows of its processes to whoever asks by name."""
-        return TeamFace(self.index, self._processes.scheduler)
+    @property
+    def scheduler(self) -> Scheduler:
+        """What drives the processes."""
+        return self._processes.scheduler
 
     @property
     def batch_shape(self) -> list[int]:

@@ -33,7 +33,7 @@ class PolicyUpdates:
     def __init__(self, flow: Flow, group: WorkerGroup, options: RemoteOptions, policy: Any) -> None:
         self._flow, self._group, self._options = flow, group, options
         self._policy = policy
-        self._sends = flow.options.ways.sends
+        self._sends = flow.options.sends
         self._pushing = threading.Lock()
         self._first = self._policy_now()
         self._overruled: Weights | None = None  # the policy's, when workers were given others

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from pycollect._core import Memory
 from pycollect.batch.weight_slab import WeightForm, WeightSlab
 from pycollect.batch.weights import NO_WEIGHTS, Weights
 from pycollect.engines.messages import Buffer
-from pycollect.engines.shared_value import SharedValue
+from pycollect.engines.shared_value import SharedValue, array_of, new_memory
 from pycollect.scheduler.records import WorkerRecord
 
 
@@ -41,7 +42,7 @@ class WeightSender:
         put: of the engine: makes a buffer a value for several workers.
     """
 
-    def __init__(self, put: Callable[[Buffer], SharedValue]) -> None:
+    def __init__(self, put: Callable[[Memory | Buffer], SharedValue]) -> None:
         self._put = put
         self._slabs: dict[WeightForm, WeightSlab] = {}
         self._newest = _NOTHING
@@ -76,12 +77,16 @@ class WeightSender:
         Args:
             own: others are to have others.
         """
-        copies = weights.copied()
         serial = self._newest.serial + 1
         before = [self._of.get(worker.index, _NOTHING) for worker in workers]
+        forms: dict[int, set[WeightForm]] = {}
+        for worker, had in zip(workers, before, strict=True):
+            if not worker.starting:
+                forms.setdefault(id(had), set()).add(worker.info.weights)
+        distinct = {id(had): had for had in (self._newest, *before)}
         following = {  # workers that had the same have the same again
-            id(had): Assignment(serial, version, had.weights.updated(copies))
-            for had in (self._newest, *before)
+            key: self._assignment(serial, version, had.weights, weights, forms.get(key, ()))
+            for key, had in distinct.items()
         }
         self._newest = following[id(self._newest)]
         for worker, had in zip(workers, before, strict=True):
@@ -108,10 +113,35 @@ class WeightSender:
             own.packed[form] = self._put(self._packed(form, own.weights))
         return worker.handle.assign(own.serial, own.version, own.packed[form], acknowledge)
 
-    def _packed(self, form: WeightForm, weights: Weights) -> Buffer:
-        """The weights as bytes, in the dtypes that a worker's policy has."""
+    def _assignment(
+        self,
+        serial: int,
+        version: int,
+        before: Weights,
+        newer: Weights,
+        forms: Iterable[WeightForm],
+    ) -> Assignment:
+        """Pack weights for workers of these forms.
+
+        The values of `newer` may change afterwards: views of what was packed replace them.
+        """
+        weights = before.updated(newer)
+        packed: dict[WeightForm, SharedValue] = {}
+        kept: Weights | None = None
+        for form in forms:
+            value = self._packed(form, weights)
+            packed[form] = self._put(value)
+            if form and form.holds(weights):
+                kept = self._slabs[form].unpack(array_of(value))
+        return Assignment(serial, version, kept or before.updated(newer.copied()), packed)
+
+    def _packed(self, form: WeightForm, weights: Weights) -> Memory | Buffer:
+        """Pack the weights, into shared memory if possible, in the dtypes of a worker's policy."""
         if not form:
             return np.empty(0, np.uint8)
         if form not in self._slabs:
             self._slabs[form] = WeightSlab(form)
-        return self._slabs[form].pack(weights)
+        slab = self._slabs[form]
+        value = new_memory(slab.bytes(weights))
+        slab.pack(weights, array_of(value))
+        return value

@@ -17,7 +17,6 @@ from pycollect._core import Uninterrupted
 from pycollect.batch.layout import Key
 from pycollect.batch.upload import Uploads
 from pycollect.devices import CPU
-from pycollect.docstrings import completed_by
 from pycollect.errors import (
     LimitError,
     WorkerError,
@@ -31,19 +30,14 @@ from pycollect.stream.buffer_warnings import warn_of_training
 from pycollect.stream.delivery import assembled, finished, prepare, rollouts_of
 from pycollect.stream.filling import Filling
 from pycollect.stream.flow import Flow, ShutDownError
-from pycollect.stream.kin import TorchRLKin
 from pycollect.stream.options import warn_of_rounding
-from pycollect.stream.own_attributes import OwnAttributes
 from pycollect.stream.source import Batch, Source
 from pycollect.stream.state import CollectorState
 from pycollect.stream.statistics import Progress, flat
-from pycollect.stream.torchrl_names import TorchRLNames
-from pycollect.stream.weight_updates import WeightUpdates
 from pycollect.trajectories.queue import TrajectoryBatch
-from pycollect.worker.hooks import Hooked, PostHook, PreHook
-from pycollect.worker.profiling import ProfileConfig, Profiled
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Collector")
 
 
 class Finished(NamedTuple):
@@ -53,7 +47,7 @@ class Finished(NamedTuple):
     frames_of: Mapping[int, int]
 
 
-class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes, TorchRLKin):
+class Collector:
     """A stream of batches; ``iter()``, ``next()`` and ``.next()`` share one position in it.
 
     Subclasses add a signature, a source, and the requests that only such a source can answer.
@@ -65,35 +59,25 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
 
     _frames_divided_among = "environments"  # for the rounding warning
 
-    def __init__(
-        self,
-        flow: Flow,
-        source: Source,
-        pre_hook: PreHook | None = None,
-        post_hook: PostHook | None = None,
-    ) -> None:
-        Hooked.__init__(self, pre_hook, post_hook)
-        TorchRLKin.__init__(self)
-        WeightUpdates.__init__(self)
+    def __init__(self, flow: Flow, source: Source) -> None:
         self._flow, self._source = flow, source
-        self._released = False  # all resources are freed
         self._progress: Progress | None = None
         self._background = Background()
         self._ready: deque[Finished] = deque()  # counted as delivered; more than one is rare
         self._place: tuple[torch.device, torch.device | None] = (CPU, None)
-        self._worker_idx = flow.options.ways.worker_idx
         try:
-            if flow.options.ways.updater is not None:
-                self.weight_updater = flow.options.ways.updater
-            source.start()
-            prepare(flow.options, flow.uploads)
-            warn_of_rounding(
-                flow.options.frames_per_batch, source.batch_frames, self._frames_divided_among
-            )
-            self.register_scheme_receiver(flow.options.ways.receivers)
+            self._start_source()
         except BaseException:  # includes warnings that a filter turned into errors
             self.shutdown()
             raise
+
+    def _start_source(self) -> None:
+        options = self._flow.options
+        self._source.start()
+        prepare(options, self._flow.uploads)
+        warn_of_rounding(
+            options.frames_per_batch, self._source.batch_frames, self._frames_divided_among
+        )
 
     # The stream
 
@@ -237,7 +221,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         assert queue is not None
         self._enqueue()
         with self._filling() as filling:
-            while not self._released and (waiting := queue.complete):
+            while not self._flow.released and (waiting := queue.complete):
                 popped = queue.pop(min(waiting, options.trajs_per_write or waiting))
                 assert popped is not None  # `complete` counted them
                 filling.expect(popped.frames)
@@ -304,7 +288,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         assert self._flow.queue is not None
         batch, td = self._assembled(None)
         self._source.before_delivery(td)
-        if self._released:  # the hook shut the collector down
+        if self._flow.released:  # the hook shut the collector down
             self._flow.check_not_closed()
         if self._flow.unclaimed is not batch:  # the hook dropped it, for example by set_seed
             return
@@ -339,7 +323,9 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def _collected(self) -> Batch:
         """Return the next batch; until it is claimed, repeat the same one."""
         if self._flow.unclaimed is None:
-            self._give_due_weights()
+            if due := self._source.weights.due():
+                with self._flow.statistics.timed("transport"):
+                    self._push_weights(due)
             with self._flow.policy_stream.collecting(self._background.is_current):
                 self._source.collect()
         batch = self._flow.unclaimed
@@ -347,6 +333,10 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         if batch.on_device:
             self._flow.policy_stream.hand_over(batch.on_device.values())
         return batch
+
+    def _push_weights(self, workers: Sequence[int]) -> None:
+        """Send the policy's weights to workers that are due for an automatic update."""
+        self._source.weights.push(workers)
 
     def _end(self) -> None:
         """End the stream; frames of unfinished trajectories are lost."""
@@ -361,10 +351,6 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         self._drop_ready(reason)
         self._flow.drop(reason)
         self._source.drop()
-
-    @property
-    def _has_begun(self) -> bool:
-        return self._flow.statistics.has_begun
 
     def __bool__(self) -> bool:
         """Return True, although the collector may have no length."""
@@ -412,9 +398,19 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     # Properties and methods
 
     @property
+    def closed(self) -> bool:
+        """Whether the collector was shut down."""
+        return self._flow.closed
+
+    @property
     def frames_per_batch(self) -> int:
         """Number of frames in a full batch, after rounding up."""
         return self._source.batch_frames
+
+    @property
+    def requested_frames_per_batch(self) -> int:
+        """Number of frames in a batch as requested; in-process collectors round it up."""
+        return self._flow.options.frames_per_batch
 
     @property
     def total_frames(self) -> float:
@@ -649,11 +645,27 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             return False
         return True
 
-    @completed_by(TorchRLNames.shutdown)
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """"""  # completed by TorchRLNames.shutdown
+        """Close environments and end workers; rollouts in flight are lost. Idempotent.
+
+        If another thread is collecting in this process, it still gets its batch. If workers collect
+        for that thread, its batch is lost and the thread raises a RuntimeError.
+
+        Args:
+            timeout: Seconds in which workers must close their environments before their processes
+                are ended. ``None`` means 30, but 5 for workers that do not respond because they
+                hang in a step or were stopped (default: ``None``).
+            close_env: If ``False``, environments in this process stay open (default: ``True``).
+            raise_on_error: If ``False``, errors during the shutdown are ignored (default:
+                ``True``).
+
+        Raises:
+            RuntimeError: `close_env` is ``False``, but the environments are in worker processes,
+                which end.
+            ValueError: `timeout` is negative.
+        """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout: expected seconds >= 0 or None, got {timeout!r}")
         if not self._flow.moving.is_here:  # a fork must not end its parent's workers
@@ -664,12 +676,11 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
 
     def _end_all(self, timeout: float | None, close_env: bool) -> None:
         self._flow.closed = True
-        self._stop_receiving()
         self._background.end()
         with self._flow.moving:
-            if self._released:
+            if self._flow.released:
                 return
-            self._released = True
+            self._flow.released = True
             self._close_progress()
             self._flow.ledger.lose_in_flight("shutdown")
             self._drop_ready("shutdown")
@@ -678,20 +689,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             finally:  # also if the device is lost
                 self._source.close(timeout, close_env)
 
-    # Hooks and profiles
-
-    def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
-        self._flow.moving.check_here()
-        self._source.set_hook(name, hook)
-
-    def _begin_profile(self, config: ProfileConfig) -> None:
-        self._flow.moving.check_here()
-        self._source.begin_profile(config, self.post_collect_hook)
-
-    def _end_profile(self, config: ProfileConfig) -> None:
-        self._source.end_profile(config, self.post_collect_hook)
-
-    def __enter__(self) -> CollectorBase:
+    def __enter__(self: C) -> C:
         """Return the collector itself."""
         return self
 

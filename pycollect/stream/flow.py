@@ -52,6 +52,7 @@ class Flow:
             `failing` and `failure` are copies, see :func:`without_frames`.
         failure: raised by every later call.
         closed: nothing more is collected.
+        released: All resources are freed, and frames in flight count as lost.
         stop: 1 if rollouts in this process are to end after their current step.
         policy_stream: of the device of a policy that is called in this process.
     """
@@ -62,7 +63,7 @@ class Flow:
         self.ledger = Ledger()
         self.statistics = Statistics()
         self.uploads = Uploads()
-        self.version = PolicyVersion(options.ways.tracker)
+        self.version = PolicyVersion(options.tracker)
         self.ids = TrajectoryIds()
         self.entropy = secrets.randbits(64)
         self.seeded = False
@@ -73,6 +74,7 @@ class Flow:
         self.failing: Exception | None = None
         self.failure: BaseException | None = None
         self.closed = False
+        self.released = False
         self.stop = SharedNumber()
         self.policy_stream = PolicyStream(CPU)
         self._written_before = written_before(options)

@@ -28,8 +28,7 @@ from pycollect.stream.source import Batch
 from pycollect.stream.state import CollectorState, WorkerState, check_generators
 from pycollect.stream.statistics import count_slow_paths
 from pycollect.worker.generators import GeneratorState, derived_seeds, seed_chain
-from pycollect.worker.hooks import POST, PRE, PostHook
-from pycollect.worker.profiling import ProfileConfig, ProfilerHook
+from pycollect.worker.options import POST, PRE, PostHook
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.worker import Worker
 
@@ -106,7 +105,6 @@ class InProcess:
         self.streams = OwnStreams(worker, self.weights)
         self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None
         self._post_hook = post_hook
-        self._profiler: ProfilerHook | None = None
         self._numbered = 0  # trajectories that were numbered on the environments' device
         devices = worker.options.devices
         self._place = devices.batch_device or worker.device, devices.reported
@@ -139,8 +137,8 @@ class InProcess:
                 issued = self.batch_frames
                 flow.ledger.issue(0, issued)
             report = self.worker.collect(slab, 0, flow.version.number, random, self._control)
-            if flow.stop.value:
-                flow.ledger.lose(0, issued, "shutdown")
+            if flow.stop.value or flow.released:  # the latter by the environment or the policy
+                self._lose(issued, "shutdown")
                 flow.check_not_closed()
             with Uninterrupted():
                 flow.unclaimed = self._batch_of(slab, report)
@@ -149,13 +147,17 @@ class InProcess:
         except BaseException as error:
             if is_interrupt(error):  # the rollout was given up
                 if flow.unclaimed is None:
-                    flow.ledger.lose(0, issued, "incomplete")
+                    self._lose(issued, "incomplete")
                 raise
-            flow.ledger.lose(0, issued, "env_error")
+            self._lose(issued, "env_error")
             text = f"worker 0 raised {type(error).__name__}: {error}"
             failure = WorkerError(text, 0, 0, traceback.format_exc())
             failure.__cause__ = error.__cause__
             raise error from failure
+
+    def _lose(self, frames: int, reason: str) -> None:
+        if not self._flow.released:  # else they are lost already
+            self._flow.ledger.lose(0, frames, reason)
 
     def _batch_of(self, slab: Slab, report: RolloutReport) -> Batch:
         worker = self.worker
@@ -211,26 +213,22 @@ class InProcess:
         """A batch of zeros."""
         return blank_batch(self.worker, self._pool.acquire(), *self._place)
 
-    # Hooks and profiles
+    # Hooks and calls
 
-    def set_hook(self, name: str, hook: Callable[..., Any] | None) -> None:
-        """Call this one from the next batch on."""
+    def set_hook(
+        self, name: str, hook: Callable[..., Any] | None, workers: Sequence[int] | None = None
+    ) -> None:
+        """Call this hook from the next batch on."""
+        if workers is not None and 0 not in workers:
+            return
         if name == PRE:
             self._pre_hook = hook
         elif name == POST:
             self._post_hook = hook
 
-    def begin_profile(self, config: ProfileConfig, hook: PostHook | None) -> None:
-        """Profile this worker, if it is meant."""
-        if 0 in config.workers:
-            self._post_hook = self._profiler = ProfilerHook(config, 0, hook)
-
-    def end_profile(self, config: ProfileConfig, hook: PostHook | None) -> None:
-        """Stop, and call the hook alone, unless another was set meanwhile."""
-        if self._profiler is not None:
-            self._profiler.stop()
-            if self._post_hook is self._profiler:
-                self._post_hook = hook
+    def call(self, function: Callable[..., Any], calls: Mapping[int, Sequence[Any]]) -> list[Any]:
+        """Call a function with the worker."""
+        return [function(self.worker, *arguments) for arguments in calls.values()]
 
     # What it is and does
 
@@ -272,9 +270,7 @@ class InProcess:
         """Here they can stay open: they are the caller's."""
 
     def close(self, timeout: float | None, close_env: bool) -> None:
-        """End the profiler, and close the environments if they are to be."""
-        if self._profiler is not None:
-            self._profiler.stop()
+        """Close the environments if they are to be."""
         if close_env:
             self.worker.close()
 

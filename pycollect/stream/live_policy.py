@@ -48,7 +48,7 @@ class LivePolicy:
     ) -> None:
         self._flow, self._caller = flow, caller
         self.policy, self._is_ours, self._workers = policy, is_ours, workers
-        self._sends = flow.options.ways.sends
+        self._sends = flow.options.sends
 
     def current(self) -> Weights:
         """The caller's."""

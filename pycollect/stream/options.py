@@ -12,12 +12,16 @@ from pycollect import checks as check
 from pycollect.arguments import REQUIRED, argument, asked, flag, made_of
 from pycollect.batch.cast import ObservationCast
 from pycollect.errors import warn_user
-from pycollect.stream.weight_ways import WeightWays
 
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Options of the stream, for all collectors."""
+    """Options of the stream, for all collectors.
+
+    Attributes:
+        sends: Whether a weight update changes the workers' weights.
+        tracker: Object that counts policy versions too, such as TorchRL's PolicyVersion, or None.
+    """
 
     frames_per_batch: int = argument(
         REQUIRED,
@@ -107,34 +111,8 @@ class StreamOptions:
         ),
         in_kwargs=True,
     )
-    ways: WeightWays = made_of(
-        WeightWays.checked,
-        weight_updater=asked(
-            None,
-            """A WeightUpdaterBase of TorchRL, or a callable that returns one. Each weight update
-            calls it instead of sending the weights itself.""",
-        ),
-        weight_sync_schemes=asked(
-            None,
-            """Weight sync schemes of TorchRL, by model; only "policy" is allowed. With
-            NoWeightSyncScheme, updates change no weights. Other schemes have no effect, with a
-            warning.""",
-            accepts="Mapping[str, Any] | None",
-        ),
-        weight_recv_schemes=asked(
-            None,
-            """Weight sync schemes of TorchRL, by model, that receive weights from senders in other
-            processes.""",
-            accepts="Mapping[str, Any] | None",
-        ),
-        track_policy_version=asked(
-            False,
-            """Record ("collector", "policy_version"). TorchRL's PolicyVersion is also accepted, and
-            is incremented with each weight update.""",
-            accepts="bool",
-        ),
-        worker_idx=asked(None),
-    )
+    sends: bool = True
+    tracker: Any = None
 
 
 def warn_of_rounding(asked: int, real: int, among: str = "environments") -> None:

@@ -17,8 +17,6 @@ from pycollect.batch.layout import Key
 from pycollect.batch.weights import Weights
 from pycollect.devices import CPU
 from pycollect.stream.state import CollectorState, WorkerState
-from pycollect.worker.hooks import PostHook
-from pycollect.worker.profiling import ProfileConfig
 from pycollect.worker.report import Episode
 
 
@@ -146,14 +144,27 @@ class Source(Protocol):
     def drop(self) -> None:
         """Forget the rollouts that workers were asked for."""
 
-    def set_hook(self, name: str, hook: Callable[..., Any] | None) -> None:
-        """Give a hook to whoever calls it."""
+    def set_hook(
+        self, name: str, hook: Callable[..., Any] | None, workers: Sequence[int] | None = None
+    ) -> None:
+        """Call this hook from the next rollout on.
 
-    def begin_profile(self, config: ProfileConfig, hook: PostHook | None) -> None:
-        """Put profilers around the `post_collect_hook` of these workers."""
+        A worker process closes its copy of a hook that has a method `close`.
 
-    def end_profile(self, config: ProfileConfig, hook: PostHook | None) -> None:
-        """Stop what runs, and give them back the hook that was there."""
+        Args:
+            workers: Ids of the workers that call it. Defaults to ``None``: all, also later ones.
+        """
+
+    def call(self, function: Callable[..., Any], calls: Mapping[int, Sequence[Any]]) -> list[Any]:
+        """Call a function in workers, between two of their rollouts.
+
+        Args:
+            function: Called with the worker, and with the arguments for that worker.
+            calls: Arguments by worker id.
+
+        Returns:
+            The results, in the order of workers.
+        """
 
     def report(self) -> dict[str, Any]:
         """What `stats` tells of it and of the stream's statistics."""

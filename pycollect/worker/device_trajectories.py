@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,23 @@ class Rollout(NamedTuple):
         return cells if self.valid is None else cells & self.valid
 
 
+class Pending(NamedTuple):
+    """The numbers of a rollout on their way to the host.
+
+    Attributes:
+        fetch: What brings them.
+        found: Where they will be on the host.
+        done: Frames with which an episode ends, bool [T, P].
+        sums: For each frame, the place of its episode in what follows, int64 [T, P]; returns and
+            lengths of all episodes.
+    """
+
+    fetch: Fetch
+    found: tuple[torch.Tensor, ...]
+    done: torch.Tensor
+    sums: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
 class DeviceTrajectories:
     """Numbers trajectories, and adds up the rewards of episodes, for one rollout after the other.
 
@@ -63,13 +81,14 @@ class DeviceTrajectories:
 
     def __init__(self, envs: int, device: torch.device) -> None:
         self._envs, self._device = envs, device
-        self._fetch = Fetch(accelerator(device), device)
+        # What a CUDA graph copies to stays where it is, whatever other rollouts fetch.
+        self._fetch, self._captured_fetch = (Fetch(accelerator(device), device) for _ in "12")
         self.count = 0
         self.fresh = torch.ones(envs, dtype=torch.bool, device=device)
         self._ids = torch.full((envs,), -1, dtype=torch.int64, device=device)
         self._returns = torch.zeros(envs, dtype=torch.float64, device=device)
         self._lengths = torch.zeros(envs, dtype=torch.int64, device=device)
-        self._before = self._returns.clone(), self._lengths.clone()
+        self._rows = torch.arange(envs, device=device)
         self._next_id = torch.zeros((), dtype=torch.int64, device=device)
 
     def cut(self, rows: torch.Tensor | None = None) -> None:
@@ -80,32 +99,32 @@ class DeviceTrajectories:
         self._returns.masked_fill_(rows, 0)
         self._lengths.masked_fill_(rows, 0)
 
-    def number(self, rollout: Rollout, *asked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Number the trajectories of a rollout, without waiting; call `count_up` next.
+    def number(
+        self, rollout: Rollout, asked: Iterable[torch.Tensor], captured: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, Pending]:
+        """Number the trajectories of a rollout, without waiting.
 
         Args:
             rollout: Its flags and rewards.
             asked: Flags to bring to the host, too, bool [] each.
+            captured: Whether a CUDA graph may do this again.
 
         Returns:
             Trajectory ids, int64 [T, P], -1 in dummy steps; whether a frame is the first of its
-            trajectory, bool [T, P].
+            trajectory, bool [T, P]; what `count_up` needs.
         """
         done = rollout.done
         begins = self._begins(rollout)
-        episode = begins.cumsum(0, dtype=torch.int32)  # within this rollout, from 1 on; 0: before
+        episode = begins.cumsum(0)  # within this rollout, from 1 on; 0: before
         ids = self._numbers(rollout, episode)
         frames = done.new_full((), done.numel(), dtype=torch.int64)
         if rollout.valid is not None:
             frames = rollout.valid.sum()
-        counts = torch.stack([done.sum(), begins.sum(), frames, *asked])
-        at = self._first_ends(done)
-        for kept, own in zip(self._before, (self._returns, self._lengths), strict=True):
-            kept.copy_(own)
-        self._found = self._fetch.ask([at, *self._sums(rollout, episode, at), counts])
-        self._last = rollout, episode
-        self._carry(rollout, episode)
-        return ids, begins
+        counts = torch.stack([done.sum(), self._next_id, frames, *asked])
+        sums = self._sums(rollout, episode)
+        fetch = self._captured_fetch if captured else self._fetch
+        found = fetch.ask([*_episodes(self._first_ends(done), sums), counts])
+        return ids, begins, Pending(fetch, found, done, sums)
 
     def _first_ends(self, done: torch.Tensor) -> torch.Tensor:
         """Return where episodes end, as indices of [T * P] cells; on the CPU all of them.
@@ -117,16 +136,14 @@ class DeviceTrajectories:
         most = min(done.numel(), max(_EPISODES_PER_ENV * self._envs, _FEW_EPISODES))
         return torch.nonzero_static(done.flatten(), size=most, fill_value=0).squeeze(1)
 
-    def count_up(self) -> Counted:
+    def count_up(self, pending: Pending) -> Counted:
         """Wait for the device; return the numbers of the last rollout."""
-        self._fetch.wait()
-        *found, counts = self._found
-        ended, new, frames, *told = counts.tolist()
+        pending.fetch.wait()
+        *found, counts = pending.found
+        ended, self.count, frames, *told = counts.tolist()
         if ended > len(found[0]):  # more than were fetched
-            rollout, episode = self._last
-            at = rollout.done.flatten().nonzero().squeeze(1)
-            found = [own.cpu() for own in (at, *self._sums(rollout, episode, at))]
-        self.count += new
+            at = pending.done.flatten().nonzero().squeeze(1)
+            found = [own.cpu() for own in _episodes(at, pending.sums)]
         places, returns, lengths = (own[:ended].tolist() for own in found)
         rows = [place % self._envs for place in places]
         episodes = list(zip(rows, returns, lengths, strict=True))
@@ -140,7 +157,7 @@ class DeviceTrajectories:
         return rollout.among(begins)
 
     def _numbers(self, rollout: Rollout, episode: torch.Tensor) -> torch.Tensor:
-        new = episode[-1].long()
+        new = episode[-1]
         first = new.cumsum(0) - new + (self._next_id - 1)
         self._next_id += new.sum()
         ids = torch.where(episode > 0, episode + first, self._ids)
@@ -148,25 +165,29 @@ class DeviceTrajectories:
         return ids if rollout.valid is None else ids.masked_fill_(~rollout.valid, -1)
 
     def _sums(
-        self, rollout: Rollout, episode: torch.Tensor, at: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the return and the length of each episode that ends at these cells, [N] each."""
-        rows = at % self._envs
-        number = episode.flatten()[at]
-        own = episode[:, rows] == number
-        if rollout.valid is not None:
-            own &= rollout.valid[:, rows]
-        was_open = number == 0
-        returns = torch.where(own, rollout.rewards[:, rows], 0.0).sum(0, dtype=torch.float64)
-        return (
-            returns + torch.where(was_open, self._before[0][rows], 0.0),
-            own.sum(0) + torch.where(was_open, self._before[1][rows], 0),
-        )
+        self, rollout: Rollout, episode: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Add up the rewards of each episode; keep the sums of those that are open."""
+        rewards, valid = rollout.rewards.double(), rollout.valid
+        if valid is not None:
+            rewards = torch.where(valid, rewards, 0.0)
+        steps = torch.ones_like(episode) if valid is None else valid.long()
+        per_row = len(episode) + 1
+        cells = episode + self._rows * per_row
+        sums = []
+        for carried, own in ((self._returns, rewards), (self._lengths, steps)):
+            total = torch.zeros(self._envs, per_row, dtype=own.dtype, device=own.device)
+            total[:, 0] = carried
+            total = total.flatten().index_add_(0, cells.flatten(), own.flatten())
+            carried.copy_(total[cells[-1]]).masked_fill_(self.fresh, 0)
+            sums.append(total)
+        return cells, sums[0], sums[1]
 
-    def _carry(self, rollout: Rollout, episode: torch.Tensor) -> None:
-        """Keep the returns and lengths of open episodes."""
-        own = rollout.among(episode == episode[-1])
-        returns = torch.where(own, rollout.rewards, 0.0).sum(0, dtype=torch.float64)
-        has_begun = episode[-1] > 0
-        for carried, sums in ((self._returns, returns), (self._lengths, own.sum(0))):
-            carried.masked_fill_(has_begun, 0).add_(sums).masked_fill_(self.fresh, 0)
+
+def _episodes(
+    at: torch.Tensor, sums: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return these ends, with the return and the length of the episodes that end there."""
+    cells, returns, lengths = sums
+    ended = cells.flatten()[at]
+    return at, returns[ended], lengths[ended]

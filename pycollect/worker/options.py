@@ -18,6 +18,11 @@ from pycollect.envs.info import InfoKeys, check_info_keys
 from pycollect.envs.vector_api import parse_autoreset
 from pycollect.policy import Calling, check_policy_state
 
+PreHook = Callable[[], Any]
+PostHook = Callable[[TensorDictBase], Any]
+
+PRE, POST = "pre_collect_hook", "post_collect_hook"
+
 
 def _check_autoreset(name: str, value: Any) -> Any:
     """Return None or an autoreset mode, given as Gymnasium's enum or its name in any case."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from pycollect.batch.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
 from pycollect.batch.layout import Key, is_delivered, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray
 from pycollect.one_copy import Packing
-from pycollect.worker.device_trajectories import DeviceTrajectories, Rollout
+from pycollect.worker.device_trajectories import DeviceTrajectories, Pending, Rollout
 from pycollect.worker.report import Episode
 
 if TYPE_CHECKING:
@@ -29,8 +29,20 @@ _Copy = tuple[list[torch.Tensor], list[int]]
 """Targets of one dtype, and the places of their sources among the values of a step."""
 
 
-Packed = tuple[list[Key], Packing, torch.Tensor]
-"""The keys of a batch, and how its tensors lie in a block of bytes."""
+class Packed(NamedTuple):
+    """A batch in one block of bytes.
+
+    Attributes:
+        keys: Its keys.
+        packing: How its tensors lie in the block.
+        block: The bytes.
+        pending: Its numbers on their way to the host.
+    """
+
+    keys: list[Key]
+    packing: Packing
+    block: torch.Tensor
+    pending: Pending
 
 
 class TensorRecorder:
@@ -70,11 +82,13 @@ class TensorRecorder:
         self._carried += [(state.leaf, state.current) for state in runner.states]
         self._trajectories = DeviceTrajectories(env.num_envs, env.device)
         self._steps, self._step = 0, 0
+        self._roots: list[torch.Tensor | None] = [None] * len(self._carried)
         self.plan: list[list[_Copy]] = []
         self._slab: Slab | None = None
         self._taken: tuple[torch.Tensor, ...] = ()
         self._batch: dict[Key, torch.Tensor] = {}
         self._is_complete = False
+        self._pending: Pending | None = None
         self._packed: Packed | None = None
         self._no_flag = torch.zeros((), dtype=torch.bool, device=env.device)
         self._constants = {
@@ -175,12 +189,12 @@ class TensorRecorder:
         successor, following, reward, terminated, truncated, done, lacks_final = result
         if lacks_final:
             self._lacks_final |= truncated if self._env.tells_validity else done
-        truncated, done, resets = self._ended(done, truncated)
+        truncated, fresh, resets = self._ended(done, truncated)
         states = self._runner.states
         outputs = self._taken[: len(self._leaves.outputs)]
         carried = self._taken[len(outputs) : len(outputs) + len(states)]
         first = [
-            torch.where(_rows_like(done, value), state.initial, value)
+            torch.where(_rows_like(fresh, value), state.initial, value)
             for state, value in zip(states, carried, strict=True)
         ]
         begins = (*following, *first)
@@ -199,7 +213,7 @@ class TensorRecorder:
     def _ended(
         self, done: torch.Tensor, truncated: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return the flag of truncation, which episodes ended, and how many rows to reset."""
+        """Return the flag of truncation, what begins with the next step, and the rows to reset."""
         env, step = self._env, self._step
         fresh = ended = done
         if env.skips_after_done:
@@ -217,9 +231,9 @@ class TensorRecorder:
             self._counts.add_(1).masked_fill_(fresh, 0)
         self._show_own_entries(fresh)
         if not self._waits:
-            return truncated, done, 0
+            return truncated, fresh, 0
         self.done[:] = (done & ~ended if env.resets_itself else done).cpu().numpy()
-        return truncated, done, int(self.done.sum())
+        return truncated, fresh, int(self.done.sum())
 
     def _show_own_entries(self, fresh: torch.Tensor) -> None:
         """Update the policy's inputs besides observations and states."""
@@ -251,8 +265,10 @@ class TensorRecorder:
         Args:
             packed: The result of `complete` when the graph was captured.
         """
-        self._step, self._is_complete, self._packed = self._steps, True, packed
-        self._control.count_step()
+        self._step, self._is_complete = self._steps, True
+        self._packed, self._pending = packed, packed.pending
+        for _ in range(self._steps):
+            self._control.count_step()
 
     # The end of a rollout
 
@@ -263,16 +279,18 @@ class TensorRecorder:
 
         Raises:
             ValueError: The environment has reset in the same step as an episode ended, and did not
-                return its last observation.
+                return its last observation; or it contradicts its autoreset mode.
         """
         assert self._slab is not None
         if not self._is_complete:
             self.complete()
-        frames, episodes, (lacks_final,) = self._trajectories.count_up()
+        assert self._pending is not None
+        frames, episodes, (lacks_final, *seen) = self._trajectories.count_up(self._pending)
         if lacks_final:
             self._env.tell_of_lacking_final()
+        self._env.judge(seen)
         if self._packed is not None:
-            keys, packing, block = self._packed
+            keys, packing, block, _ = self._packed
             self._batch = dict(zip(keys, packing.views(block.clone()), strict=True))
         self._episodes += episodes
         self.frames += frames
@@ -294,10 +312,11 @@ class TensorRecorder:
         if valid is not None:
             done &= valid
         rollout = Rollout(done, memory[_REWARD], valid)
-        ids, begins = self._trajectories.number(rollout, self._lacks_final.any())
+        asked = self._lacks_final.any(), *self._env.seen
+        ids, begins, self._pending = self._trajectories.number(rollout, asked, packs)
         entries = {IS_INIT: begins, **memory, _DONE: done, TRAJ_IDS: ids}
         self._batch = self._assembled(entries)
-        self._packed = _packed(self._batch) if packs else None
+        self._packed = Packed(*_packed(self._batch), self._pending) if packs else None
         return self._packed
 
     def _assembled(self, batch: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
@@ -355,10 +374,15 @@ class TensorRecorder:
 
     def abandon(self) -> None:
         """Drop an open rollout; see :class:`Recorder`."""
+        if self._slab is not None and not self._is_complete:
+            frames = self._step * self._envs
+            if self._valid is not None:
+                frames = int(self._valid[: self._step].sum())
+            self.frames += frames
         self._slab = None
 
 
-def _packed(batch: Mapping[Key, torch.Tensor]) -> Packed:
+def _packed(batch: Mapping[Key, torch.Tensor]) -> tuple[list[Key], Packing, torch.Tensor]:
     """Return copies of tensors in one block of bytes."""
     packing = Packing(batch.values())
     device = next(iter(batch.values())).device

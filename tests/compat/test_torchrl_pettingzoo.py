@@ -43,17 +43,40 @@ def policy_of(kind: str) -> Any:
     )
 
 
-def by_torchrl(kind: str, **arguments: Any) -> Any:
+class Truncating(ParallelCrowd):
+    """Truncates agents that leave before the others, which terminate at the end of the episode."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        if self.agents:
+            truncated, terminated = terminated, truncated
+        return observations, rewards, terminated, truncated, infos
+
+
+class Mixed(ParallelCrowd):
+    """Truncates an agent in the step in which all others terminate."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations, rewards, terminated, truncated, infos = super().step(actions)
+        if not self.agents:
+            terminated, truncated = dict.fromkeys(terminated, True), dict.fromkeys(truncated, False)
+            terminated["agent_1"], truncated["agent_1"] = False, True
+        return observations, rewards, terminated, truncated, infos
+
+
+def by_torchrl(kind: str, crowd: type[ParallelCrowd] = ParallelCrowd, **arguments: Any) -> Any:
     """The wrapper with its options for agents that leave; it resets in its constructor."""
-    inner = ParallelCrowd(0, kind)
+    inner = crowd(0, kind)
     env = PettingZooWrapper(inner, use_mask=True, done_on_any=False, **arguments)
     inner.episode = -1
     return env
 
 
-def both(kind: str, policy: Any, **arguments: Any) -> tuple[list[Any], list[Any]]:
-    theirs = collect(Collector, lambda: by_torchrl(kind), policy, **arguments)
-    ours = collect(pycollect.SyncDataCollector, lambda: ParallelCrowd(0, kind), policy, **arguments)
+def both(
+    kind: str, policy: Any, crowd: type[ParallelCrowd] = ParallelCrowd, **arguments: Any
+) -> tuple[list[Any], list[Any]]:
+    theirs = collect(Collector, lambda: by_torchrl(kind, crowd), policy, **arguments)
+    ours = collect(pycollect.SyncDataCollector, lambda: crowd(0, kind), policy, **arguments)
     return ours, theirs
 
 
@@ -72,6 +95,45 @@ def test_agents_that_leave() -> None:
     done = torch.cat([batch["next", "done"].flatten() for batch in ours])
     ids = torch.cat([batch[IDS] for batch in ours])
     assert torch.equal(ids[1:] - ids[:-1], done[:-1].long())
+
+
+def test_agents_that_are_truncated_before_the_others_terminate() -> None:
+    """The agents of the last step decide: the episode has terminated."""
+    ours, theirs = both("leaves", policy_of("leaves"), Truncating)
+    assert_alike(ours, theirs, (IDS,))
+    left = torch.cat([batch["next", "agent", "truncated"][..., 1, 0] for batch in ours])
+    terminated = torch.cat([batch["next", "terminated"].flatten() for batch in ours])
+    assert (left & terminated).any()
+
+
+def test_agents_that_end_in_different_ways() -> None:
+    """TorchRL sets neither flag of such an episode, pycollect sets "truncated"."""
+    ours, theirs = both("alike", policy_of("alike"), Mixed)
+    assert_alike(ours, theirs, (IDS, ("next", "truncated"), "truncated"))
+    for our, their in zip(ours, theirs, strict=True):
+        assert not (their["next", "terminated"] | their["next", "truncated"]).any()
+        assert torch.equal(our["next", "truncated"], our["next", "done"])
+    assert any(batch["next", "done"].any() for batch in ours)
+
+
+class Informed(ParallelCrowd):
+    """Tells the step of each agent in its info."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        observations, infos = super().reset(seed, options)
+        return observations, {agent: {"step": 0.0} for agent in infos}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        *values, infos = super().step(actions)
+        return *values, {agent: {"step": float(self.steps)} for agent in infos}
+
+
+def test_infos() -> None:
+    """TorchRL records them, pycollect does not."""
+    infos = [(*at, "agent", "info") for at in ((), ("next",))]
+    ours, theirs = both("alike", policy_of("alike"), Informed)
+    assert all(key in theirs[0].keys(True) for key in infos)
+    assert_alike(ours, [batch.exclude(*infos) for batch in theirs])
 
 
 AGENTS_OWN = [

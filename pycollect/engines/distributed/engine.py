@@ -15,11 +15,11 @@ from pycollect.engines.distributed.caller import RankCaller
 from pycollect.engines.distributed.link import Carrier
 from pycollect.engines.distributed.monitor import LaunchedProcess, RankMonitor
 from pycollect.engines.distributed.rendezvous import Rendezvous
-from pycollect.engines.messages import Buffer, WorkerSpec, pickled_spec
+from pycollect.engines.messages import WorkerSpec, pickled_spec
 from pycollect.engines.processes.handle import MailboxHandle
 from pycollect.engines.processes.serve import QUESTIONS
 from pycollect.engines.protocol import H
-from pycollect.engines.shared_value import SharedValue
+from pycollect.engines.shared_value import Shareable, SharedValue
 from pycollect.engines.starting import StartingEitherWay
 from pycollect.engines.waiting import (
     AnswerWaiter,
@@ -82,7 +82,7 @@ class DistributedEngine:
         """Raise ValueError if that many bytes of rollouts in flight cannot be held."""
         check_available(needed)
 
-    def put(self, value: bytes | Buffer) -> SharedValue:
+    def put(self, value: Shareable) -> SharedValue:
         """A value for several of these workers; in a message it is itself."""
         return SharedValue(value, lambda own: own)
 

@@ -8,13 +8,13 @@ from multiprocessing import util
 from typing import Any
 
 from pycollect._core import Bell, Mailbox, SharedMemoryError, shared_memory_why_not
-from pycollect.engines.messages import Buffer, WorkerSpec, pickled_for_child
+from pycollect.engines.messages import WorkerSpec, pickled_for_child
 from pycollect.engines.processes.child import ChildMonitor
 from pycollect.engines.processes.handle import MailboxHandle
 from pycollect.engines.processes.serve import QUESTIONS, serve
 from pycollect.engines.processes.start import start_child
 from pycollect.engines.protocol import H
-from pycollect.engines.shared_value import SharedValue
+from pycollect.engines.shared_value import Shareable, SharedValue
 from pycollect.engines.waiting import AnswerWaiter, SharedBell, Waited, check_available
 
 
@@ -55,7 +55,7 @@ class ProcessEngine:
         """Raise ValueError if that many bytes of rollouts in flight cannot be held."""
         check_available(needed)
 
-    def put(self, value: bytes | Buffer) -> SharedValue:
+    def put(self, value: Shareable) -> SharedValue:
         """A value for several of these workers."""
         return SharedValue(value)
 

@@ -41,7 +41,12 @@ def unpack(message: bytes) -> Any:
 def share(data: Any) -> Memory:
     """Shared memory with these bytes: what has the buffer protocol, of one dimension."""
     view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-    with limits_named(f"shared memory of {view.nbytes} bytes"):
-        memory = Memory.share(view.nbytes)
+    memory = new_shared(view.nbytes)
     memory.array()[:] = view
     return memory
+
+
+def new_shared(size: int) -> Memory:
+    """Shared memory of that many bytes."""
+    with limits_named(f"shared memory of {size} bytes"):
+        return Memory.share(size)

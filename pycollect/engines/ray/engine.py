@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakSet
 
 from pycollect.devices import Devices
-from pycollect.engines.messages import Buffer, WorkerSpec
+from pycollect.engines.messages import WorkerSpec
 from pycollect.engines.protocol import H, NodePolicies
 from pycollect.engines.ray.actor import Actor
 from pycollect.engines.ray.driver import driver_address
@@ -24,7 +24,7 @@ from pycollect.engines.ray.servers import (
 )
 from pycollect.engines.ray.session import SESSION, import_ray
 from pycollect.engines.ray.starting import starting_actor
-from pycollect.engines.shared_value import SharedValue
+from pycollect.engines.shared_value import Shareable, SharedValue
 from pycollect.engines.starting import StartingEitherWay
 from pycollect.engines.waiting import (
     AnswerWaiter,
@@ -81,7 +81,7 @@ class RayEngine:
         if needed > capacity:
             raise too_many_bytes(needed, f"the object store has {capacity}")
 
-    def put(self, value: bytes | Buffer) -> SharedValue:
+    def put(self, value: Shareable) -> SharedValue:
         """A value for several of these workers."""
         return SharedValue(value, self._ray.put)
 

@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from pycollect.engines.call_handle import CallHandle
-from pycollect.engines.messages import Buffer, WorkerSpec
+from pycollect.engines.messages import WorkerSpec
 from pycollect.engines.protocol import H, NodePolicies
 from pycollect.engines.ray.actor import Actor
 from pycollect.engines.ray.serve import RayServer
 from pycollect.engines.ray.session import import_ray
-from pycollect.engines.shared_value import SharedValue
+from pycollect.engines.shared_value import Shareable, SharedValue
 from pycollect.engines.starting import StartingEitherWay
 from pycollect.engines.waiting import Waited
 
@@ -88,7 +88,7 @@ class ServerEngine:
     def check_memory(self, needed: int, in_place: bool) -> None:
         """They hold no rollouts."""
 
-    def put(self, value: bytes | Buffer) -> SharedValue:
+    def put(self, value: Shareable) -> SharedValue:
         """A value for several of them."""
         return self._engine.put(value)
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pycollect.compat.weight_ways import (
+    WeightWays,
+    carried,
+    end_receiver,
+    made_updater,
+    only_carries,
+)
 from pycollect.stream.flow import Flow
 from pycollect.stream.source import Source
-from pycollect.stream.weight_calls import source_of
-from pycollect.stream.weight_ways import carried, end_receiver, made_updater, only_carries
+
+_POLICY = "policy"
+_UPDATED = (None, "updated")
 
 
 class WeightUpdates:
@@ -18,9 +27,18 @@ class WeightUpdates:
     _source: Source
     worker_idx: Any
 
-    def __init__(self) -> None:
+    def __init__(self, ways: WeightWays) -> None:
+        self._ways = ways
+        self._worker_idx = ways.worker_idx
         self._updater: Any = None
         self._receivers: dict[str, Any] = {}
+
+    def _take_updater(self) -> None:
+        if self._ways.updater is not None:
+            self.weight_updater = self._ways.updater
+
+    def _start_receiving(self) -> None:
+        self.register_scheme_receiver(self._ways.receivers)
 
     def update_policy_weights_(
         self,
@@ -105,17 +123,13 @@ class WeightUpdates:
         with self._source.weights.one_version():
             updater(policy_or_weights=source, worker_ids=worker_ids, **others)
 
-    def _give_due_weights(self) -> None:
+    def _push_weights(self, workers: Sequence[int]) -> None:
         """Send the policy's weights to workers that are due for an automatic update."""
-        due = self._source.weights.due()
-        if not due:
-            return
-        with self._flow.statistics.timed("transport"):
-            if self._updater is None:
-                self._source.weights.push(due)
-            else:
-                everyone = len(due) == len(self._source.policy_lag)
-                self.update_policy_weights_(worker_ids=None if everyone else due)
+        if self._updater is None:
+            self._source.weights.push(workers)
+        else:
+            everyone = len(workers) == len(self._source.policy_lag)
+            self.update_policy_weights_(worker_ids=None if everyone else workers)
 
     @property
     def weight_updater(self) -> Any:
@@ -212,3 +226,67 @@ class WeightUpdates:
     def increment_version(self) -> None:
         """Increment `policy_version` without new weights; workers see it from their next update."""
         self._flow.version.count()
+
+
+def source_of(given: Mapping[str, Any], model_id: Any, weights_dict: Any) -> Any:
+    """Return the weights of an update; None means the collector's policy.
+
+    Args:
+        given: Arguments by name, of which at most one may be set.
+        model_id: Model of the weights.
+        weights_dict: Weights by model; replaces both.
+
+    Raises:
+        ValueError: Several arguments are set, or the model is not the policy.
+        TypeError: `weights_dict` is not a dict.
+    """
+    several = {name: value for name, value in given.items() if value is not None}
+    if weights_dict is not None:
+        if not isinstance(weights_dict, Mapping):
+            raise TypeError(f"weights_dict: expected a dict, got {type(weights_dict).__name__}")
+        if model_id is not None or several:
+            others = [*several, *(["model_id"] if model_id is not None else [])]
+            raise ValueError(
+                f"weights_dict: expected None because of {', '.join(others)}; pass one"
+            )
+        if list(weights_dict) != [_POLICY]:
+            raise ValueError(
+                f"weights_dict: expected the only key 'policy', got {list(weights_dict)}"
+            )
+        return weights_dict[_POLICY]
+    if model_id not in (None, _POLICY):
+        raise ValueError(f"model_id: expected 'policy', got {model_id!r}")
+    if len(several) > 1:
+        raise ValueError(
+            f"{list(several)[-1]}: expected None because {next(iter(several))} is given; pass one"
+        )
+    return next(iter(several.values()), None)
+
+
+class WorkerPipe:
+    """Takes weights for one worker: ``send((weights, "update"))``, which `recv` acknowledges.
+
+    Args:
+        give: gives the worker weights, in any form that `update_policy_weights_` takes.
+    """
+
+    def __init__(self, give: Callable[[Any], None]) -> None:
+        self._give = give
+        self._answers: deque[tuple[None, str]] = deque()
+
+    def send(self, message: tuple[Any, str]) -> None:
+        """Give the worker weights for its next rollout; ValueError for any other message."""
+        if not isinstance(message, tuple) or len(message) != 2 or message[1] != "update":
+            raise ValueError(f"message: expected (weights, 'update'), got {message!r}")
+        self._give(message[0])
+        self._answers.append(_UPDATED)
+
+    def recv(self) -> tuple[None, str]:
+        """(None, "updated") for each message; EOFError where nothing was sent."""
+        if not self._answers:
+            raise EOFError("no message to acknowledge; call send() first")
+        return self._answers.popleft()
+
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        """Whether there is an answer; none is ever waited for."""
+        return bool(self._answers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from pycollect.worker.hooks import PostHook
+from pycollect.stream.flow import Flow
+from pycollect.stream.source import Source
+from pycollect.worker.options import POST, PostHook
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,9 @@ class ProfilerHook:
         self._profiler.step()
         self._rollouts += 1
         if self._rollouts >= self._config.num_rollouts:
-            self.stop()
+            self.close()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop the profiler, which then saves its trace. Idempotent."""
         if not self._over:
             self._over = True
@@ -153,10 +154,14 @@ class ProfilerHook:
         profiler.export_chrome_trace(str(path))
 
 
-class Profiled(ABC):
+class Profiled:
     """Methods that start and end a profile."""
 
+    post_collect_hook: PostHook | None
+    _flow: Flow
+    _source: Source
     _profile_config: ProfileConfig | None = None
+    _profilers: Sequence[ProfilerHook] = ()
 
     @property
     def profile_config(self) -> ProfileConfig | None:
@@ -201,7 +206,7 @@ class Profiled(ABC):
             RuntimeError: A batch was already requested.
             ValueError: `num_rollouts` is not greater than `warmup_rollouts`.
         """
-        if self._has_begun:
+        if self._flow.statistics.has_begun:
             raise RuntimeError(
                 "Cannot enable profiling after iteration has started; call enable_profile() before"
             )
@@ -217,24 +222,31 @@ class Profiled(ABC):
             with_flops=with_flops,
             on_trace_ready=on_trace_ready,
         )
-        self._begin_profile(config)
+        self._flow.moving.check_here()
+        ids = [index for index in config.workers if index in self._source.policy_lag]
+        self._profilers = [ProfilerHook(config, own, self.post_collect_hook) for own in ids]
+        for index, profiler in zip(ids, self._profilers, strict=True):
+            self._source.set_hook(POST, profiler, [index])
         self._profile_config = config
 
     def disable_profile(self) -> None:
         """End the profile and restore the previous hook; without a profile, do nothing."""
         config, self._profile_config = self._profile_config, None
-        if config is not None:
-            self._end_profile(config)
+        if config is None:
+            return
+        present = self._source.policy_lag
+        self._source.call(_stop_profiler, {own: () for own in config.workers if own in present})
+        self._stop_profilers()
+        self._source.set_hook(POST, self.post_collect_hook)
 
-    @property
-    @abstractmethod
-    def _has_begun(self) -> bool:
-        """Whether a batch was requested."""
+    def _stop_profilers(self) -> None:
+        """Stop the profilers that run in this process."""
+        for own in self._profilers:
+            own.close()
 
-    @abstractmethod
-    def _begin_profile(self, config: ProfileConfig) -> None:
-        """Give the workers their profiler hooks."""
 
-    @abstractmethod
-    def _end_profile(self, config: ProfileConfig) -> None:
-        """Stop running profilers and restore the previous hook."""
+def _stop_profiler(worker: Any) -> None:
+    """Stop the profiler of a worker in another process. This runs there."""
+    hook = getattr(worker, "post_collect_hook", None)
+    if isinstance(hook, ProfilerHook):
+        hook.close()

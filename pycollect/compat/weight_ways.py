@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pycollect.arguments import asked, made_of
 from pycollect.errors import warn_user
+from pycollect.stream.options import StreamOptions
 
 # TorchRL's that only say what carries the weights.
 _SCHEMES = (
@@ -146,3 +148,41 @@ def carried(updater: Any, given: Any) -> Any:
     if given is None and not _is_torchrls(updater, "RayWeightUpdater"):  # which gives a reference
         given = updater._get_server_weights()
     return given
+
+
+@dataclass(frozen=True)
+class WeightOptions:
+    """The arguments that say how the policy gets new weights."""
+
+    ways: WeightWays = made_of(
+        WeightWays.checked,
+        weight_updater=asked(
+            None,
+            """A WeightUpdaterBase of TorchRL, or a callable that returns one. Each weight update
+            calls it instead of sending the weights itself.""",
+        ),
+        weight_sync_schemes=asked(
+            None,
+            """Weight sync schemes of TorchRL, by model; only "policy" is allowed. With
+            NoWeightSyncScheme, updates change no weights. Other schemes have no effect, with a
+            warning.""",
+            accepts="Mapping[str, Any] | None",
+        ),
+        weight_recv_schemes=asked(
+            None,
+            """Weight sync schemes of TorchRL, by model, that receive weights from senders in other
+            processes.""",
+            accepts="Mapping[str, Any] | None",
+        ),
+        track_policy_version=asked(
+            False,
+            """Record ("collector", "policy_version"). TorchRL's PolicyVersion is also accepted, and
+            is incremented with each weight update.""",
+            accepts="bool",
+        ),
+        worker_idx=asked(None),
+    )
+
+    def stream(self, options: StreamOptions) -> StreamOptions:
+        """Return options of a stream with what it has to know of this."""
+        return replace(options, sends=self.ways.sends, tracker=self.ways.tracker)

@@ -1,0 +1,271 @@
+"""TorchRL's names of a collector with several workers, and its requests to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pycollect.compat.one_worker import OneWorker, WorkerNames, called, calls, resolved
+from pycollect.compat.worker_view import View, WorkerView
+from pycollect.devices import Devices
+from pycollect.docstrings import completed_by
+from pycollect.engines.rollout_worker import RolloutWorker
+from pycollect.engines.single_worker import SingleWorker
+from pycollect.scheduler.options import RemoteOptions
+from pycollect.scheduler.records import WorkerRecord
+from pycollect.scheduler.scheduler import Scheduler
+from pycollect.scheduler.team import Team
+from pycollect.worker.options import POST, WorkerOptions
+
+Question = tuple[str, Sequence[Any], Mapping[str, Any]]
+"""A method of a worker's view by name, its positional and its keyword arguments."""
+
+Places = tuple[torch.device | None, ...]
+
+
+class ManyWorkers(WorkerNames):
+    """The present workers and the arguments of each, in the order of their ids."""
+
+    _remote: RemoteOptions
+    _source: Scheduler
+
+    @property
+    def _workers(self) -> list[WorkerRecord]:
+        return self._source.group.present
+
+    @property
+    def _worker_options(self) -> WorkerOptions:
+        return self._source.group.in_order[0].plan.spec.options
+
+    @property
+    def num_workers(self) -> int:
+        """Number of present workers."""
+        return len(self._workers)
+
+    @property
+    def cat_results(self) -> str | int | None:
+        """How rollouts are joined; ``None`` if they are not joined."""
+        return self._remote.joined
+
+    @property
+    def preemptive_threshold(self) -> float:
+        """Share of the workers that a batch waits for, 0 to 1; 1.0 means all of them."""
+        preemption = self._remote.preemption
+        return 1.0 if preemption is None else preemption.threshold
+
+    @property
+    def update_at_each_batch(self) -> bool:
+        """Whether workers automatically get the policy's weights for each batch."""
+        return self._remote.update_each
+
+    @property
+    def num_sub_threads(self) -> int | None:
+        """Number of torch threads in each worker."""
+        return self._worker_options.num_threads
+
+    @property
+    def create_env_fn(self) -> list[Any]:
+        """Entry of `create_env_fn` of each worker."""
+        return [worker.plan.spec.entry for worker in self._workers]
+
+    @property
+    def create_env_kwargs(self) -> list[Any]:
+        """Environment keyword arguments of each worker."""
+        return [worker.plan.spec.env_kwargs or {} for worker in self._workers]
+
+    @property
+    def storing_device(self) -> Places:
+        """Value of ``td.device`` of each worker's batches."""
+        return tuple(own.reported for own in self._devices_of_each)
+
+    @property
+    def env_device(self) -> Places:
+        """Requested device of each worker's environments, or ``None``."""
+        return tuple(own.env_device for own in self._devices_of_each)
+
+    @property
+    def policy_device(self) -> Places:
+        """Requested device of each worker's policy, or ``None``."""
+        return tuple(own.policy_device for own in self._devices_of_each)
+
+    def frames_per_batch_worker(self, *, worker_idx: int | None = None) -> int:
+        """Return the number of frames in one rollout of a worker.
+
+        Args:
+            worker_idx: Id of the worker. Defaults to ``None``: the first worker.
+
+        Returns:
+            P * T, an int.
+
+        Raises:
+            ValueError: No worker has that id.
+        """
+        index = self._source.group.in_order[0].index if worker_idx is None else worker_idx
+        for worker in self._workers:
+            if worker.index == index:
+                return worker.info.frames
+        known = [worker.index for worker in self._workers]
+        raise ValueError(f"worker_idx: expected one of {known}, got {worker_idx!r}")
+
+    @property
+    def _devices_of_each(self) -> list[Devices]:
+        return [worker.plan.spec.options.devices for worker in self._workers]
+
+
+class Asking:
+    """Methods that send a request to workers, which reply after their current rollouts.
+
+    Requests lose no rollouts. An exception in a worker is raised here with the same type, after all
+    workers have replied. If a worker dies meanwhile, it is replaced and the caller gets a
+    WorkerError.
+    """
+
+    _source: Scheduler
+
+    def getattr_env(self, attr: str) -> Any:
+        """Return a copy of an attribute of the first worker's environment.
+
+        Args:
+            attr: Name of the attribute.
+
+        Returns:
+            The attribute, pickled in the worker and unpickled here.
+
+        Raises:
+            AttributeError: The attribute does not exist.
+            TypeError: It cannot be pickled.
+            WorkerError: The worker died.
+            TimeoutError: The worker did not reply within `worker_timeout`.
+        """
+        return self._ask_first("getattr_env", attr)
+
+    @completed_by(getattr_env)
+    def getattr_policy(self, attr: str) -> Any:
+        """Return a copy of an attribute of the first worker's policy.
+
+        Args:
+            ...: See getattr_env.
+        """
+        return self._ask_first("getattr_policy", attr)
+
+    def get_distant_attr(self, attr: str) -> list[Any]:
+        """Return a copy of the object at a path in each worker.
+
+        Args:
+            attr: Path of names and indices that starts at the worker, such as "env.action_spec" or
+                "policy.module[0]".
+
+        Returns:
+            Copies, in the order of workers.
+
+        Raises:
+            AttributeError: No object exists at that path.
+            TypeError: It cannot be pickled.
+            WorkerError: A worker died.
+            TimeoutError: A worker did not reply within `worker_timeout`.
+        """
+        workers = self._source.group.in_order
+        question: Question = ("get_distant_attr", (attr,), {})
+        return self._ask({worker.index: question for worker in workers})
+
+    def map_fn(
+        self,
+        method_name: str,
+        list_of_args: Sequence[Sequence[Any]] | None = None,
+        list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Any]:
+        """Call a method in each worker.
+
+        Args:
+            method_name: Path of the method in a worker, such as "env.close" or "get_distant_attr".
+            list_of_args, list_of_kwargs: Arguments and keyword arguments, one entry per worker.
+                ``None`` means no arguments (default: ``None``).
+
+        Returns:
+            Copies of the return values, in the order of workers.
+
+        Raises:
+            ValueError: A list does not have one entry per worker.
+            AttributeError: The method does not exist, or only the collector may call it.
+        """
+        workers = self._source.group.in_order
+        each = calls(list_of_args, list_of_kwargs, len(workers))
+        if method_name == "update_policy_weights_":  # the collector updates each worker itself
+            update = resolved(self, method_name)
+            return [
+                update(*args, **{**kwargs, "worker_ids": worker.index})
+                for worker, (args, kwargs) in zip(workers, each, strict=True)
+            ]
+        return self._ask(
+            {
+                worker.index: ("cascade_execute", (method_name, *args), kwargs)
+                for worker, (args, kwargs) in zip(workers, each, strict=True)
+            }
+        )
+
+    @completed_by(OneWorker.cascade_execute)
+    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
+        """"""  # completed by OneWorker.cascade_execute
+        return called(self, attr_path, *args, **kwargs)
+
+    def get_model(self, model_id: str) -> Any:
+        """Return the caller's policy for "policy", or the object at another path.
+
+        Args:
+            model_id: "policy", or a path of names and indices that starts at the collector.
+
+        Returns:
+            The object in this process.
+
+        Raises:
+            AttributeError: No object exists at that path.
+        """
+        return resolved(self, model_id)
+
+    def fake_tensordict(self) -> Any:
+        """Refused, because only in-process collectors have environments in this process.
+
+        Raises:
+            NotImplementedError: Always. Call ``Collector(...).fake_tensordict()`` with one of the
+                environments; it returns zeros with the shape of one worker's rollout.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__}.fake_tensordict: the environments run in other processes; call "
+            "fake_tensordict() of a Collector with one of these environments"
+        )
+
+    def _ask_first(self, method: str, attr: str) -> Any:
+        first, *_ = self._source.group.in_order
+        return self._ask({first.index: (method, (attr,), {})})[0]
+
+    def _ask(self, questions: Mapping[int, Question]) -> list[Any]:
+        return self._source.call(answer, questions)
+
+
+def answer(
+    worker: RolloutWorker, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call a method of the view of a worker. This runs in the worker."""
+    if isinstance(worker, Team):
+        return getattr(TeamView(worker), method)(*args, **kwargs)
+    assert isinstance(worker, SingleWorker)
+    return getattr(WorkerView(worker), method)(*args, **kwargs)
+
+
+class TeamView(Asking, View):
+    """The same of a worker with processes of its own, each of which answers."""
+
+    def __init__(self, team: Team) -> None:
+        self._source = team.scheduler
+        self.worker_idx = team.index
+        self.num_workers = team.processes
+
+    def set_post_collect_hook(self, hook: Any) -> None:
+        """Of all its processes."""
+        self._source.set_hook(POST, hook)
+
+    def stats(self) -> dict[str, Any]:
+        """Their counts together."""
+        return {"frames": sum(own["frames"] for own in self.map_fn("stats"))}

@@ -1,0 +1,292 @@
+"""TorchRL's names of a collector with one worker, in this process."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict.nn import InteractionType
+
+from pycollect.arguments import exposes
+from pycollect.devices import Devices
+from pycollect.docstrings import completed_by
+from pycollect.worker.options import WorkerOptions
+from pycollect.worker.worker import Worker
+
+_PART = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")
+
+
+@exposes(WorkerOptions, "_worker_options")
+class WorkerNames(ABC):
+    """The arguments that configure a worker; if there are several workers, the first."""
+
+    max_frames_per_traj: int
+    exploration_type: InteractionType
+    reset_at_each_iter: bool
+    set_truncated: bool
+    compact_obs: bool
+
+    @property
+    @abstractmethod
+    def _worker_options(self) -> WorkerOptions:
+        """Options of the worker."""
+
+    @property
+    def compiled_policy(self) -> bool:
+        """Whether `compile_policy` was requested."""
+        return self._worker_options.calling.compiled is not None
+
+    @property
+    def compiled_policy_kwargs(self) -> Mapping[str, Any]:
+        """Arguments of ``torch.compile`` in `compile_policy`, by name."""
+        return dict(self._worker_options.calling.compiled or {})
+
+    @property
+    def cudagraphed_policy(self) -> bool:
+        """Whether `cudagraph_policy` was requested."""
+        return self._worker_options.calling.graphed is not None
+
+    @property
+    def cudagraphed_policy_kwargs(self) -> Mapping[str, Any]:
+        """Arguments in `cudagraph_policy`, by name."""
+        return dict(self._worker_options.calling.graphed or {})
+
+
+class DeviceNames(WorkerNames):
+    """The device arguments of one worker; ``None`` if a device was not specified."""
+
+    @property
+    def _devices(self) -> Devices:
+        return self._worker_options.devices
+
+    @property
+    def device(self) -> torch.device | None:
+        """Default for the three other devices, or ``None`` if not specified."""
+        return self._devices.default
+
+    @property
+    def storing_device(self) -> torch.device | None:
+        """Value of ``td.device`` of a batch."""
+        return self._devices.reported
+
+    @property
+    def env_device(self) -> torch.device | None:
+        """Requested device of the environment, or ``None``."""
+        return self._devices.env_device
+
+    @property
+    def policy_device(self) -> torch.device | None:
+        """Requested device of the policy, or ``None``."""
+        return self._devices.policy_device
+
+
+class OneWorker(DeviceNames):
+    """The worker's environment and policy, and attributes of both by path."""
+
+    _worker: Worker
+
+    @property
+    def env(self) -> Any:
+        """The environment that was passed or that `create_env_fn` returned, on its device.
+
+        A list if a list of Gymnasium environments was given. Do not step or reset it: that changes
+        the collected trajectories.
+        """
+        return self._worker.env.original
+
+    @property
+    def env_device(self) -> torch.device | None:
+        """Device of the environment: the requested one, else the environment's own."""
+        return self._devices.env_device or getattr(self.env, "device", None)
+
+    @property
+    def n_env(self) -> int:
+        """Number of environments that are stepped as a batch."""
+        return self._worker.env.num_envs
+
+    @property
+    @abstractmethod
+    def policy(self) -> Any:
+        """The policy that acts, or ``None`` for random actions."""
+
+    def getattr_env(self, attr: str) -> Any:
+        """Return an attribute of the environment.
+
+        Args:
+            attr: Name of the attribute.
+
+        Returns:
+            The attribute itself.
+
+        Raises:
+            AttributeError: The attribute does not exist.
+        """
+        return getattr(self.env, attr)
+
+    @completed_by(getattr_env)
+    def getattr_policy(self, attr: str) -> Any:
+        """Return an attribute of the policy.
+
+        Args:
+            ...: See getattr_env.
+        """
+        return getattr(self.policy, attr)
+
+    def get_distant_attr(self, attr: str) -> Any:
+        """Return the object at a path that starts at the collector.
+
+        Args:
+            attr: Path of names and indices, such as "env.action_spec" or "policy.module[0]".
+
+        Returns:
+            The object itself.
+
+        Raises:
+            AttributeError: No object exists at that path.
+        """
+        return resolved(self, attr)
+
+    def map_fn(
+        self,
+        method_name: str,
+        list_of_args: Sequence[Sequence[Any]] | None = None,
+        list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Any]:
+        """Call a method once for each set of arguments.
+
+        Args:
+            method_name: Path of the method, starting at the collector, such as "env.reset".
+            list_of_args, list_of_kwargs: Arguments and keyword arguments, one entry per call.
+                ``None`` means no arguments (default: ``None``).
+
+        Returns:
+            The return value of each call.
+
+        Raises:
+            ValueError: The two lists differ in length.
+            AttributeError: The method does not exist.
+        """
+        return mapped(self, method_name, calls(list_of_args, list_of_kwargs, None))
+
+    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the object at a path, or return it if it is not callable.
+
+        Args:
+            attr_path: Path of names and indices that starts at the collector, such as "env.reset"
+                or "policy.module[0]".
+            args, kwargs: Arguments of the call.
+
+        Returns:
+            The return value of the call, or the object.
+
+        Raises:
+            AttributeError: No object exists at that path.
+        """
+        return called(self, attr_path, *args, **kwargs)
+
+    def get_model(self, model_id: str) -> Any:
+        """Return the policy for "policy", or the object at another path.
+
+        Args:
+            model_id: "policy", or a path of names and indices that starts at the collector.
+
+        Returns:
+            The object itself.
+
+        Raises:
+            AttributeError: No object exists at that path.
+        """
+        return resolved(self, model_id)
+
+
+# Paths of attributes, as TorchRL writes them
+
+
+def resolved(start: Any, path: str) -> Any:
+    """Return the value at a path from `start`, for example "policy.module[0].weight".
+
+    Raises:
+        AttributeError: An attribute is missing; the message starts with the path up to it.
+        KeyError, IndexError: An entry is missing.
+        TypeError: `path` is not a non-empty string.
+    """
+    if not isinstance(path, str) or not path:
+        raise TypeError(f"attr: expected a path like 'env.action_spec', got {path!r}")
+    value = start
+    for match in _PART.finditer(path):
+        entry, name = match.groups()
+        if name is None:
+            value = value[_index(entry)]
+            continue
+        try:
+            value = getattr(value, name)
+        except AttributeError as error:
+            raise AttributeError(f"{path[: match.end()]}: {error}") from error
+    return value
+
+
+def _index(entry: str) -> int | str:
+    try:
+        return int(entry)
+    except ValueError:
+        return entry.strip("'\"")
+
+
+def called(start: Any, path: str, *args: Any, **kwargs: Any) -> Any:
+    """Call the function at a path; without arguments, return a value that is not callable.
+
+    Raises:
+        ValueError: Arguments are given, but the value is not callable.
+    """
+    value = resolved(start, path)
+    if callable(value):
+        return value(*args, **kwargs)
+    if args or kwargs:
+        raise ValueError(f"{path}: expected a callable, got {type(value).__name__}")
+    return value
+
+
+def calls(
+    list_of_args: Sequence[Sequence[Any]] | None,
+    list_of_kwargs: Sequence[Mapping[str, Any]] | None,
+    workers: int | None,
+) -> list[tuple[Sequence[Any], Mapping[str, Any]]]:
+    """Return the arguments of each call of `map_fn`.
+
+    Args:
+        workers: Number of calls. ``None`` means the length of the lists, or 1 without lists.
+
+    Raises:
+        ValueError: The lengths of the lists differ from each other or from `workers`.
+    """
+    given = [entries for entries in (list_of_args, list_of_kwargs) if entries is not None]
+    count = len(given[0]) if given else workers or 1
+    args = [()] * count if list_of_args is None else list(list_of_args)
+    kwargs = [{}] * count if list_of_kwargs is None else list(list_of_kwargs)
+    if len(args) != len(kwargs):
+        raise ValueError(
+            "list_of_args, list_of_kwargs: expected lists of the same length, got "
+            f"{len(args)} and {len(kwargs)}"
+        )
+    if workers is not None and count != workers:
+        raise ValueError(
+            f"list_of_args, list_of_kwargs: expected one entry per worker ({workers}), got {count}"
+        )
+    return list(zip(args, kwargs, strict=True))
+
+
+def mapped(
+    start: Any, path: str, each: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+) -> list[Any]:
+    """Call the function at a path with each of these arguments and return the results.
+
+    Raises:
+        AttributeError: The value at the path is not callable.
+    """
+    function: Callable[..., Any] = resolved(start, path)
+    if not callable(function):
+        raise AttributeError(f"{path}: expected a method, got {type(function).__name__}")
+    return [function(*args, **kwargs) for args, kwargs in each]
