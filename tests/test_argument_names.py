@@ -34,6 +34,7 @@ ENV = CountingEnv
         (lambda: SyncDataCollector(env=ENV, frames_per_batch=4), "env", "'create_env_fn'"),
         (lambda: SyncDataCollector(ENV, batch_size=4), "batch_size", "'frames_per_batch'"),
         (lambda: SyncDataCollector(ENV, num_envs=2, frames_per_batch=4), "num_envs", "list"),
+        (lambda: SyncDataCollector(ENV, frames_per_batch=4, others=3), "others", "SyncData"),
         (lambda: AsyncCollector(create_env_fns=ENV), "create_env_fns", "'create_env_fn'"),
         (lambda: AsyncCollector(frames_per_batch=4), "create_env_fn", "AsyncCollector"),
         (lambda: AsyncBatchedCollector([ENV], polcy=None), "polcy", "'policy'"),

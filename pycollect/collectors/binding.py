@@ -42,8 +42,8 @@ def bound(init: F) -> F:
 
     @functools.wraps(init)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-        unknown = {name: own for name, own in kwargs.items() if name not in signature.parameters}
         known = [name for name in signature.parameters if name not in ("self", "others")]
+        unknown = {name: value for name, value in kwargs.items() if name not in known}
         check_others(type(self).__name__, known, unknown)
         call = _call(signature, self, args, kwargs)
         passed = frozenset({*call.arguments, *unknown}) - {"self", "others"}

@@ -159,9 +159,9 @@ class SetUp:
         passed = given.passed if "collector_kwargs" in given else ()
         arguments = merged_arguments(values, passed, kwargs, workers, kind.arguments, kind.runs)
 
-        stream = {**given, **parse.common_values(arguments)}
-        weights = checked(WeightOptions, stream)
-        options = weights.stream(checked(StreamOptions, stream))
+        common = {**given, **parse.common_values(arguments)}
+        weights = checked(WeightOptions, common)
+        options = weights.stream(checked(StreamOptions, common))
         remote = RemoteOptions.checked(
             given,
             sync=sync,
