@@ -86,7 +86,7 @@ for own in "${steps[@]}"; do
   case $own in
     machine)
       step machine 60 40 "$python" -c \
-        "from pycollect.bench.machine import machine; [print(f'{k}: {v}') for k, v in machine().items()]
+        "from pycollect.bench.report import machine; [print(f'{k}: {v}') for k, v in machine().items()]
 from pycollect import cuda; print('the core:', cuda.why_not() or 'has CUDA')"
       ;;
     core) step "core's tests" 90 12 "${tests[@]}" --timeout=30 "${of_the_core[@]}" ;;

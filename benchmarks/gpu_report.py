@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pycollect.bench.copies import LEARNERS
-from pycollect.bench.plot import save_plot
-from pycollect.bench.rows import Row, markdown, read_json, with_ratios, write_json
-from pycollect.bench.sides import CAPTURED, ENVS, LOOP, PEERS, POLICY, SIDES, compared
+from pycollect.bench.gpu_trajectories import FORMS
+from pycollect.bench.pixels import CAPTURED, ENVS, LOOP, PEERS, POLICY, SIDES, compared
+from pycollect.bench.report import Row, markdown, read_json, save_plot, with_ratios, write_json
 from pycollect.bench.simulator import SIZES, STEPS
-from pycollect.bench.splits import FORMS
 
 RESULTS = Path(__file__).parent / "results"
 _OF_THE_RUN = (

@@ -1,19 +1,16 @@
 """Results as a table to read and as JSON to keep."""
 
 import json
-import os
-import platform
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from benchmarks.race import Row
+from pycollect.bench.report import PACKAGES, machine
 
 HEADINGS = ("case", "side", "frames/s", "us/frame", "GB/s", "peak RSS, MB", "ours / it", "wanted")
-PACKAGES = ("pycollect-rl", "torch", "tensordict", "torchrl", "ray", "gymnasium", "numpy")
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -54,21 +51,18 @@ def short(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
-def machine(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
-    """What the figures depend on: machine, system, versions, and how busy it all was."""
+def facts(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """Return the facts that figures depend on: machine, system, versions and load."""
+    known = machine(packages)
     return {
-        "processor": _field("/proc/cpuinfo", "model name") or platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory": _field("/proc/meminfo", "MemTotal"),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "load_average_at_the_end": os.getloadavg()[0],
-        **{name: _version(name) for name in packages},
+        **{name: known[name] for name in ("processor", "cores", "memory", "system", "python")},
+        "load_average_at_the_end": known["load average"],
+        **{name: known[name] for name in packages},
     }
 
 
 def commit() -> str:
-    """The commit that is measured; with a plus where files differ from it."""
+    """Return the measured commit, with a plus if files differ from it."""
     answer = subprocess.run(
         ["git", "describe", "--always", "--exclude=*", "--dirty=+"], capture_output=True, text=True
     )
@@ -78,28 +72,11 @@ def commit() -> str:
 def write(stem: Path, rows: Sequence[Row], command: str) -> None:
     """Write ``stem.json`` and ``stem.md``."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    facts = machine()
+    known = facts()
     how = {"command": command, "commit": commit()}
-    results = {**how, "machine": facts, "rows": [asdict(row) for row in rows]}
+    results = {**how, "machine": known, "rows": [asdict(row) for row in rows]}
     stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-    listed = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    listed = "\n".join(f"- {name}: {value}" for name, value in known.items())
     stem.with_suffix(".md").write_text(
         f"`{command}`, commit {how['commit']}\n\n{listed}\n\n{table(rows)}\n"
     )
-
-
-def _field(path: str, name: str) -> str | None:
-    """The first value of that name in a file of ``name : value`` lines, None without one."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return None
-    values = (line.split(":", 1)[1].strip() for line in lines if line.startswith(name))
-    return next(values, None)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

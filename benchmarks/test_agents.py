@@ -17,8 +17,8 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import ours, read_tensors, torchrls
 
 STEPS = 500
 AGENTS = [f"agent_{i}" for i in range(3)]
@@ -129,63 +129,33 @@ class ChoiceOfEach(Choice):
 
 
 def policy_of(name: str) -> TensorDictModule:
-    """Of the agents' group."""
+    """Return the policy of the agents' group."""
     return TensorDictModule(
         Choice(NUMBERS[name]), in_keys=[("agent", "observation")], out_keys=[("agent", "action")]
+    )
+
+
+def policy_of_each(name: str) -> TensorDictModule:
+    """Return the policy with one tensor per agent."""
+    return TensorDictModule(
+        ChoiceOfEach(NUMBERS[name]),
+        in_keys=AGENTS,
+        out_keys=[("action", agent) for agent in AGENTS],
     )
 
 
 def read(batch: TensorDictBase) -> int:
     """Read observations, actions and rewards; return the frames."""
     tensors = batch["agent", "observation"], batch["agent", "action"]
-    workloads.read_tensors(*tensors, batch["next", "agent", "reward"])
+    read_tensors(*tensors, batch["next", "agent", "reward"])
     return batch.numel()
 
 
-def ours(name: str, torchrl: bool = False) -> Iterator[int]:
-    """SyncDataCollector of pycollect, over the environment or over TorchRL's wrapper."""
-    from pycollect import SyncDataCollector
-
-    with SyncDataCollector(
-        partial(by_torchrl if torchrl else make, name),
-        policy_of(name),
-        frames_per_batch=STEPS,
-        total_frames=workloads.FOREVER,
-    ) as collector:
-        for batch in collector:
-            yield read(batch)
-
-
-def together(name: str) -> Iterator[int]:
-    """SyncDataCollector of pycollect over one Gymnasium environment of all agents."""
-    from pycollect import SyncDataCollector
-
-    actions = [("action", agent) for agent in AGENTS]
-    policy = TensorDictModule(ChoiceOfEach(NUMBERS[name]), in_keys=AGENTS, out_keys=actions)
-    with SyncDataCollector(
-        lambda: Together(name), policy, frames_per_batch=STEPS, total_frames=workloads.FOREVER
-    ) as collector:
-        for batch in collector:
-            parts = [batch[key] for key in (*AGENTS, *actions)]
-            workloads.read_tensors(*parts, batch["next", "reward"])
-            yield batch.numel()
-
-
-def theirs(name: str) -> Iterator[int]:
-    """Collector of TorchRL over its wrapper (its SyncDataCollector until 0.12)."""
-    from torchrl.collectors import Collector
-
-    collector = Collector(
-        by_torchrl(name),
-        policy_of(name),
-        frames_per_batch=STEPS,
-        total_frames=workloads.FOREVER,
-    )
-    try:
-        for batch in collector:
-            yield read(batch)
-    finally:
-        collector.shutdown()
+def read_each(batch: TensorDictBase) -> int:
+    """Do the same with one tensor per agent."""
+    parts = [batch[key] for agent in AGENTS for key in (agent, ("action", agent))]
+    read_tensors(*parts, batch["next", "reward"])
+    return batch.numel()
 
 
 def plain_loop(name: str) -> Iterator[int]:
@@ -209,7 +179,7 @@ def plain_loop(name: str) -> Iterator[int]:
                 flags[1, t] = [cut[agent] for agent in AGENTS]
                 if not env.agents:
                     shown, _ = env.reset()
-        workloads.read_tensors(*map(torch.from_numpy, (observations, actions, rewards)))
+        read_tensors(*map(torch.from_numpy, (observations, actions, rewards)))
         yield STEPS
 
 
@@ -226,15 +196,23 @@ def test_agents(compare: Callable[..., None], name: str) -> None:
     if name != "light":
         pytest.importorskip("mpe2")
     pytest.importorskip("pettingzoo")
-    arguments = {"name": name}
+    work = {
+        "collector": "SyncDataCollector",
+        "policy": partial(policy_of, name),
+        "read": read,
+        "frames_per_batch": STEPS,
+    }
+    wrapped = {**work, "env": partial(by_torchrl, name)}
+    together = {**work, "env": partial(Together, name), "read": read_each}
+    together["policy"] = partial(policy_of_each, name)
     compare(
         f"PettingZoo: {name}, 3 agents, linear policy, in process, {STEPS} frames",
         [
-            Side(OURS, ours, arguments),
-            Side(WRAPPED, ours, {**arguments, "torchrl": True}, needs="torchrl"),
-            Side(PEER, theirs, arguments, needs="torchrl"),
-            Side("Gymnasium environment with a Dict", together, arguments),
-            Side("plain loop", plain_loop, arguments),
+            Side(OURS, ours, {**work, "env": partial(make, name)}),
+            Side(WRAPPED, ours, wrapped, needs="torchrl"),
+            Side(PEER, torchrls, wrapped, needs="torchrl"),
+            Side("Gymnasium environment with a Dict", ours, together),
+            Side("plain loop", plain_loop, {"name": name}),
         ],
         frame_bytes=2 * len(AGENTS) * NUMBERS[name] * 4,
         wanted=dict(zip((WRAPPED, PEER), WANTED[name], strict=True)),

@@ -2,11 +2,11 @@
 
 The environment is Gymnasium's own vector entry point, which spends one step of a sub-environment
 on each of its resets. Those steps are no frames: neither side counts them. TorchRL refuses this
-environment (it is NEXT_STEP by construction), so its peer row runs the best of what it accepts: a
+environment (it is NEXT_STEP by construction), so its peer row runs the best kind that it accepts: a
 SyncVectorEnv with its own resets disabled.
 
 EnvPool, which steps in threads of its own and resets as that entry point does, is the same case
-with an environment that costs little of the caller's time (it is left out where it is not there).
+with an environment that costs little of the caller's time (left out if it is not installed).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import ours, read_tensors, torchrls
 
 PEER = "TorchRL, SyncVectorEnv"
 ENVS = 64
 STEPS = 128
-FRAME_BYTES = 2 * 4 * 4
-"""Observation before and after the step."""
+FRAME_BYTES = workloads.CARTPOLE_BYTES
 
 
 def entry_point() -> VectorEnv:
@@ -42,7 +42,7 @@ def pool() -> Any:
 
 
 def one_by_one() -> VectorEnv:
-    """64 environments stepped one after the other, reset by whoever steps them."""
+    """Return 64 environments stepped one after the other; the caller resets them."""
     return gymnasium.make_vec(
         "CartPole-v1",
         num_envs=ENVS,
@@ -51,35 +51,11 @@ def one_by_one() -> VectorEnv:
     )
 
 
-def ours(make: Callable[[], Any]) -> Iterator[int]:
-    """SyncDataCollector of pycollect."""
-    from pycollect import SyncDataCollector
-
-    with SyncDataCollector(
-        make,
-        workloads.categorical_policy(),
-        frames_per_batch=ENVS * STEPS,
-        total_frames=workloads.FOREVER,
-    ) as collector:
-        for batch in collector:
-            yield workloads.read(batch)
-
-
-def torchrl(make: Callable[[], VectorEnv]) -> Iterator[int]:
-    """Collector of TorchRL."""
-    from torchrl.collectors import Collector
-
-    collector = Collector(
-        workloads.for_torchrl(make),
-        workloads.categorical_policy(),
-        frames_per_batch=ENVS * STEPS,
-        total_frames=workloads.FOREVER,
-    )
-    try:
-        for batch in collector:
-            yield workloads.read(batch)
-    finally:
-        collector.shutdown()
+def work(make: Callable[[], Any]) -> dict[str, Any]:
+    """Return the arguments of a collector in this process."""
+    policy = workloads.categorical_policy
+    single = {"collector": "SyncDataCollector", "env": make, "policy": policy}
+    return {**single, "frames_per_batch": ENVS * STEPS}
 
 
 def plain_loop(make: Callable[[], Any]) -> Iterator[int]:
@@ -109,7 +85,7 @@ def plain_loop(make: Callable[[], Any]) -> Iterator[int]:
                 rewards[t] = reward
                 terminated[t] = ended
                 truncated[t] = cut
-        workloads.read_tensors(*arrays)
+        read_tensors(*arrays)
         done = terminated | truncated
         dummies = np.count_nonzero(ended_before) + np.count_nonzero(done[:-1])
         ended_before = done[-1]
@@ -121,8 +97,8 @@ def test_vector_entry_point(compare: Callable[..., None]) -> None:
     compare(
         "CartPole x64, categorical",
         [
-            Side("pycollect", ours, {"make": entry_point}),
-            Side(PEER, torchrl, {"make": one_by_one}, needs="torchrl"),
+            Side("pycollect", ours, work(entry_point)),
+            Side(PEER, torchrls, work(one_by_one), needs="torchrl"),
             Side("plain loop", plain_loop, {"make": entry_point}),
         ],
         frame_bytes=FRAME_BYTES,
@@ -137,7 +113,7 @@ def test_envpool(compare: Callable[..., None]) -> None:
     compare(
         "CartPole x64, EnvPool, categorical",
         [
-            Side("pycollect", ours, {"make": pool}),
+            Side("pycollect", ours, work(pool)),
             Side("plain loop", plain_loop, {"make": pool}),
         ],
         frame_bytes=FRAME_BYTES,
@@ -151,8 +127,8 @@ def test_sync_vector_env(compare: Callable[..., None]) -> None:
     compare(
         "CartPole x64, SyncVectorEnv",
         [
-            Side("pycollect", ours, {"make": one_by_one}),
-            Side(PEER, torchrl, {"make": one_by_one}, needs="torchrl"),
+            Side("pycollect", ours, work(one_by_one)),
+            Side(PEER, torchrls, work(one_by_one), needs="torchrl"),
         ],
         frame_bytes=FRAME_BYTES,
         wanted={},

@@ -1,7 +1,7 @@
-"""One policy for all workers, called centrally, beside one in each worker, which share one device.
+"""One policy for all workers, called centrally, and one in each worker; all share one device.
 
-The device stands for a GPU: whoever calls the policy has it for two milliseconds, whatever the
-batch. The limit is the device alone, called again and again for all environments; beside it stand
+The device stands for a GPU: each call of the policy holds it for two milliseconds, for any batch
+size. The limits are the device alone, called again and again for all environments, and
 processes that step such environments and ask through the same slots, while nothing is kept. In
 groups, environments take time, too: the limit is then the longer of both, a worker's environments
 stepped one after the other.
@@ -29,8 +29,8 @@ from gymnasium.spaces import Box
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
-from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import count, for_torchrl, ours, torchrls
 from pycollect.bench.workloads import FreeFrames, nature_policy
 
 CALL_SECONDS = 0.002
@@ -122,59 +122,47 @@ class Slow(Still):
         return super().step(action)
 
 
-def ours(
-    env: Any, policy: Any, lock: str, workers: int, inference: str | None, env_groups: int = 1
+def central(
+    env: Any, policy: Any, lock: str, workers: int, inference: str | None = "central", **more: Any
 ) -> Iterator[int]:
-    """MultiSyncDataCollector of pycollect."""
-    from pycollect import MultiSyncDataCollector
-
-    with MultiSyncDataCollector(
+    """Collect with MultiSyncDataCollector."""
+    return ours(
+        "MultiSyncDataCollector",
         [[env] * ENVS] * workers,
-        policy(lock),
+        partial(policy, lock),
+        read=count,
         frames_per_batch=workers * ENVS * STEPS,
         inference=inference,
-        env_groups=env_groups,
-    ) as running:
-        for batch in running:
-            yield batch.numel()
+        **more,
+    )
 
 
-def by_a_process(
-    env: Any, policy: Any, lock: str, workers: int, env_groups: int = 1
-) -> Iterator[int]:
-    """MultiaSyncDataCollector of pycollect, whose policy a process calls for whoever is ready."""
-    from pycollect import MultiaSyncDataCollector
-
-    with MultiaSyncDataCollector(
+def by_a_process(env: Any, policy: Any, lock: str, workers: int, **more: Any) -> Iterator[int]:
+    """Collect with MultiaSyncDataCollector; a process calls the policy for the workers."""
+    return ours(
+        "MultiaSyncDataCollector",
         [[env] * ENVS] * workers,
-        policy(lock),
+        partial(policy, lock),
+        read=count,
         frames_per_batch=ENVS * STEPS,
         inference="central",
-        env_groups=env_groups,
-    ) as running:
-        for batch in running:
-            yield batch.numel()
+        **more,
+    )
 
 
 def torchrl(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
-    """AsyncBatchedCollector of TorchRL: environments in processes, one policy server."""
-    from torchrl.collectors import AsyncBatchedCollector
-
+    """Collect with TorchRL's AsyncBatchedCollector: environments in processes, one server."""
     module = policy(lock)
-    running = AsyncBatchedCollector(
-        [partial(primed, workloads.for_torchrl(env), module)] * (workers * ENVS),
-        policy=module,
+    return torchrls(
+        "AsyncBatchedCollector",
+        [partial(primed, for_torchrl(env), module)] * (workers * ENVS),
+        lambda: module,
+        read=count,
         frames_per_batch=workers * ENVS * STEPS,
-        total_frames=workloads.FOREVER,
         env_backend="multiprocessing",
         policy_backend="threading",
         envs_per_worker=ENVS,
     )
-    try:
-        for batch in running:
-            yield batch.numel()
-    finally:
-        running.shutdown()
 
 
 def sample_factory(case: str, lock: str, workers: int) -> Iterator[int]:
@@ -204,7 +192,7 @@ def sample_factory(case: str, lock: str, workers: int) -> Iterator[int]:
 
 
 def primed(make: Callable[[], Any], module: Any) -> Any:
-    """An environment of TorchRL's, with what a recurrent policy needs there."""
+    """Return TorchRL's environment, with the transforms that a recurrent policy needs."""
     if "is_init" not in module.in_keys:
         return make()
     from torchrl.envs import Compose, InitTracker, TransformedEnv
@@ -230,7 +218,7 @@ def alone(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
 
 
 def unrecorded(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
-    """The same, while processes step the environments and wait for each call: what can be had."""
+    """Do the same while processes step the environments and wait for each call."""
     from pycollect._core import Bell, ServerSlots
 
     bell, slots, call = Bell(), ServerSlots(), for_all(env, policy, lock, workers)
@@ -375,9 +363,9 @@ def test_central(
     compare(
         f"central inference, {name}, {workers} processes of {ENVS}, T={STEPS}",
         [
-            side("pycollect, central", ours, inference="central"),
+            side("pycollect, central", central),
             side(PROCESS, by_a_process),
-            side(WORKERS, ours, inference=None),
+            side(WORKERS, central, inference=None),
             replace(side(PEER, torchrl), needs="torchrl", spawns=True),
             *others,
             replace(side(UNRECORDED, unrecorded), spawns=True),
@@ -401,8 +389,8 @@ def test_in_groups(compare: Callable[..., None], tmp_path: Path, workers: int) -
         f"central inference, 2 ms device, {workers} processes of {ENVS} environments of 1 ms, "
         f"T={STEPS}",
         [
-            side("pycollect, central, env_groups=2", ours, inference="central", env_groups=2),
-            side(ones[0], ours, inference="central"),
+            side("pycollect, central, env_groups=2", central, env_groups=2),
+            side(ones[0], central),
             side(f"{PROCESS}, env_groups=2", by_a_process, env_groups=2),
             side(ones[1], by_a_process),
             Side(STEPPED, stepped_alone, {"workers": workers}),
@@ -413,7 +401,7 @@ def test_in_groups(compare: Callable[..., None], tmp_path: Path, workers: int) -
 
 
 def test_a_round_trip(compare: Callable[..., None], smoke: bool) -> None:
-    """What asking costs beside a bare hand-over and back."""
+    """Compare a request with a bare hand-over and back."""
     trips = {"trips": 100 if smoke else 10_000}
     compare(
         "round trips of a worker that asks a server",

@@ -1,85 +1,47 @@
 """Two ranks of torch.distributed on this machine: in shared memory, by messages and by RPC.
 
-Ranks on the driver's node go the same way as processes, and should cost no more. By messages and by
-RPC is how ranks on other nodes go, over the loopback interface here: what these cost, not a
-network.
+Ranks on the driver's node go the same way as processes, and should cost no more. Ranks on other
+nodes use messages or RPC; here these use the loopback interface, so no network is measured.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
 from benchmarks import test_pixels, workloads
 from benchmarks.race import Side
-from pycollect.bench.workloads import FreeFrames
+from pycollect.bench.sides import ours, torchrls
 
 PEER = "TorchRL"
 PROCESSES = "MultiSync"
 RANKS = 2
 STEPS = 200
-FRAME_BYTES = 2 * 3 * 4
-PENDULUM: dict[str, Any] = {"pixels": False}
-PIXELS: dict[str, Any] = {"pixels": True}
+PENDULUM: dict[str, Any] = {
+    "env": [workloads.pendulum] * RANKS,
+    "policy": workloads.linear_policy,
+    "frames_per_batch": STEPS * RANKS,
+}
 
 
-def made(collector: Any, pixels: bool, theirs: bool = False, **arguments: Any) -> Any:
-    """A collector of two Pendulums, or of free frames of pixels."""
-    make: Any = FreeFrames if pixels else workloads.pendulum
-    return collector(
-        [workloads.for_torchrl(make) if theirs else make] * RANKS,
-        test_pixels.policy_of("module") if pixels else workloads.linear_policy(),
-        frames_per_batch=test_pixels.FRAMES if pixels else STEPS * RANKS,
-        total_frames=workloads.FOREVER,
-        **arguments,
-    )
-
-
-def batches(collector: Any, pixels: bool) -> Iterator[int]:
-    """The frames of each batch, once it was read."""
-    read = workloads.read_pixels if pixels else workloads.read
-    try:
-        for batch in collector:
-            yield read(batch)
-    finally:
-        collector.shutdown()
-
-
-def ours(pixels: bool, name: str = "DistributedDataCollector", away: bool = False) -> Iterator[int]:
-    """DistributedDataCollector or RPCDataCollector of pycollect."""
-    import pycollect
-
-    elsewhere = mock.patch(
-        "pycollect.engines.distributed.engine.this_node", return_value="another one"
-    )
-    with elsewhere if away else nullcontext():
-        collector = made(getattr(pycollect, name), pixels, sync=True, launcher="mp")
-    return batches(collector, pixels)
-
-
-def processes(pixels: bool) -> Iterator[int]:
-    """MultiSyncDataCollector of pycollect."""
-    from pycollect import MultiSyncDataCollector
-
-    return batches(made(MultiSyncDataCollector, pixels), pixels)
-
-
-def torchrl(pixels: bool) -> Iterator[int]:
-    """DistributedCollector of TorchRL."""
-    from torchrl.collectors.distributed import DistributedCollector
-
-    collector = made(DistributedCollector, pixels, theirs=True, sync=True, launcher="mp")
-    return batches(collector, pixels)
+def elsewhere(**work: Any) -> Iterator[int]:
+    """Collect as if the ranks were on another node."""
+    stream = ours(**work)
+    name = "pycollect.engines.distributed.engine.this_node"
+    with mock.patch(name, return_value="another one"):
+        frames = next(stream)
+    yield frames
+    yield from stream
 
 
 def sides(work: dict[str, Any]) -> list[Side]:
-    """All of them."""
+    """Return the sides of both cases."""
+    ranks = {**work, "collector": "DistributedDataCollector", "sync": True, "launcher": "mp"}
     return [
-        Side("pycollect", ours, work),
-        Side("by messages", ours, {**work, "away": True}),
-        Side("by RPC", ours, {**work, "away": True, "name": "RPCDataCollector"}),
-        Side(PROCESSES, processes, work),
-        Side(PEER, torchrl, work, needs="torchrl", spawns=True),
+        Side("pycollect", ours, ranks),
+        Side("by messages", elsewhere, ranks),
+        Side("by RPC", elsewhere, {**ranks, "collector": "RPCDataCollector"}),
+        Side(PROCESSES, ours, {**work, "collector": "MultiSyncDataCollector"}),
+        Side(PEER, torchrls, ranks, needs="torchrl", spawns=True),
     ]
 
 
@@ -88,7 +50,7 @@ def test_pendulum(compare: Callable[..., None]) -> None:
     compare(
         f"Pendulum, torch.distributed, {RANKS} ranks, sync, T={STEPS}",
         sides(PENDULUM),
-        frame_bytes=FRAME_BYTES,
+        frame_bytes=workloads.PENDULUM_BYTES,
         wanted={PEER: 8, PROCESSES: 0.9},
     )
 
@@ -97,7 +59,7 @@ def test_pixels_of_ranks(compare: Callable[..., None]) -> None:
     """Free frames of pixels, which a module is given."""
     compare(
         f"pixels, torch.distributed, {RANKS} ranks, sync",
-        sides(PIXELS),
+        sides(test_pixels.work("module")),
         frame_bytes=test_pixels.FRAME_BYTES,
         wanted={PEER: 8, PROCESSES: 0.9},
     )

@@ -22,13 +22,13 @@ from gymnasium.vector.utils import batch_space
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import ours
 
 ENVS = 8
 STEPS = 50
 SECONDS_EACH = 0.00025
 SECONDS = 0.002
-FRAME_BYTES = 2 * 3 * 4
-"""Observation before and after the step."""
+FRAME_BYTES = workloads.PENDULUM_BYTES
 
 
 class Waiting(gymnasium.Env):
@@ -90,25 +90,26 @@ def processes(num_envs: int) -> AsyncVectorEnv:
     return AsyncVectorEnv([Waiting] * num_envs)
 
 
+def make_policy() -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the policy."""
+    return policy
+
+
 def policy(observation: torch.Tensor) -> torch.Tensor:
     """Holds a device for as long as it has environments."""
     time.sleep(SECONDS_EACH * len(observation))
     return torch.zeros(len(observation), 1)
 
 
-def ours(make: Callable[[int], Any], groups: int) -> Iterator[int]:
-    """SyncDataCollector of pycollect."""
-    from pycollect import SyncDataCollector
-
-    with SyncDataCollector(
-        partial(make, ENVS // groups),
-        policy,
-        frames_per_batch=ENVS * STEPS,
-        total_frames=workloads.FOREVER,
-        env_groups=groups,
-    ) as collector:
-        for batch in collector:
-            yield workloads.read(batch)
+def work(make: Callable[[int], Any], groups: int) -> dict[str, Any]:
+    """Return the arguments of a collector with that many groups."""
+    return {
+        "collector": "SyncDataCollector",
+        "env": partial(make, ENVS // groups),
+        "policy": make_policy,
+        "frames_per_batch": ENVS * STEPS,
+        "env_groups": groups,
+    }
 
 
 def policy_alone() -> Iterator[int]:
@@ -125,8 +126,8 @@ def test_a_simulator(compare: Callable[..., None]) -> None:
     compare(
         "8 environments of a simulator, 2 ms, policy of 2 ms",
         [
-            Side("env_groups=2", ours, {"make": Simulator, "groups": 2}),
-            Side("env_groups=1", ours, {"make": Simulator, "groups": 1}),
+            Side("env_groups=2", ours, work(Simulator, 2)),
+            Side("env_groups=1", ours, work(Simulator, 1)),
             Side("policy alone", policy_alone),
         ],
         frame_bytes=FRAME_BYTES,
@@ -140,8 +141,8 @@ def test_processes(compare: Callable[..., None]) -> None:
     compare(
         "8 processes of AsyncVectorEnv, 2 ms each, policy of 2 ms",
         [
-            Side("env_groups=2", ours, {"make": processes, "groups": 2}),
-            Side("env_groups=1", ours, {"make": processes, "groups": 1}),
+            Side("env_groups=2", ours, work(processes, 2)),
+            Side("env_groups=1", ours, work(processes, 1)),
             Side("policy alone", policy_alone),
         ],
         frame_bytes=FRAME_BYTES,

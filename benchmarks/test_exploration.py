@@ -1,9 +1,8 @@
-"""Epsilon-greedy for CartPole: TorchRL's modules and a module of tensors, beside a plain loop."""
+"""Epsilon-greedy for CartPole: TorchRL's modules, a module of tensors, and a plain loop."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -11,11 +10,12 @@ from torch import nn
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import ours, read_tensors, torchrls
 
 STEPS = 1000
 EPSILON = 0.05
-FRAME_BYTES = 2 * 4 * 4
-"""Observation before and after the step."""
+FRAME_BYTES = workloads.CARTPOLE_BYTES
+PEER = "TorchRL's modules and collector"
 
 
 def network() -> nn.Sequential:
@@ -49,7 +49,7 @@ def two_modules() -> Any:
     )
 
 
-def torchrls() -> Any:
+def torchrls_modules() -> Any:
     """The modules of TorchRL."""
     from torchrl.data import Categorical
     from torchrl.modules import EGreedyModule, QValueActor
@@ -62,46 +62,16 @@ def torchrls() -> Any:
     )
 
 
-def cartpole() -> gymnasium.Env:
-    """One environment."""
-    return gymnasium.make("CartPole-v1")
-
-
-def ours(policy: Callable[[], Any], envs: int) -> Iterator[int]:
-    """SyncDataCollector of pycollect."""
-    from pycollect import SyncDataCollector
-
-    with SyncDataCollector(
-        cartpole if envs == 1 else [cartpole] * envs,
-        policy(),
-        frames_per_batch=STEPS,
-        total_frames=workloads.FOREVER,
-    ) as collector:
-        for batch in collector:
-            yield workloads.read(batch)
-
-
-def theirs() -> Iterator[int]:
-    """Collector of TorchRL (its SyncDataCollector until 0.12)."""
-    from torchrl.collectors import Collector
-    from torchrl.envs import GymEnv
-
-    collector = Collector(
-        GymEnv("CartPole-v1", categorical_action_encoding=True),
-        torchrls(),
-        frames_per_batch=STEPS,
-        total_frames=workloads.FOREVER,
-    )
-    try:
-        for batch in collector:
-            yield workloads.read(batch)
-    finally:
-        collector.shutdown()
+def work(policy: Callable[[], Any], envs: int = 1) -> dict[str, Any]:
+    """Return the arguments of a collector in this process."""
+    env = workloads.cartpole if envs == 1 else [workloads.cartpole] * envs
+    single = {"collector": "SyncDataCollector", "env": env, "policy": policy}
+    return {**single, "frames_per_batch": STEPS}
 
 
 def plain_loop() -> Iterator[int]:
     """The network, an ``if`` for the random action, and preallocated arrays."""
-    env, net, rng = cartpole(), network(), np.random.default_rng(0)
+    env, net, rng = workloads.cartpole(), network(), np.random.default_rng(0)
     observations = np.empty((STEPS, 4), np.float32)
     actions = np.empty((STEPS,), np.int64)
     rewards = np.empty((STEPS, 1), np.float32)
@@ -124,7 +94,7 @@ def plain_loop() -> Iterator[int]:
                 truncated[t] = cut
                 if ended or cut:
                     observation, _ = env.reset()
-        workloads.read_tensors(*arrays)
+        read_tensors(*arrays)
         yield STEPS
 
 
@@ -133,13 +103,13 @@ def test_epsilon_greedy(compare: Callable[..., None]) -> None:
     compare(
         f"epsilon-greedy: CartPole, 4-64-2, in process, {STEPS} frames",
         [
-            Side("TorchRL's modules", ours, {"policy": torchrls, "envs": 1}, needs="torchrl"),
-            Side("a module over tensors", ours, {"policy": two_modules, "envs": 1}),
-            Side("TorchRL's modules and collector", theirs, needs="torchrl"),
+            Side("TorchRL's modules", ours, work(torchrls_modules), needs="torchrl"),
+            Side("a module over tensors", ours, work(two_modules)),
+            Side(PEER, torchrls, work(torchrls_modules), needs="torchrl"),
             Side("plain loop", plain_loop),
         ],
         frame_bytes=FRAME_BYTES,
-        wanted={"plain loop": 0.9, "TorchRL's modules and collector": 5.0},
+        wanted={"plain loop": 0.9, PEER: 5.0},
     )
 
 
@@ -148,8 +118,8 @@ def test_epsilon_greedy_in_a_batch(compare: Callable[..., None]) -> None:
     compare(
         f"epsilon-greedy: 8 CartPole, 4-64-2, in process, {STEPS} frames",
         [
-            Side("TorchRL's modules", ours, {"policy": torchrls, "envs": 8}, needs="torchrl"),
-            Side("a module over tensors", ours, {"policy": two_modules, "envs": 8}),
+            Side("TorchRL's modules", ours, work(torchrls_modules, 8), needs="torchrl"),
+            Side("a module over tensors", ours, work(two_modules, 8)),
         ],
         frame_bytes=FRAME_BYTES,
         wanted={"a module over tensors": 0.8},

@@ -1,57 +1,31 @@
-"""One Pendulum per worker and a linear policy: what a step costs besides environment and policy."""
+"""One Pendulum per worker and a linear policy: a step's cost without environment and policy."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import ours, read_tensors, torchrls
 
 PEER = "TorchRL"
-FRAME_BYTES = 2 * 3 * 4
-"""Observation before and after the step."""
+FRAME_BYTES = workloads.PENDULUM_BYTES
 
 
-def ours(
-    frames: int, policy: Callable[[], TensorDictModule] = workloads.linear_policy
-) -> Iterator[int]:
-    """SyncDataCollector of pycollect."""
-    from pycollect import SyncDataCollector
-
-    with SyncDataCollector(
-        workloads.pendulum,
-        policy(),
-        frames_per_batch=frames,
-        total_frames=workloads.FOREVER,
-    ) as collector:
-        for batch in collector:
-            yield workloads.read(batch)
-
-
-def torchrl(frames: int) -> Iterator[int]:
-    """Collector of TorchRL (its SyncDataCollector until 0.12)."""
-    from torchrl.collectors import Collector
-
-    collector = Collector(
-        workloads.for_torchrl(workloads.pendulum),
-        workloads.linear_policy(),
-        frames_per_batch=frames,
-        total_frames=workloads.FOREVER,
-    )
-    try:
-        for batch in collector:
-            yield workloads.read(batch)
-    finally:
-        collector.shutdown()
+def work(frames: int, policy: Callable[[], Any] = workloads.linear_policy) -> dict[str, Any]:
+    """Return the arguments of a collector in this process."""
+    single = {"collector": "SyncDataCollector", "env": workloads.pendulum}
+    return {**single, "policy": policy, "frames_per_batch": frames}
 
 
 def plain_loop(
     frames: int, module: Callable[[], torch.nn.Module] = workloads.linear
 ) -> Iterator[int]:
-    """What one writes by hand: the bare module, and preallocated arrays."""
+    """Run a loop by hand with the bare module and preallocated arrays."""
     env = workloads.pendulum()
     policy = module()
     observations = np.empty((frames, 3), np.float32)
@@ -73,56 +47,19 @@ def plain_loop(
                 truncated[t] = cut
                 if ended or cut:
                     observation, _ = env.reset()
-        workloads.read_tensors(*arrays)
+        read_tensors(*arrays)
         yield frames
-
-
-def ours_on_ray(steps: int, actors: int, sync: bool, census: str) -> Iterator[int]:
-    """RayCollector of pycollect."""
-    from pycollect import RayCollector
-
-    with RayCollector(
-        [workloads.in_actor(workloads.pendulum, census)] * actors,
-        workloads.linear_policy(),
-        frames_per_batch=steps * actors if sync else steps,
-        total_frames=workloads.FOREVER,
-        sync=sync,
-        remote_configs=workloads.ACTOR,
-    ) as collector:
-        for batch in collector:
-            yield workloads.read(batch)
-
-
-def torchrl_on_ray(steps: int, actors: int, sync: bool, census: str) -> Iterator[int]:
-    """RayCollector of TorchRL."""
-    from torchrl.collectors.distributed import RayCollector
-
-    make = workloads.for_torchrl(workloads.in_actor(workloads.pendulum, census))
-    collector = RayCollector(
-        [make] * actors,
-        workloads.linear_policy(),
-        frames_per_batch=steps * actors if sync else steps,
-        total_frames=workloads.FOREVER,
-        sync=sync,
-        remote_configs=workloads.ACTOR,
-    )
-    try:
-        for batch in collector:
-            yield workloads.read(batch)
-    finally:
-        collector.shutdown()
 
 
 @pytest.mark.parametrize("frames", [200, pytest.param(2000, marks=pytest.mark.full)])
 def test_in_process(compare: Callable[..., None], frames: int) -> None:
     """One environment in this process."""
-    work = {"frames": frames}
     compare(
         f"Pendulum, in process, T={frames}",
         [
-            Side("pycollect", ours, work),
-            Side(PEER, torchrl, work, needs="torchrl"),
-            Side("plain loop", plain_loop, work),
+            Side("pycollect", ours, work(frames)),
+            Side(PEER, torchrls, work(frames), needs="torchrl"),
+            Side("plain loop", plain_loop, {"frames": frames}),
         ],
         frame_bytes=FRAME_BYTES,
         wanted={PEER: 10, "plain loop": 0.9},
@@ -135,7 +72,7 @@ def test_opaque_policy(compare: Callable[..., None]) -> None:
     compare(
         "Pendulum, in process, T=2000, unknown module",
         [
-            Side("pycollect", ours, {"frames": 2000, "policy": workloads.opaque_policy}),
+            Side("pycollect", ours, work(2000, partial(workloads.as_policy, workloads.opaque))),
             Side("plain loop", plain_loop, {"frames": 2000}),
         ],
         frame_bytes=FRAME_BYTES,
@@ -145,11 +82,11 @@ def test_opaque_policy(compare: Callable[..., None]) -> None:
 
 @pytest.mark.full
 def test_slow_policy(compare: Callable[..., None]) -> None:
-    """A policy of 1 ms: what a collector adds should not show."""
+    """A policy of 1 ms: a collector should add nothing that shows."""
     compare(
         "Pendulum, in process, T=200, a policy of 1 ms",
         [
-            Side("pycollect", ours, {"frames": 200, "policy": workloads.slow_policy}),
+            Side("pycollect", ours, work(200, partial(workloads.as_policy, workloads.slow))),
             Side("plain loop", plain_loop, {"frames": 200, "module": workloads.slow}),
         ],
         frame_bytes=FRAME_BYTES,
@@ -164,31 +101,22 @@ def test_on_ray(
     compare: Callable[..., None], ray_address: str, steps: int, actors: int, sync: bool
 ) -> None:
     """Rollouts of `steps` from each actor; the limit is that many plain loops at once."""
-    work = {"steps": steps, "actors": actors, "sync": sync}
-    group = 1 if sync else actors
+    work = {
+        "env": [workloads.pendulum] * actors,
+        "policy": workloads.linear_policy,
+        "frames_per_batch": steps * actors if sync else steps,
+        "sync": sync,
+    }
+    turns = {"ray_address": ray_address, "group": 1 if sync else actors}
     workers = "1 actor" if actors == 1 else f"{actors} actors"
     limit = "plain loop" if actors == 1 else f"{actors} plain loops"
+    mine, theirs = ({"collect": collect, **work} for collect in (ours, torchrls))
+    peer = {"ahead": 0 if sync else 1, "needs": "torchrl", "spawns": True}
     compare(
         f"Pendulum, Ray, {workers}, {'sync' if sync else 'async'}, T={steps}",
         [
-            Side(
-                "pycollect",
-                ours_on_ray,
-                work,
-                ray_address=ray_address,
-                group=group,
-                ahead=0 if sync else 2,
-            ),
-            Side(
-                PEER,
-                torchrl_on_ray,
-                work,
-                ray_address=ray_address,
-                group=group,
-                ahead=0 if sync else 1,
-                needs="torchrl",
-                spawns=True,
-            ),
+            Side("pycollect", workloads.on_ray, mine, **turns, ahead=0 if sync else 2),
+            Side(PEER, workloads.on_ray, theirs, **turns, **peer),
             Side(limit, plain_loop, {"frames": steps}, processes=actors),
         ],
         frame_bytes=FRAME_BYTES,

@@ -1,18 +1,19 @@
-"""Frames of pixels from two Ray actors: how fast bytes get from where they are made to the learner.
+"""Frames of pixels from two Ray actors: how fast bytes get from the environment to the learner.
 
-The environment is free, so what is measured is transport. A frame counts 56,448 bytes: the pixels
+The environment is free, so this measures transport. A frame counts 56,448 bytes: the pixels
 before and after the step. The limit is one thread that copies a batch of that size from memory to
 memory.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
-from tensordict.nn import TensorDictModule
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import ours, torchrls
 from pycollect.bench.workloads import FRAME_BYTES as ONE_FRAME
 from pycollect.bench.workloads import FreeFrames
 
@@ -21,42 +22,6 @@ ACTORS = 2
 LIMIT = "memcpy, 1 thread"
 FRAME_BYTES = 2 * ONE_FRAME
 PEER = "TorchRL"
-
-
-def ours(policy: TensorDictModule | None, census: str) -> Iterator[int]:
-    """RayCollector of pycollect."""
-    from pycollect import RayCollector
-
-    with RayCollector(
-        [workloads.in_actor(FreeFrames, census)] * ACTORS,
-        policy,
-        frames_per_batch=FRAMES,
-        total_frames=workloads.FOREVER,
-        sync=True,
-        remote_configs=workloads.ACTOR,
-    ) as collector:
-        for batch in collector:
-            yield workloads.read_pixels(batch)
-
-
-def torchrl(policy: TensorDictModule | None, census: str) -> Iterator[int]:
-    """RayCollector of TorchRL."""
-    from torchrl.collectors.distributed import RayCollector
-
-    make = workloads.for_torchrl(workloads.in_actor(FreeFrames, census))
-    collector = RayCollector(
-        [make] * ACTORS,
-        policy,
-        frames_per_batch=FRAMES,
-        total_frames=workloads.FOREVER,
-        sync=True,
-        remote_configs=workloads.ACTOR,
-    )
-    try:
-        for batch in collector:
-            yield workloads.read_pixels(batch)
-    finally:
-        collector.shutdown()
 
 
 def memcpy() -> Iterator[int]:
@@ -68,9 +33,14 @@ def memcpy() -> Iterator[int]:
         yield FRAMES
 
 
-def policy_of(name: str) -> TensorDictModule | None:
-    """The policy of a case, by its name in ``POLICIES``."""
-    return workloads.still_policy() if name == "module" else None
+def work(policy: str) -> dict[str, Any]:
+    """Return the arguments of a collector of two workers, by the policy's name."""
+    return {
+        "env": [FreeFrames] * ACTORS,
+        "policy": workloads.still_policy if policy == "module" else None,
+        "read": workloads.read_pixels,
+        "frames_per_batch": FRAMES,
+    }
 
 
 def wanted(policy: str) -> dict[str, float]:
@@ -86,12 +56,15 @@ POLICIES = pytest.mark.parametrize(
 @POLICIES
 def test_pixels(compare: Callable[..., None], ray_address: str, policy: str) -> None:
     """Sync batches; the collector's random actions, or a module that is given each frame."""
-    work = {"policy": policy_of(policy)}
+    mine, theirs = (
+        {"collect": collect, "sync": True, **work(policy)} for collect in (ours, torchrls)
+    )
+    address = {"ray_address": ray_address}
     compare(
         f"pixels, Ray, {ACTORS} actors, {policy} policy",
         [
-            Side("pycollect", ours, work, ray_address=ray_address),
-            Side(PEER, torchrl, work, ray_address=ray_address, needs="torchrl", spawns=True),
+            Side("pycollect", workloads.on_ray, mine, **address),
+            Side(PEER, workloads.on_ray, theirs, **address, needs="torchrl", spawns=True),
             Side(LIMIT, memcpy),
         ],
         frame_bytes=FRAME_BYTES,
@@ -100,7 +73,7 @@ def test_pixels(compare: Callable[..., None], ray_address: str, policy: str) -> 
 
 
 def recorded() -> Iterator[int]:
-    """One worker of pycollect writes slab after slab of shared memory, which nobody reads."""
+    """Write slab after slab of shared memory in one worker of pycollect; read none."""
     from pycollect._core import SharedSlabPool
     from pycollect.worker.options import WorkerOptions
     from pycollect.worker.worker import Worker
@@ -115,7 +88,7 @@ def recorded() -> Iterator[int]:
 
 
 def test_pixels_recorded(compare: Callable[..., None]) -> None:
-    """Random actions. The recorder's stores alone: past the caches, where memcpy reads lines."""
+    """Random actions. The recorder's stores alone: past the caches, while memcpy reads lines."""
     compare(
         "pixels, one process, written into shared slabs",
         [Side("pycollect", recorded), Side(LIMIT, memcpy)],

@@ -1,14 +1,16 @@
-"""One policy for Pendulum written in three ways, beside a plain loop that calls it."""
+"""One policy for Pendulum written in three ways, and a plain loop that calls it."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
 from torch import nn
 
+from benchmarks import workloads
 from benchmarks.race import Side
-from benchmarks.test_pendulum import FRAME_BYTES, ours, plain_loop
+from benchmarks.test_pendulum import FRAME_BYTES, plain_loop, work
+from pycollect.bench.sides import ours
 
 STEPS = 1000
 
@@ -22,7 +24,7 @@ def network() -> nn.Sequential:
 
 
 class OverTensors(nn.Module):
-    """The same in a module that nobody knows."""
+    """The same network in an unknown module."""
 
     def __init__(self) -> None:
         """Make the network."""
@@ -39,23 +41,19 @@ class OverTensorDict(OverTensors):
     """The same in a module that takes a TensorDict."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]
-        """Write the action beside the observation."""
+        """Write the action next to the observation."""
         return tensordict.set("action", self.net(tensordict["observation"]))
 
 
-def known() -> TensorDictModule:
-    """Layers that are known."""
-    return TensorDictModule(network(), in_keys=["observation"], out_keys=["action"])
-
-
 def test_policies(compare: Callable[..., None]) -> None:
-    """What the form of a policy costs."""
+    """Compare the costs of the forms."""
+    known = partial(workloads.as_policy, network)
     compare(
         f"policies: Pendulum, 3-64-64-1, in process, T={STEPS}",
         [
-            Side("layers that are known", ours, {"frames": STEPS, "policy": known}),
-            Side("a module over tensors", ours, {"frames": STEPS, "policy": OverTensors}),
-            Side("one that takes a TensorDict", ours, {"frames": STEPS, "policy": OverTensorDict}),
+            Side("layers that are known", ours, work(STEPS, known)),
+            Side("a module over tensors", ours, work(STEPS, OverTensors)),
+            Side("one that takes a TensorDict", ours, work(STEPS, OverTensorDict)),
             Side("plain loop", plain_loop, {"frames": STEPS, "module": network}),
         ],
         frame_bytes=FRAME_BYTES,

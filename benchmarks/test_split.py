@@ -1,6 +1,7 @@
 """Cutting [64, 1000] frames of CartPole into their 2,560 trajectories, padded."""
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from benchmarks.race import Side
 
 STEPS = 1000
+OURS, THEIRS = "pycollect", "torchrl.collectors.utils"
 PER_ROW = 40
 """Trajectories in one row, 25 steps long on average."""
 
@@ -73,25 +75,13 @@ def check(padded: TensorDictBase, batch: TensorDictBase) -> None:
     assert torch.equal(padded["observation"][mask], batch["observation"].flatten(0, 1))
 
 
-def ours(rows: int, lengths: str) -> Iterator[int]:
-    """split_trajectories of pycollect."""
-    from pycollect import split_trajectories
-
+def split_by(module: str, rows: int, lengths: str) -> Iterator[int]:
+    """Call a module's `split_trajectories`."""
+    split = import_module(module).split_trajectories
     batch = make_batch(rows, lengths)
-    check(split_trajectories(batch), batch)
+    check(split(batch), batch)
     while True:
-        split_trajectories(batch)
-        yield batch.numel()
-
-
-def torchrl(rows: int, lengths: str) -> Iterator[int]:
-    """split_trajectories of TorchRL."""
-    from torchrl.collectors.utils import split_trajectories
-
-    batch = make_batch(rows, lengths)
-    check(split_trajectories(batch), batch)
-    while True:
-        split_trajectories(batch)
+        split(batch)
         yield batch.numel()
 
 
@@ -119,8 +109,8 @@ def test_split(compare: Callable[..., None], lengths: str) -> None:
     compare(
         f"split [64, 1000], 2,560 trajectories, {lengths}",
         [
-            Side("pycollect", ours, work),
-            Side("TorchRL", torchrl, work, needs="torchrl"),
+            Side("pycollect", split_by, {"module": OURS, **work}),
+            Side("TorchRL", split_by, {"module": THEIRS, **work}, needs="torchrl"),
             Side("index_copy_ into zeros", plain_index, work),
         ],
         frame_bytes=frame_bytes(),
@@ -129,14 +119,14 @@ def test_split(compare: Callable[..., None], lengths: str) -> None:
 
 
 def test_linear(compare: Callable[..., None]) -> None:
-    """A million frames, 40,000 trajectories; the limit shows what leaving the caches costs."""
+    """A million frames, 40,000 trajectories; the limit shows the cost of leaving the caches."""
     small = {"rows": 64, "lengths": "even"}
     large = {"rows": 1000, "lengths": "even"}
     compare(
         "split, a million frames",
         [
-            Side("pycollect, [1000, 1000]", ours, large),
-            Side("pycollect, [64, 1000]", ours, small),
+            Side("pycollect, [1000, 1000]", split_by, {"module": OURS, **large}),
+            Side("pycollect, [64, 1000]", split_by, {"module": OURS, **small}),
             Side("index_copy_ into zeros, [1000, 1000]", plain_index, large),
             Side("index_copy_ into zeros, [64, 1000]", plain_index, small),
         ],

@@ -5,69 +5,46 @@ are done, and each side has had a collector before, so that pycollect's template
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import ours, torchrls
 
 PEER = "TorchRL"
 SPAWN = "pycollect, spawn"
 STEPS = 100
 
 
-def ours(workers: int, start_method: str = "forkserver") -> Iterator[int]:
-    """MultiSyncDataCollector of pycollect."""
-    from pycollect import MultiSyncDataCollector
-
-    def make() -> Any:
-        return MultiSyncDataCollector(
-            [workloads.pendulum] * workers,
-            workloads.linear_policy(),
-            frames_per_batch=STEPS * workers,
-            total_frames=workloads.FOREVER,
-            start_method=start_method,
-        )
-
-    return _starts(make)
-
-
-def torchrl(workers: int) -> Iterator[int]:
-    """MultiSyncCollector of TorchRL."""
-    from torchrl.collectors import MultiSyncCollector
-
-    def make() -> Any:
-        return MultiSyncCollector(
-            [workloads.for_torchrl(workloads.pendulum)] * workers,
-            workloads.linear_policy(),
-            frames_per_batch=STEPS * workers,
-            total_frames=workloads.FOREVER,
-        )
-
-    return _starts(make)
-
-
-def _starts(make: Callable[[], Any]) -> Iterator[int]:
+def starts(collect: Callable[..., Iterator[int]], workers: int, **arguments: Any) -> Iterator[int]:
+    """Make a collector, read its first batch and shut it down, again and again."""
     while True:
-        collector = make()
-        try:
-            workloads.read(next(iter(collector)))
-        finally:
-            collector.shutdown()
+        stream = collect(
+            "MultiSyncDataCollector",
+            [workloads.pendulum] * workers,
+            workloads.linear_policy,
+            frames_per_batch=STEPS * workers,
+            **arguments,
+        )
+        with closing(stream):
+            next(stream)
         yield 1
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(8, marks=pytest.mark.full)])
 def test_start(compare: Callable[..., None], workers: int) -> None:
     """One environment per worker."""
-    work = {"workers": workers}
+    mine = {"collect": ours, "workers": workers}
+    spawn, theirs = {**mine, "start_method": "spawn"}, {**mine, "collect": torchrls}
     compare(
         f"start, first batch and end of {workers} processes",
         [
-            Side("pycollect", ours, work),
-            Side(SPAWN, ours, {**work, "start_method": "spawn"}, slow=True),
-            Side(PEER, torchrl, work, needs="torchrl", slow=True, spawns=True),
+            Side("pycollect", starts, {**mine, "start_method": "forkserver"}),
+            Side(SPAWN, starts, spawn, slow=True),
+            Side(PEER, starts, theirs, needs="torchrl", slow=True, spawns=True),
         ],
         frame_bytes=0,
         wanted={SPAWN: 4, PEER: 4},

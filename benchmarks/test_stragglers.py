@@ -5,16 +5,18 @@ limit is the others alone.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
+from tensordict import TensorDictBase
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import ours, read, torchrls
 
 OTHERS = 2
 STEPS = 200
@@ -47,59 +49,43 @@ class Sleeping(gymnasium.Env):
         return np.zeros(3, np.float32), 1.0, False, self.steps == 100, {}
 
 
-def ours(steps: int, stragglers: int, threshold: float | None) -> Iterator[int]:
-    """MultiSyncDataCollector of pycollect; the last `stragglers` workers are slow."""
-    from pycollect import MultiSyncDataCollector
-
-    arguments = _arguments(steps, stragglers, threshold)
-    with MultiSyncDataCollector(_envs(stragglers), **arguments) as running:
-        for batch in running:
-            workloads.read(batch)
-            frames = batch["collector", "traj_ids"][:OTHERS] >= 0
-            yield int(frames.sum())
+def read_others(batch: TensorDictBase) -> int:
+    """Read a batch; return the frames of the workers that are not slow."""
+    read(batch)
+    return int((batch["collector", "traj_ids"][:OTHERS] >= 0).sum())
 
 
-def torchrl(steps: int, stragglers: int, threshold: float | None) -> Iterator[int]:
-    """The same of TorchRL, of which all frames of the others are there."""
-    from torchrl.collectors import MultiSyncCollector
-
-    envs = [workloads.for_torchrl(env) for env in _envs(stragglers)]
-    arguments = _arguments(steps, stragglers, threshold)
-    running = MultiSyncCollector(envs, cat_results="stack", **arguments)
-    try:
-        for batch in running:
-            yield workloads.read(batch) * OTHERS // len(envs)
-    finally:
-        running.shutdown()
+def read_share(batch: TensorDictBase) -> int:
+    """Read a batch of TorchRL, which has all frames of the others; return their number."""
+    return read(batch) * OTHERS // len(batch)
 
 
-def _envs(stragglers: int) -> list[Any]:
+def work(steps: int, stragglers: int, threshold: float | None) -> dict[str, Any]:
+    """Return the arguments of a collector whose last `stragglers` workers are slow."""
     fast, slow = partial(Sleeping, STEP_SECONDS), partial(Sleeping, SLOWER * STEP_SECONDS)
-    return [fast] * OTHERS + [slow] * stragglers
-
-
-def _arguments(steps: int, stragglers: int, threshold: float | None) -> dict[str, Any]:
-    workers = OTHERS + stragglers
     return {
-        "policy": workloads.linear_policy(),
-        "frames_per_batch": steps * workers,
-        "total_frames": workloads.FOREVER,
+        "collector": "MultiSyncDataCollector",
+        "env": [fast] * OTHERS + [slow] * stragglers,
+        "policy": workloads.linear_policy,
+        "frames_per_batch": steps * (OTHERS + stragglers),
         "preemptive_threshold": threshold,
+        "read": read_others,
     }
 
 
 def test_stragglers(compare: Callable[..., None], smoke: bool) -> None:
     """Two workers of three are enough."""
     steps = 10 if smoke else STEPS
-    preempted = {"steps": steps, "stragglers": 1, "threshold": 0.6}
+    preempted = work(steps, 1, 0.6)
+    theirs = {**preempted, "cat_results": "stack", "read": read_share}
     compare(
         f"preemption, processes, {OTHERS} workers and one {SLOWER} times slower, T={steps}",
         [
             Side("pycollect", ours, preempted),
-            Side(PEER, torchrl, preempted, needs="torchrl", spawns=True),
-            Side(WAITED_FOR, ours, {**preempted, "threshold": None}),
-            Side(ALONE, ours, {"steps": steps, "stragglers": 0, "threshold": None}),
+            Side(PEER, torchrls, theirs, needs="torchrl", spawns=True),
+            Side(WAITED_FOR, ours, work(steps, 1, None)),
+            Side(ALONE, ours, work(steps, 0, None)),
         ],
-        frame_bytes=2 * 3 * 4,
+        frame_bytes=workloads.PENDULUM_BYTES,
         wanted={ALONE: 0.85},
     )

@@ -1,4 +1,4 @@
-"""TorchRL's own environments, the same on both sides: what our collectors save on them."""
+"""TorchRL's own environments, the same on both sides."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -7,10 +7,10 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import count, for_torchrl, ours, read_tensors, torchrls
 
 PEER = "TorchRL"
 CALLABLE = "lambda: gymnasium.make(...)"
@@ -101,81 +101,40 @@ ALWAYS = (*OF_GYM, "EnvBase of a user", "PendulumEnv")
 """The others are measured in full runs."""
 
 
-def _example(collector: Callable[..., Any], collector_class: Any, census: str) -> Any:
-    """TorchRL's documented example, for ever."""
-    return collector(
-        [workloads.in_actor(pendulum, census)],
-        workloads.linear_policy(),
-        collector_class=collector_class,
-        max_frames_per_traj=LIMIT,
-        init_random_frames=-1,
-        reset_at_each_iter=False,
-        collector_kwargs={"device": "cpu", "storing_device": "cpu"},
-        num_collectors=1,
-        total_frames=workloads.FOREVER,
-        frames_per_batch=200,
-        remote_configs=workloads.ACTOR,
-    )
+EXAMPLE = {
+    "env": [pendulum],
+    "policy": workloads.linear_policy,
+    "max_frames_per_traj": LIMIT,
+    "init_random_frames": -1,
+    "reset_at_each_iter": False,
+    "collector_kwargs": {"device": "cpu", "storing_device": "cpu"},
+    "num_collectors": 1,
+    "frames_per_batch": 200,
+}
+"""TorchRL's documented example, without an end."""
 
 
 def ours_on_ray(census: str) -> Iterator[int]:
-    """RayCollector of pycollect."""
-    from pycollect import RayCollector, SyncDataCollector
+    """Collect with RayCollector of pycollect."""
+    from pycollect import SyncDataCollector
 
-    with _example(RayCollector, SyncDataCollector, census) as collector:
-        for batch in collector:
-            yield workloads.read(batch)
+    return workloads.on_ray(ours, **EXAMPLE, census=census, collector_class=SyncDataCollector)
 
 
 def torchrl_on_ray(census: str) -> Iterator[int]:
-    """RayCollector of TorchRL."""
-    from torchrl.collectors import Collector
-    from torchrl.collectors.distributed import RayCollector
-
-    collector = _example(RayCollector, Collector, census)
-    try:
-        for batch in collector:
-            yield workloads.read(batch)
-    finally:
-        collector.shutdown()
-
-
-def ours(env: str, limit: int) -> Iterator[int]:
-    """SyncDataCollector of pycollect."""
-    from pycollect import SyncDataCollector
-
-    return _in_process(SyncDataCollector, env, limit)
-
-
-def torchrl(env: str, limit: int) -> Iterator[int]:
-    """Collector of TorchRL (its SyncDataCollector until 0.12)."""
+    """Collect with RayCollector of TorchRL."""
     from torchrl.collectors import Collector
 
-    return _in_process(Collector, env, limit)
-
-
-def _in_process(collector_class: Callable[..., Any], env: str, limit: int) -> Iterator[int]:
-    collector = collector_class(
-        ENVS[env],
-        workloads.linear_policy() if env in OF_GYM else None,
-        frames_per_batch=400,
-        total_frames=workloads.FOREVER,
-        max_frames_per_traj=limit,
-    )
-    try:
-        for batch in collector:
-            yield read(batch)
-    finally:
-        collector.shutdown()
+    return workloads.on_ray(torchrls, **EXAMPLE, census=census, collector_class=Collector)
 
 
 def read(batch: Any) -> int:
-    """Read what the environment showed, whatever its keys; return the frames."""
-    workloads.read_tensors(*batch["next"].values(True, True))
-    return workloads.count(batch)
+    """Read all results of the environment, whatever their keys; return the frames."""
+    read_tensors(*batch["next"].values(True, True))
+    return count(batch)
 
 
-def own_step(env: str, limit: int) -> Iterator[int]:
+def own_step(env: str) -> Iterator[int]:
     """The environment's own step and nothing else: below it no collector of an EnvBase can go."""
     made = ENVS[env]()
     with torch.no_grad():
@@ -196,7 +155,7 @@ def test_documented_example(compare: Callable[..., None], ray_address: str) -> N
             Side("pycollect", ours_on_ray, {}, ray_address=ray_address, ahead=2),
             Side(PEER, torchrl_on_ray, {}, ray_address=ray_address, ahead=1, spawns=True),
         ],
-        frame_bytes=2 * 3 * 4,
+        frame_bytes=workloads.PENDULUM_BYTES,
         wanted={PEER: 5},
     )
 
@@ -213,42 +172,34 @@ class Argmax(torch.nn.Module):
         return self.network(observation).argmax(-1)
 
 
-def _wrapped(env: str) -> Any:
-    from torchrl.envs import GymWrapper
-
-    return GymWrapper(gymnasium.make(env), categorical_action_encoding=True)
-
-
 def _gym_env(env: str) -> Any:
     from torchrl.envs import GymEnv
 
     return GymEnv(env, categorical_action_encoding=True)
 
 
-def _one_way(make: Callable[[str], Any], env: str) -> Iterator[int]:
-    from pycollect import SyncDataCollector
-
-    policy = workloads.linear_policy()
-    if env == "CartPole-v1":
-        policy = TensorDictModule(Argmax(), in_keys=["observation"], out_keys=["action"])
-    with SyncDataCollector(
-        partial(make, env), policy, frames_per_batch=400, total_frames=workloads.FOREVER
-    ) as collector:
-        for batch in collector:
-            yield workloads.read(batch)
-
-
 @pytest.mark.parametrize(
     "env", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.full)]
 )
 def test_ways_to_one_environment(compare: Callable[..., None], env: str) -> None:
-    """TorchRL's GymEnv and GymWrapper beside the callable that makes what is inside of them."""
+    """Compare TorchRL's GymEnv and GymWrapper with a callable that makes the bare environment."""
     pytest.importorskip("torchrl")
-    ways = {"GymEnv": _gym_env, "GymWrapper": _wrapped, CALLABLE: gymnasium.make}
+    make = partial(gymnasium.make, env)
+    ways = {
+        "GymEnv": partial(_gym_env, env),
+        "GymWrapper": for_torchrl(make),
+        CALLABLE: make,
+    }
+    network = Argmax if env == "CartPole-v1" else workloads.linear
+    work = {
+        "collector": "SyncDataCollector",
+        "policy": partial(workloads.as_policy, network),
+        "frames_per_batch": 400,
+    }
     compare(
         f"ways to {env}, in process",
-        [Side(name, _one_way, {"make": make, "env": env}) for name, make in ways.items()],
-        frame_bytes=2 * 4 * 4,
+        [Side(name, ours, {**work, "env": way}) for name, way in ways.items()],
+        frame_bytes=workloads.CARTPOLE_BYTES,
         wanted={CALLABLE: 0.97},
     )
 
@@ -265,13 +216,20 @@ def _cases() -> Iterator[Any]:
 def test_in_process(compare: Callable[..., None], env: str, limit: int) -> None:
     """An environment of TorchRL in this process."""
     pytest.importorskip("torchrl")
-    work = {"env": env, "limit": limit}
-    sides = [Side("pycollect", ours, work), Side(PEER, torchrl, work)]
+    work = {
+        "collector": "SyncDataCollector",
+        "env": ENVS[env],
+        "policy": workloads.linear_policy if env in OF_GYM else None,
+        "frames_per_batch": 400,
+        "max_frames_per_traj": limit,
+        "read": read,
+    }
+    sides = [Side("pycollect", ours, work), Side(PEER, torchrls, work)]
     if env not in OF_GYM:
-        sides.append(Side(STEP, own_step, work))
+        sides.append(Side(STEP, own_step, {"env": env}))
     compare(
         f"TorchRL's {env}, in process, {f'trajectories of {limit}' if limit else 'no limit'}",
         sides,
-        frame_bytes=2 * 3 * 4,
+        frame_bytes=workloads.PENDULUM_BYTES,
         wanted={PEER: 5 if env in UNWRAPPED else 1.5},
     )

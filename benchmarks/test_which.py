@@ -5,7 +5,9 @@ per rollout and call the policy each for itself; one policy call for all communi
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,11 +16,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AsyncVectorEnv
-from tensordict.nn import TensorDictModule
 from torch import nn
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import for_torchrl, ours
 
 ENVS = 4
 STEPS = 100
@@ -49,72 +51,49 @@ ENVIRONMENTS: dict[str, Callable[[], gymnasium.Env]] = {
 }
 
 
-def large_policy() -> TensorDictModule:
-    """Three layers of 1,024."""
+def large() -> nn.Module:
+    """Return three layers of 1,024."""
     torch.manual_seed(0)
-    net = nn.Sequential(
+    return nn.Sequential(
         nn.Linear(3, LARGE), nn.Tanh(), nn.Linear(LARGE, LARGE), nn.Tanh(), nn.Linear(LARGE, 1)
     )
-    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
 
 
-POLICIES = {"linear": workloads.linear_policy, "3 x 1024": large_policy}
+NETWORKS = {"linear": workloads.linear, "3 x 1024": large}
 
 
-def collectors(env: str, policy: str) -> Iterator[int]:
-    """A process for each environment."""
-    from pycollect import MultiSyncDataCollector
-
-    return _batches(MultiSyncDataCollector, [ENVIRONMENTS[env]] * ENVS, policy)
+def async_vector(make: Callable[[], gymnasium.Env]) -> AsyncVectorEnv:
+    """Return Gymnasium's environments in processes."""
+    return AsyncVectorEnv([make] * ENVS)
 
 
-def callables(env: str, policy: str) -> Iterator[int]:
-    """All of them in this process, one after the other, and one policy call."""
-    return _in_process([ENVIRONMENTS[env]] * ENVS, policy)
-
-
-def async_vector(env: str, policy: str) -> Iterator[int]:
-    """Gymnasium's processes, and one policy call."""
-    return _in_process(lambda: AsyncVectorEnv([ENVIRONMENTS[env]] * ENVS), policy)
-
-
-def parallel(env: str, policy: str) -> Iterator[int]:
-    """TorchRL's processes, and one policy call."""
+def parallel(make: Callable[[], gymnasium.Env]) -> Any:
+    """Return TorchRL's environments in processes."""
     from torchrl.envs import ParallelEnv
 
-    return _in_process(ParallelEnv(ENVS, workloads.for_torchrl(ENVIRONMENTS[env])), policy)
-
-
-def _in_process(entry: Any, policy: str) -> Iterator[int]:
-    from pycollect import SyncDataCollector
-
-    return _batches(SyncDataCollector, entry, policy)
-
-
-def _batches(kind: Any, entry: Any, policy: str) -> Iterator[int]:
-    with kind(
-        entry,
-        POLICIES[policy](),
-        frames_per_batch=STEPS * ENVS,
-        total_frames=workloads.FOREVER,
-    ) as running:
-        for batch in running:
-            yield workloads.read(batch)
+    return ParallelEnv(ENVS, for_torchrl(make))
 
 
 @pytest.mark.parametrize("policy", ["linear", pytest.param("3 x 1024", marks=pytest.mark.full)])
 @pytest.mark.parametrize("env", ["Pendulum", pytest.param("1 ms waits", marks=pytest.mark.full)])
 def test_which(compare: Callable[..., None], env: str, policy: str) -> None:
     """Cheap and waiting environments, a small and a large policy."""
-    work = {"env": env, "policy": policy}
+    make = ENVIRONMENTS[env]
+
+    def side(name: str, entry: Any, collector: str = "SyncDataCollector") -> Side:
+        network = partial(workloads.as_policy, NETWORKS[policy])
+        work = {"collector": collector, "env": entry, "policy": network}
+        return Side(name, ours, {**work, "frames_per_batch": STEPS * ENVS})
+
+    theirs = side("ParallelEnv", partial(parallel, make))
     compare(
         f"which: {ENVS} x {env}, policy {policy}, T={STEPS}",
         [
-            Side("a process each", collectors, work),
-            Side("callables", callables, work),
-            Side("AsyncVectorEnv", async_vector, work),
-            Side("ParallelEnv", parallel, work, needs="torchrl", spawns=True),
+            side("a process each", [make] * ENVS, "MultiSyncDataCollector"),
+            side("callables", [make] * ENVS),
+            side("AsyncVectorEnv", partial(async_vector, make)),
+            replace(theirs, needs="torchrl", spawns=True),
         ],
-        frame_bytes=2 * 3 * 4,
+        frame_bytes=workloads.PENDULUM_BYTES,
         wanted={},
     )

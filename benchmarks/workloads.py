@@ -1,7 +1,7 @@
-"""The environments, policies and readers that all sides of a benchmark share."""
+"""The environments, policies and readers that sides of several benchmarks share."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,42 +13,40 @@ from tensordict.nn import (
     ProbabilisticTensorDictSequential,
     TensorDictModule,
 )
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.race import note_process
+from pycollect.bench.sides import count, read_tensors
 from pycollect.bench.workloads import Still
 
-FOREVER = 10**12
-"""Frames that no run reaches (TorchRL's RayCollector yields nothing for its default, -1)."""
-
-ACTOR = {"num_cpus": 1, "num_gpus": 0}
-"""Ray options of every actor, ours and the peer's."""
+PENDULUM_BYTES, CARTPOLE_BYTES = 2 * 3 * 4, 2 * 4 * 4
+"""Observation before and after the step."""
 
 
 def pendulum() -> gymnasium.Env:
-    """Pendulum-v1 as ``gymnasium.make`` gives it."""
+    """Return Pendulum-v1."""
     return gymnasium.make("Pendulum-v1")
 
 
+def cartpole() -> gymnasium.Env:
+    """Return CartPole-v1."""
+    return gymnasium.make("CartPole-v1")
+
+
 def linear() -> nn.Linear:
-    """The bare policy for Pendulum."""
+    """Return the bare policy for Pendulum."""
     torch.manual_seed(0)
     return nn.Linear(3, 1)
 
 
-def linear_policy() -> TensorDictModule:
-    """The same policy as users of collectors write it."""
-    return TensorDictModule(linear(), in_keys=["observation"], out_keys=["action"])
-
-
 class OwnLinear(nn.Linear):
-    """A class that no collector knows: it has to be called as it is."""
+    """A class that no collector knows: it must be called as it is."""
 
 
-def opaque_policy() -> TensorDictModule:
-    """The same policy, but written by somebody else."""
+def opaque() -> nn.Linear:
+    """Return the same layer in an unknown class."""
     torch.manual_seed(0)
-    return TensorDictModule(OwnLinear(3, 1), in_keys=["observation"], out_keys=["action"])
+    return OwnLinear(3, 1)
 
 
 class SlowLinear(nn.Linear):
@@ -60,18 +58,22 @@ class SlowLinear(nn.Linear):
 
 
 def slow() -> nn.Linear:
-    """The bare policy for Pendulum, a millisecond each."""
+    """Return the bare policy for Pendulum that takes a millisecond."""
     torch.manual_seed(0)
     return SlowLinear(3, 1)
 
 
-def slow_policy() -> TensorDictModule:
-    """The same policy as users of collectors write it."""
-    return TensorDictModule(slow(), in_keys=["observation"], out_keys=["action"])
+def as_policy(network: Callable[[], nn.Module]) -> TensorDictModule:
+    """Return a policy as users of collectors write it."""
+    return TensorDictModule(network(), in_keys=["observation"], out_keys=["action"])
+
+
+linear_policy = partial(as_policy, linear)
+still_policy = partial(as_policy, Still)
 
 
 def mlp() -> nn.Sequential:
-    """4-64-64-2 with tanh: the logits of a policy for CartPole."""
+    """Return a tanh network 4-64-64-2: the logits of a policy for CartPole."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
@@ -81,7 +83,7 @@ def mlp() -> nn.Sequential:
 def categorical_policy(
     network: Callable[[], nn.Module] = mlp,
 ) -> ProbabilisticTensorDictSequential:
-    """A network's logits with a categorical head, sampled, with its log-probability."""
+    """Return a policy that samples from a network's logits and records the log-probability."""
     return ProbabilisticTensorDictSequential(
         TensorDictModule(network(), in_keys=["observation"], out_keys=["logits"]),
         ProbabilisticTensorDictModule(
@@ -93,42 +95,21 @@ def categorical_policy(
     )
 
 
-def still_policy() -> TensorDictModule:
-    """``Still`` as users of collectors write it."""
-    return TensorDictModule(Still(), in_keys=["observation"], out_keys=["action"])
+def on_ray(collect: Callable[..., Iterator[int]], env: Any, census: str, **more: Any) -> Any:
+    """Collect in Ray actors that note their processes in the census.
 
-
-def in_actor(make: Callable[[], Any], census: str) -> Callable[[], Any]:
-    """``make``, which also notes the process that it is called in."""
-    return partial(_make_noted, make, census)
+    Args:
+        collect: `ours` or `torchrls` of `pycollect.bench.sides`.
+        env: Makes the environment of each actor, in a list.
+    """
+    noted = [partial(_make_noted, make, census) for make in env]
+    actor = {"num_cpus": 1, "num_gpus": 0}
+    return collect("RayCollector", noted, remote_configs=actor, **more)
 
 
 def _make_noted(make: Callable[[], Any], census: str) -> Any:
     note_process(census)
     return make()
-
-
-def for_torchrl(make: Callable[[], Any]) -> Callable[[], Any]:
-    """``make``, its environment wrapped the way TorchRL wants it."""
-    return partial(_wrap, make)
-
-
-def _wrap(make: Callable[[], Any]) -> Any:
-    from torchrl.envs import GymWrapper
-
-    return GymWrapper(make(), categorical_action_encoding=True)
-
-
-def read(batch: TensorDictBase) -> int:
-    """Read observations, actions and rewards, as every side does; return the frames."""
-    read_tensors(batch["observation"], batch["action"], batch["next", "reward"])
-    return count(batch)
-
-
-def read_tensors(*tensors: Tensor) -> None:
-    """Read every element."""
-    for tensor in tensors:
-        tensor.sum()
 
 
 def read_pixels(batch: TensorDictBase) -> int:
@@ -139,9 +120,3 @@ def read_pixels(batch: TensorDictBase) -> int:
         batch["next", "reward"],
     )
     return count(batch)
-
-
-def count(batch: TensorDictBase) -> int:
-    """Frames that were really collected: cells that a mask leaves out do not count."""
-    mask = batch.get(("collector", "mask"), None)
-    return batch.numel() if mask is None else int(mask.sum())

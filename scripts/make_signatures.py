@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pycollect.arguments import REQUIRED, arguments_of
-from pycollect.compat.weight_ways import WeightOptions
+from pycollect.compat.weight_options import WeightOptions
 from pycollect.inference.options import InferenceOptions
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.stream.options import StreamOptions

@@ -14,14 +14,23 @@ from fake_cuda_support import fake_cuda_library, run
 pytest.importorskip("gymnasium")
 
 from pycollect.__main__ import main
-from pycollect.bench import gpu, sides
+from pycollect.bench import gpu, pixels
 from pycollect.bench.copies import Material, Sizes, device_rows, host_rows
-from pycollect.bench.gathers import WIDTHS, Case, Width, gather_rows
-from pycollect.bench.host_costs import host_cost_rows
-from pycollect.bench.machine import headline, machine
-from pycollect.bench.rows import Row, markdown, missing, read_json, table, with_ratios, write_json
-from pycollect.bench.sides import SIDES, side_rows
-from pycollect.bench.splits import split_rows
+from pycollect.bench.gpu import host_cost_rows
+from pycollect.bench.gpu_trajectories import WIDTHS, Case, Width, gather_rows, split_rows
+from pycollect.bench.pixels import SIDES, side_rows
+from pycollect.bench.report import (
+    Row,
+    headline,
+    machine,
+    markdown,
+    missing,
+    read_json,
+    save_plot,
+    table,
+    with_ratios,
+    write_json,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -92,7 +101,7 @@ import torch
 from fake_torch_cuda import DEVICE, install
 from pycollect.bench import copies
 from pycollect.bench.clock import seconds_of
-from pycollect.bench.rows import with_ratios
+from pycollect.bench.report import with_ratios
 
 accelerator = install()
 CPU = torch.device("cpu")
@@ -188,7 +197,7 @@ def test_what_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.processes
 def test_a_side_that_fails_or_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ["failed" in row.note for row in side_rows("by magic", 1, 0.0, CPU)] == [True, True]
-    monkeypatch.setattr(sides, "MOST_SECONDS", 0.1)
+    monkeypatch.setattr(pixels, "MOST_SECONDS", 0.1)
     assert ["longer" in row.note for row in side_rows("central", 1, 0.0, CPU)] == [True, True]
 
 
@@ -211,13 +220,11 @@ def test_each_side_has_a_rate_and_a_first_batch(side: str) -> None:
     rows = side_rows(side, 1, 0.0, CPU)
     assert [row.name for row in rows] == [f"{side}, 1", f"{side}, 1, first batch"]
     assert all(row.seconds for row in rows), rows
-    assert rows[0].frames == sides.STEPS
+    assert rows[0].frames == pixels.STEPS
 
 
 def test_a_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from pycollect.bench.plot import save_plot
-
     save_plot([Row("limit", 1.0, 0.1), missing("x", "y")], "no GPU", tmp_path / "rates.png")
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
 

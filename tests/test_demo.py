@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -18,82 +19,56 @@ from envs_for_tests import CountingEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from torch import Tensor
 
 pytest.importorskip("gymnasium")
 
 import pycollect
 from pycollect.__main__ import main
-from pycollect.demo import run as command
-from pycollect.demo.collect import single
-from pycollect.demo.interrupt import Interrupt
-from pycollect.demo.plot import drawn, save_plot
+from pycollect.demo import cli
 from pycollect.demo.ppo import PPO, ActorCritic, PPOConfig, advantages_and_returns, ppo_loss
-from pycollect.demo.report import summary
-from pycollect.demo.tasks import make_task
-from pycollect.demo.train import Point, Run, train
+from pycollect.demo.report import drawn, save_plot, summary
+from pycollect.demo.train import Interrupt, Point, Run, make_task, train
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 # --- PPO ---
 
 
-def random_row(rng: torch.Generator, steps: int) -> dict[str, Tensor]:
-    """A row of trajectories of random lengths: terminated, truncated or just cut, gaps between."""
-    row = {
-        "observation": torch.zeros(steps, 3),
-        "next_observation": torch.zeros(steps, 3),
-        "reward": torch.zeros(steps),
-        "terminated": torch.zeros(steps, dtype=torch.bool),
-        "truncated": torch.zeros(steps, dtype=torch.bool),
-        "traj_ids": torch.full((steps,), -1),
-    }
-    t, trajectory = 0, 0
-    while t < steps:
-        length = int(torch.randint(1, 6, (), generator=rng))
-        end = min(t + length, steps)
-        states = torch.randn(length + 1, 3, generator=rng)
-        row["observation"][t:end] = states[: end - t]
-        row["next_observation"][t:end] = states[1 : end - t + 1]
-        row["reward"][t:end] = torch.randn(end - t, generator=rng)
-        row["traj_ids"][t:end] = trajectory
-        ending = int(torch.randint(3, (), generator=rng))  # 2: an id change without a done
-        if t + length == end and ending < 2:
-            row["terminated" if ending == 0 else "truncated"][end - 1] = True
-        t = end + int(torch.randint(2, (), generator=rng))  # perhaps a cell without a frame
-        trajectory += 1
-    return row
-
-
 def random_batch(seed: int, batch: list[int], steps: int) -> TensorDict:
-    """A batch [*batch, steps] with the collectors' keys."""
+    """Make a batch [*batch, steps] with the collectors' keys.
+
+    Trajectories have random lengths; they are terminated, truncated or just cut, and a cell without
+    a frame may follow.
+    """
     rng = torch.Generator().manual_seed(seed)
-    count = int(torch.tensor(batch).prod()) if batch else 1
-    rows = [random_row(rng, steps) for _ in range(count)]
-    cells = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
-    ids = cells["traj_ids"]
-    offsets = 100 * torch.arange(count).unsqueeze(-1)
-    done = cells["terminated"] | cells["truncated"]
-    flat = TensorDict(
+    shape = (*batch, steps)
+    last = torch.rand(shape, generator=rng) < 0.3
+    first = last.roll(1, -1)
+    first[..., 0] = False
+    offset = 100 * torch.arange(math.prod(batch)).reshape(*batch, 1)
+    ids = first.cumsum(-1) + offset
+    ids[first & (torch.rand(shape, generator=rng) < 0.5)] = -1
+    ending = torch.randint(3, shape, generator=rng)  # 2: an id change without a done
+    flags = [(last & (ids >= 0) & (ending == kind)).unsqueeze(-1) for kind in (0, 1)]
+    states = torch.randn(*batch, steps + 1, 3, generator=rng)
+    following = states[..., 1:, :].clone()
+    following[last] = torch.randn(int(last.sum()), 3, generator=rng)
+    return TensorDict(
         {
-            "observation": cells["observation"],
-            "action": torch.randint(2, ids.shape, generator=rng),
-            "sample_log_prob": torch.full(ids.shape, 0.5).log(),
+            "observation": states[..., :-1, :],
+            "action": torch.randint(2, shape, generator=rng),
+            "sample_log_prob": torch.full(shape, 0.5).log(),
             "next": {
-                "observation": cells["next_observation"],
-                "reward": cells["reward"].unsqueeze(-1),
-                "terminated": cells["terminated"].unsqueeze(-1),
-                "truncated": cells["truncated"].unsqueeze(-1),
-                "done": done.unsqueeze(-1),
+                "observation": following,
+                "reward": torch.randn(*shape, 1, generator=rng),
+                "terminated": flags[0],
+                "truncated": flags[1],
+                "done": flags[0] | flags[1],
             },
-            "collector": {
-                "traj_ids": torch.where(ids < 0, ids, ids + offsets),
-                "mask": ids >= 0,
-            },
+            "collector": {"traj_ids": ids, "mask": ids >= 0},
         },
-        [count, steps],
+        shape,
     )
-    return flat.reshape(*batch, steps)
 
 
 def naive_advantages(net: ActorCritic, batch: TensorDict, config: PPOConfig) -> dict[int, list]:
@@ -206,7 +181,7 @@ def test_the_policy_records_its_action_and_the_log_probability() -> None:
 
 def test_it_learns() -> None:
     task = replace(make_task("CartPole-v1", workers=1), frames=40_000, target=None)
-    run = train(task, lambda policy: single(task, policy), seed=0)
+    run = train(task, 0, seed=0)
     first, last = run.points[1].mean_return, run.points[-1].mean_return
     assert first < 60
     assert last > first + 100
@@ -218,42 +193,26 @@ def test_it_learns() -> None:
 
 
 def run_of(points: list[Point], **changes: Any) -> Run:
-    run = Run(make_task("CartPole-v1", workers=1), points=points)
-    run.clock.seconds = {"start": 1.0, "collect": 2.0, "learn": 5.0, "stop": 0.5}
-    return replace(run, **changes)
-
-
-SECONDS = {"idle": 1.0, "assemble": 0.5, "user": 5.0, "elapsed": 8.0}
-WORKERS = {0: {"seconds": {"env": 2.0, "policy": 1.5, "record": 0.5}}}
-
-
-def test_the_summary_accounts_for_all_of_the_time() -> None:
-    stats = {"frames": 8000, "episodes": 120, "episode_return": 480.0, "seconds": SECONDS}
-    stats["workers"] = WORKERS
-    run = run_of([Point(8.0, 8000, 480.0)], stats=stats, outcome="target")
-    text = summary(run)
-    rows = {line[:24].strip(): line[24:].split() for line in text.splitlines() if line[24:]}
-    assert rows["total"] == ["9.50", "100.0%"]  # start, 8 s of training, stop
-    assert rows["everything else"] == ["1.00", "10.5%"]
-    assert rows["assembly"] == ["0.50", "5.3%"]
-    assert "environments" not in rows  # they ran in the workers, beside the waiting
-    assert rows["of each worker"] == ["2,000"]
-    assert rows["frames/s"] == ["1,000"]
-    assert "Solved" in text
-    assert "480.0 of the last 100 episodes" in text
+    return replace(Run(make_task("CartPole-v1", workers=1), points=points), **changes)
 
 
 @pytest.mark.parametrize("name", ["SyncDataCollector", "MultiSyncDataCollector"])
-def test_the_summary_knows_what_collectors_say_of_their_time(name: str) -> None:
+def test_the_summary_accounts_for_all_of_the_time(name: str) -> None:
     with getattr(pycollect, name)([CountingEnv], None, frames_per_batch=50) as collector:
         collector.next()
         collector.next()
-        stats = collector.stats()
-    text = summary(run_of([Point(8.0, 100, 1.0)], stats=stats))
+        stats = {**collector.stats(), "episodes": 120, "episode_return": 480.0}
+    text = summary(run_of([Point(8.0, 100, 1.0)], stats=stats, outcome="target"))
     rows = {line[:24].strip(): line[24:].split() for line in text.splitlines() if line[24:]}
     within = {"environments", "policy", "recording"}
     assert within <= set(rows) if name == "SyncDataCollector" else "waiting for workers" in rows
+    shares = [float(own[1][:-1]) for own in rows.values() if own[-1].endswith("%")]
+    assert shares.pop() == 100  # the total
+    assert sum(shares) <= 100.5
     assert int(rows["of each worker"][0].replace(",", "")) > 0
+    assert rows["frames/s"] == ["12"]
+    assert "Solved" in text
+    assert "480.0 of the last 100 episodes" in text
 
 
 def test_the_summary_of_a_run_without_a_batch() -> None:
@@ -299,9 +258,7 @@ BACKENDS = ["single", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.sl
 
 
 # CI runs the demo on Ray out of the wheel.
-@pytest.mark.parametrize(
-    "backend", ["single", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
-)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_command(backend: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     process = demo("--backend", backend, "--frames", "8192", "--output", "plots", folder=tmp_path)
@@ -414,7 +371,7 @@ def test_what_is_not_installed_is_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(command, "is_installed", lambda module: module != absent)
+    monkeypatch.setattr(cli, "is_installed", lambda module: module != absent)
     with pytest.raises(SystemExit) as stopped:
         main(["demo", *arguments])
     assert stopped.value.code == 2
@@ -424,7 +381,7 @@ def test_what_is_not_installed_is_said(
 def test_without_matplotlib_there_is_no_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "is_installed", lambda module: module != "matplotlib")
+    monkeypatch.setattr(cli, "is_installed", lambda module: module != "matplotlib")
     arguments = ["--backend", "single", "--frames", "2048", "--output", str(tmp_path)]
     assert main(["demo", *arguments]) == 0
     assert "matplotlib" in capsys.readouterr().out

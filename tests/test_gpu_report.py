@@ -12,7 +12,7 @@ from raising import refused
 pytest.importorskip("gymnasium")
 pytest.importorskip("matplotlib")
 
-from pycollect.bench.rows import Row, read_json, write_json
+from pycollect.bench.report import Row, read_json, write_json
 
 _SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu_report.py"
 

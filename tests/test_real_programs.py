@@ -17,16 +17,16 @@ pytest.importorskip("psutil")
 from benchmarks.race import Row
 from examples.real import __main__ as command
 from examples.real import report
-from examples.real.episodes import STATISTICS, Comparison, compared, watched
+from examples.real.episodes import Comparison, collector_of, compared
 from examples.real.programs import PROGRAMS, Program
 from examples.real.run import Result
-from examples.real.sides import ALONE, collector_of, sides_of
+from examples.real.sides import ALONE, sides_of
 
 CARTPOLES = replace(PROGRAMS["cartpoles"], steps=60, episodes=8)
 
 
 def batches(program: Program) -> list[Any]:
-    with collector_of(program, lambda: watched(program), 2, info_keys=STATISTICS) as collector:
+    with collector_of(program, 2) as collector:
         return list(collector)
 
 

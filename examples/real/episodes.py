@@ -13,8 +13,9 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers import vector as vector_wrappers
 from tensordict import TensorDictBase
 
+import pycollect
 from examples.real.programs import Program
-from examples.real.sides import collector_of
+from examples.real.sides import work_of
 
 STATISTICS = {
     ("episode", "r"): torch.float64,
@@ -81,8 +82,7 @@ def compared(program: Program) -> Comparison:
         RuntimeError: Fewer episodes ended in many batches.
     """
     found = Comparison()
-    make = partial(watched, program)
-    with collector_of(program, make, _MOST_BATCHES, info_keys=STATISTICS) as collector:
+    with collector_of(program, _MOST_BATCHES) as collector:
         for batch in collector:
             found.add(batch)
             if found.episodes >= program.episodes:
@@ -90,6 +90,18 @@ def compared(program: Program) -> Comparison:
     raise RuntimeError(
         f"{program.title}: only {found.episodes} of {program.episodes} episodes ended in "
         f"{_MOST_BATCHES} batches"
+    )
+
+
+def collector_of(program: Program, batches: int) -> Any:
+    """Return a collector of that many batches, with the statistics of each episode."""
+    work = work_of(program, partial(watched, program))
+    return getattr(pycollect, work["collector"])(
+        work["env"],
+        work["policy"](),
+        frames_per_batch=work["frames_per_batch"],
+        total_frames=batches * work["frames_per_batch"],
+        info_keys=STATISTICS,
     )
 
 

@@ -52,11 +52,6 @@ class Program:
     of_loop: float = 1.0
 
 
-def cartpole() -> gymnasium.Env:
-    """Return CartPole-v1."""
-    return gymnasium.make("CartPole-v1")
-
-
 def atari(game: str) -> gymnasium.Env:
     """Return a game with the usual wrappers: frame skip 4, gray 84x84, stack of 4, 30 no-ops."""
     import ale_py
@@ -143,11 +138,13 @@ _MLP = _discrete(workloads.mlp)
 _ALE = {"ale_py": "ale-py", "cv2": "opencv-python-headless"}
 
 PROGRAMS: dict[str, Program] = {
-    "cartpole": Program("CartPole", "one", cartpole, **_MLP, envs=1, steps=1000, episodes=50),
+    "cartpole": Program(
+        "CartPole", "one", workloads.cartpole, **_MLP, envs=1, steps=1000, episodes=50
+    ),
     "cartpoles": Program(
         "8 CartPoles, one after the other",
         "several",
-        cartpole,
+        workloads.cartpole,
         **_MLP,
         envs=8,
         steps=250,

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.race import Row
-from benchmarks.report import PACKAGES, aligned, commit, machine, short
+from benchmarks.report import aligned, commit, facts, short
 from examples.real.programs import PROGRAMS
 from examples.real.run import Result
 from examples.real.sides import ALONE, TORCHRL
+from pycollect.bench.report import PACKAGES
 
 MORE_PACKAGES = ("ale-py", "mujoco", "envpool", "stable-baselines3")
 
@@ -76,7 +77,7 @@ def keep(folder: Path, result: Result, command: str) -> None:
     entries[result.name] = {
         "command": command,
         "commit": commit(),
-        "machine": machine((*PACKAGES, *MORE_PACKAGES)),
+        "machine": facts((*PACKAGES, *MORE_PACKAGES)),
         "result": asdict(result),
     }
     entries = {name: entries[name] for name in PROGRAMS if name in entries}
@@ -87,11 +88,11 @@ def keep(folder: Path, result: Result, command: str) -> None:
 def page(entries: dict[str, Any]) -> str:
     """Return the page with all stored programs."""
     runs = {name: (entry["command"], entry["commit"]) for name, entry in entries.items()}
-    facts = list(entries.values())[-1]["machine"]
+    known = list(entries.values())[-1]["machine"]
     parts = [
         INTRODUCTION,
         summary(entries),
-        "\n".join(f"- {name}: {value}" for name, value in facts.items()),
+        "\n".join(f"- {name}: {value}" for name, value in known.items()),
     ]
     for name, entry in entries.items():
         command, measured = runs[name]

@@ -14,9 +14,9 @@ import gymnasium
 import numpy as np
 import torch
 
-from benchmarks import workloads
 from benchmarks.race import Side
 from examples.real.programs import PROGRAMS, Program
+from pycollect.bench import sides
 
 OURS, LOOP, TORCHRL = "pycollect", "plain loop", "TorchRL"
 ALONE = "environment and network alone"
@@ -53,53 +53,32 @@ def sides_of(name: str) -> tuple[list[Side], dict[str, str]]:
     return [side for side in found if side.name not in why_not], why_not
 
 
-def collector_of(
-    program: Program, make: Callable[[], Any], batches: int | None = None, **arguments: Any
-) -> Any:
-    """Return a collector of pycollect.
-
-    Args:
-        make: Makes the program's environment, possibly wrapped.
-        batches: Number of batches. ``None`` means no limit.
-    """
-    from pycollect import MultiSyncDataCollector, SyncDataCollector
-
-    frames = program.steps * program.envs
-    entry: Any = [make] * program.envs if program.kind in ("several", "processes") else make
-    kind = MultiSyncDataCollector if program.kind == "processes" else SyncDataCollector
-    total = workloads.FOREVER if batches is None else batches * frames
-    return kind(entry, program.policy(), frames_per_batch=frames, total_frames=total, **arguments)
+def work_of(program: Program, make: Callable[[], Any]) -> dict[str, Any]:
+    """Return the arguments of the program's collector; `make` makes an environment."""
+    processes = program.kind == "processes"
+    return {
+        "collector": "MultiSyncDataCollector" if processes else "SyncDataCollector",
+        "env": [make] * program.envs if processes or program.kind == "several" else make,
+        "policy": program.policy,
+        "frames_per_batch": program.steps * program.envs,
+    }
 
 
 def ours(name: str, **arguments: Any) -> Iterator[int]:
     """Collect with SyncDataCollector or MultiSyncDataCollector of pycollect."""
     program = PROGRAMS[name]
-    with collector_of(program, program.make, **arguments) as collector:
-        for batch in collector:
-            yield _read(batch["observation"], batch["action"], batch["next", "reward"], batch)
+    return sides.ours(**work_of(program, program.make), read=_read_batch, **arguments)
 
 
 def torchrl(name: str) -> Iterator[int]:
-    """Collect with Collector or MultiSyncCollector of TorchRL; it steps several as a vector env."""
-    from torchrl.collectors import Collector, MultiSyncCollector
-
+    """Collect with TorchRL's collector of the same name; it steps several as a vector env."""
     program = PROGRAMS[name]
-    make = workloads.for_torchrl(_Together(program) if program.envs > 1 else program.make)
-    kind: Any = Collector
+    work = work_of(program, program.make)
     if program.kind == "processes":
-        make, kind = [workloads.for_torchrl(program.make)] * program.envs, MultiSyncCollector
-    running = kind(
-        make,
-        program.policy(),
-        frames_per_batch=program.steps * program.envs,
-        total_frames=workloads.FOREVER,
-        **({"cat_results": "stack"} if program.kind == "processes" else {}),
-    )
-    try:
-        for batch in running:
-            yield _read(batch["observation"], batch["action"], batch["next", "reward"], batch)
-    finally:
-        running.shutdown()
+        work["cat_results"] = "stack"
+    elif program.envs > 1:
+        work["env"] = _Together(program)
+    return sides.torchrls(**work, read=_read_batch)
 
 
 class _Together:
@@ -331,12 +310,17 @@ class _Kept:
 
     def read(self) -> int:
         """Read the batch; return its number of frames."""
-        arrays = (self.observations, self.actions, self.rewards)
-        return _read(*map(torch.from_numpy, arrays), None)
+        _read(*map(torch.from_numpy, (self.observations, self.actions, self.rewards)))
+        return self.rewards.size
 
 
-def _read(observation: Any, action: Any, reward: Any, batch: Any) -> int:
-    """Read these tensors, one line of pixels per frame; return the number of real frames."""
+def _read_batch(batch: Any) -> int:
+    _read(batch["observation"], batch["action"], batch["next", "reward"])
+    return sides.count(batch)
+
+
+def _read(observation: torch.Tensor, action: torch.Tensor, reward: torch.Tensor) -> None:
+    """Read these tensors, one line of pixels per frame."""
     is_pixels = observation.dtype is torch.uint8
-    workloads.read_tensors(observation[..., 0, 0, :] if is_pixels else observation, action, reward)
-    return reward.numel() if batch is None else workloads.count(batch)
+    seen = observation[..., 0, 0, :] if is_pixels else observation
+    sides.read_tensors(seen, action, reward)

@@ -12,7 +12,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pycollect.bench.rows import Row, table, with_ratios, write_json
+from pycollect.bench.report import (
+    Row,
+    headline,
+    machine,
+    save_plot,
+    table,
+    with_ratios,
+    write_json,
+)
 
 _PARTS = ("host", "steps", "splits", "gathers", "simulator", "collectors")
 """Host costs, steps of a batch's transfer, splitting, gather kernel, environments on the GPU, and
@@ -143,8 +151,6 @@ def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Names
         parser.error("gymnasium is not installed: pip install gymnasium")
     if args.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot: matplotlib is not installed: pip install matplotlib")
-    from pycollect.bench.machine import headline, machine
-
     os.environ.setdefault("RL_WARNINGS", "0")  # hides TorchRL's warnings in the table
     command = shlex.join(["python", "-m", "pycollect", *sys.argv[1:]])
     rows: list[Row] = []
@@ -161,7 +167,5 @@ def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Names
     facts = machine()
     print(headline(facts), flush=True)
     if args.plot is not None:
-        from pycollect.bench.plot import save_plot
-
         save_plot(rows, facts["gpu"] or "no GPU", args.plot)
     return 0

@@ -19,11 +19,7 @@ def median_seconds(work: Callable[[], object], seconds: float, device: torch.dev
         device: Synchronized before and after each call.
     """
     work()
-    durations: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(durations) < 3 or time.perf_counter() < end:
-        durations.append(seconds_of(work, device))
-    return statistics.median(durations)
+    return _median(lambda: seconds_of(work, device), seconds)
 
 
 def queued_seconds(work: Callable[[], object], seconds: float, device: torch.device) -> float:
@@ -90,16 +86,26 @@ def median_host_seconds(
         before: Called right before each call, not timed.
     """
     wait = _waiting(device)
-    work()
-    durations: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(durations) < 3 or time.perf_counter() < end:
-        wait()
+
+    def once() -> float:
         before()
         start = time.perf_counter()
         work()
-        durations.append(time.perf_counter() - start)
+        took = time.perf_counter() - start
+        wait()
+        return took
+
+    work()
     wait()
+    return _median(once, seconds)
+
+
+def _median(once: Callable[[], float], seconds: float) -> float:
+    """Return the median of at least three durations, measured for at least that time."""
+    durations: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(durations) < 3 or time.perf_counter() < end:
+        durations.append(once())
     return statistics.median(durations)
 
 

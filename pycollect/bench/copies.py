@@ -23,7 +23,7 @@ from pycollect.bench.clock import (
     queued_seconds,
     seconds_of,
 )
-from pycollect.bench.rows import Row, missing
+from pycollect.bench.report import Row, missing
 from pycollect.bench.workloads import FreeFrames, Still
 from pycollect.devices import CPU, StreamAccelerator, accelerator
 from pycollect.worker.options import WorkerOptions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,10 +12,9 @@ from typing import Any
 import gymnasium
 from gymnasium.error import Error
 
-from pycollect import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
 from pycollect.bench.clock import median_seconds, seconds_of
-from pycollect.bench.rows import Row, missing
-from pycollect.bench.sides import lacks, torchrls_multi, torchrls_single, wrapped
+from pycollect.bench.report import Row, missing
+from pycollect.bench.sides import Stream, count, lacks, ours, torchrls
 from pycollect.devices import CPU
 
 LOOP = "plain loop"
@@ -38,46 +38,90 @@ def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[lis
         raise ValueError(f"--env: {error}") from error
     if min(workers) < 1:
         raise ValueError(f"--workers: expected numbers of at least 1, got {min(workers)}")
-    yield [Row(LOOP, seconds=_loop(make, _FRAMES, seconds), frames=_FRAMES, note="keeps nothing")]
+    alone = _loop_seconds(make, _FRAMES, seconds)
+    yield [Row(LOOP, seconds=alone, frames=_FRAMES, note="keeps nothing")]
+    yield _compared(make, "SyncDataCollector", "in process", _FRAMES, LOOP, seconds)
+    for number in workers:
+        where = f"{number} process{'es' if number > 1 else ''}"
+        limit, frames, envs = f"{LOOP}s, {where}", _STEPS * number, [make] * number
+        together = _loops_seconds(make, number, seconds)
+        rows = _compared(envs, "MultiSyncDataCollector", where, frames, limit, seconds)
+        stream = partial(ours, "MultiaSyncDataCollector", envs)
+        name = f"pycollect, async, {where}"
+        yield [
+            Row(limit, seconds=together, frames=frames, note="keep nothing"),
+            *rows[:3],
+            *_rows(stream, name, _STEPS, seconds, limit, f"TorchRL, {where}"),
+            *rows[3:],
+        ]
 
-    def ours() -> Any:
-        return SyncDataCollector(make, frames_per_batch=_FRAMES)
 
-    theirs = {"frames_per_batch": _FRAMES, "total_frames": 10**12}
-    wrap = partial(wrapped, make)
-    where = "in process"
-    yield [
-        *_rows(f"pycollect, {where}", ours, _FRAMES, LOOP, f"TorchRL, {where}", seconds),
-        *_peer(f"TorchRL, {where}", lambda: torchrls_single()(wrap, **theirs), _FRAMES, seconds),
+def _compared(
+    env: Any, collector: str, where: str, frames: int, limit: str, seconds: float
+) -> list[Row]:
+    """Return the rows of our collector, and those of TorchRL's."""
+    peer = f"TorchRL, {where}"
+    rows = _rows(partial(ours, collector, env), f"pycollect, {where}", frames, seconds, limit, peer)
+    if reason := lacks("torchrl"):
+        return rows + [missing(name, reason) for name in _names(peer)]
+    return rows + _rows(partial(torchrls, collector, env), peer, frames, seconds)
+
+
+def _rows(
+    stream: Callable[..., Stream],
+    name: str,
+    frames: int,
+    seconds: float,
+    limit: str | None = None,
+    peer: str | None = None,
+) -> list[Row]:
+    """Return three rows: the rate, and the time to the first batch of two collectors in turn."""
+    start = partial(stream, read=count, frames_per_batch=frames)
+    first, _ = _run(start(), 0.0)
+    again, rate = _run(start(), seconds)
+    peers = _names(peer) if peer is not None else (None,) * 3
+    rows = [
+        Row(own, seconds=took, peer=other)
+        for own, took, other in zip(_names(name), (rate, first, again), peers, strict=True)
     ]
-    for count in workers:
-        yield _beside(make, count, seconds)
+    return [replace(rows[0], frames=frames, limit=limit), *rows[1:]]
 
 
-def _beside(make: _Make, count: int, seconds: float) -> list[Row]:
-    """Return the rows of `count` worker processes, and of `count` simultaneous plain loops."""
-    where = f"{count} process{'es' if count > 1 else ''}"
-    frames = _STEPS * count
-    limit, peer = f"{LOOP}s, {where}", f"TorchRL, {where}"
-    rows = [Row(limit, seconds=_loops(make, count, seconds), frames=frames, note="keep nothing")]
-    for name, kind, per_batch in (
-        (f"pycollect, {where}", MultiSyncDataCollector, frames),
-        (f"pycollect, async, {where}", MultiaSyncDataCollector, _STEPS),
-    ):
-        own = partial(kind, [make] * count, frames_per_batch=per_batch)
-        rows += _rows(name, own, per_batch, limit, peer, seconds)
-    theirs = {"frames_per_batch": frames, "total_frames": 10**12}
-    wrap = [partial(wrapped, make)] * count
-    return rows + _peer(peer, lambda: torchrls_multi()(wrap, **theirs), frames, seconds)
+def _names(name: str) -> tuple[str, str, str]:
+    return name, f"{name}, first batch", f"{name}, first batch again"
 
 
-def _loops(make: _Make, count: int, seconds: float) -> float:
-    """Return the time in which `count` simultaneous processes take the steps of one round."""
+def _run(stream: Stream, seconds: float) -> tuple[float, float]:
+    """Return the seconds until a collector's first batch, and then of a batch."""
+    with closing(stream):
+        batch = partial(next, stream)
+        return seconds_of(batch, CPU), median_seconds(batch, seconds, CPU)
+
+
+def _loop(make: _Make, frames: int) -> Stream:
+    """Step with random actions and reset; keep nothing."""
+    with closing(make()) as env:
+        env.reset(seed=0)
+        while True:
+            for _ in range(frames):
+                _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                if terminated or truncated:
+                    env.reset()
+            yield frames
+
+
+def _loop_seconds(make: _Make, frames: int, seconds: float) -> float:
+    with closing(_loop(make, frames)) as stream:
+        return median_seconds(partial(next, stream), seconds, CPU)
+
+
+def _loops_seconds(make: _Make, number: int, seconds: float) -> float:
+    """Return the time in which simultaneous processes take the steps of one round."""
     context = multiprocessing.get_context("spawn")
-    ready = context.Barrier(count)
-    with context.Pool(count, _meet_at, (ready,)) as pool:
-        took = pool.starmap(_loop_with_others, [(make, seconds)] * count, chunksize=1)
-    return count / sum(1 / own for own in took)
+    ready = context.Barrier(number)
+    with context.Pool(number, _meet_at, (ready,)) as pool:
+        took = pool.starmap(_loop_with_others, [(make, seconds)] * number, chunksize=1)
+    return number / sum(1 / own for own in took)
 
 
 _ready: Any = None
@@ -90,63 +134,4 @@ def _meet_at(ready: Any) -> None:
 
 def _loop_with_others(make: _Make, seconds: float) -> float:
     _ready.wait()
-    return _loop(make, _STEPS, seconds)
-
-
-def _loop(make: _Make, frames: int, seconds: float) -> float:
-    """Return the time of `frames` steps with random actions, including resets."""
-    env = make()
-    env.reset(seed=0)
-
-    def steps() -> None:
-        for _ in range(frames):
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            if terminated or truncated:
-                env.reset()
-
-    try:
-        return median_seconds(steps, seconds, CPU)
-    finally:
-        env.close()
-
-
-def _peer(name: str, make: _Make, frames: int, seconds: float) -> list[Row]:
-    if reason := lacks("torchrl"):
-        return [missing(own, reason) for own in _names(name)]
-    return _rows(name, make, frames, None, None, seconds)
-
-
-def _rows(
-    name: str, make: _Make, frames: int, limit: str | None, peer: str | None, seconds: float
-) -> list[Row]:
-    """Return three rows: the rate, and the time to the first batch of two collectors in turn."""
-    first, _ = _run(make, 0.0)
-    again, rate = _run(make, seconds)
-    times = (rate, first, again)
-    peers = _names(peer) if peer is not None else (None,) * len(times)
-    rows = [
-        Row(own, seconds=took, peer=other)
-        for own, took, other in zip(_names(name), times, peers, strict=True)
-    ]
-    return [replace(rows[0], frames=frames, limit=limit), *rows[1:]]
-
-
-def _names(name: str) -> tuple[str, str, str]:
-    return name, f"{name}, first batch", f"{name}, first batch again"
-
-
-def _run(make: _Make, seconds: float) -> tuple[float, float]:
-    """Seconds until a collector's first batch, and then of a batch."""
-    running: list[Any] = []
-
-    def first() -> None:
-        running.append(make())
-        running.append(iter(running[0]))
-        next(running[1])
-
-    try:
-        until_first = seconds_of(first, CPU)
-        return until_first, median_seconds(lambda: next(running[1]), seconds, CPU)
-    finally:
-        for collector in running[:1]:
-            collector.shutdown()
+    return _loop_seconds(make, _STEPS, seconds)

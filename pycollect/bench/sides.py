@@ -1,377 +1,111 @@
-"""Ways to collect frames of 84x84x4 bytes with a Nature CNN on a device, each in its own process.
+"""Ways to collect as streams: generators that yield the number of frames of each batch.
 
-    python -m pycollect.bench.sides SIDE PROCESSES SECONDS DEVICE
-
-measures one side and prints two rows as JSON. Separate processes share no imported libraries,
-profiler or CUDA context.
+A call imports the collector's library, so that the process of one side imports no other side.
+The first `next` makes the collector, and `close` shuts it down.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-import os
-import signal
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from collections.abc import Callable, Generator
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
-from tempfile import TemporaryFile
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
-from pycollect import MultiSyncDataCollector
-from pycollect.bench.rows import Row, missing
-from pycollect.bench.workloads import FreeFrames, NatureCNN, nature_policy
+FOREVER = 10**12
+"""Frames that no run reaches; TorchRL's RayCollector yields nothing for its default, -1."""
 
-STEPS = 128
-"""Frames per environment in a batch."""
-MOST_SECONDS = 60
-"""Time limit of the process of a side, besides the time of measuring."""
+Stream = Generator[int, None, None]
+Read = Callable[[TensorDictBase], int]
+"""Reads a batch and returns its number of frames."""
 
-_Batches = Generator[TensorDictBase | None, None, None]
-_Side = Callable[[int, torch.device], _Batches]
+_TORCHRLS = {
+    "SyncDataCollector": "Collector",
+    "MultiSyncDataCollector": "MultiSyncCollector",
+    "MultiaSyncDataCollector": "MultiAsyncCollector",
+    "DistributedDataCollector": "DistributedCollector",
+}
+"""Names of collectors since TorchRL 0.13, by the earlier ones."""
 
 
-def side_rows(side: str, processes: int, seconds: float, device: torch.device) -> list[Row]:
-    """Measure a side in a new process; return its rate and the time to its first batch.
+def count(batch: TensorDictBase) -> int:
+    """Return the number of frames; cells outside of the mask hold none."""
+    mask = batch.get(("collector", "mask"), None)
+    return batch.numel() if mask is None else int(mask.sum())
+
+
+def read_tensors(*tensors: torch.Tensor) -> None:
+    """Read every element."""
+    for tensor in tensors:
+        tensor.sum()
+
+
+def read(batch: TensorDictBase) -> int:
+    """Read observations, actions and rewards; return the number of frames."""
+    read_tensors(batch["observation"], batch["action"], batch["next", "reward"])
+    return count(batch)
+
+
+def ours(
+    collector: str, env: Any, policy: Any = None, *, read: Read = read, **arguments: Any
+) -> Stream:
+    """Collect with a collector of this package.
 
     Args:
-        side: Key of `SIDES`.
-        processes: Number of environments, each in a process.
-        seconds: Time to measure; at least three batches.
-        device: Device of the policy and of the batches.
+        collector: Name of the class.
+        env: Its `create_env_fn`.
+        policy: Makes the policy. ``None`` means random actions.
+        read: Reads each batch.
+        arguments: Its other arguments.
     """
-    name = f"{side}, {processes}"
-    if reason := lacks("torchrl") if "TorchRL" in side else "":
-        return _missing(name, reason)
-    command = [sys.executable, "-m", __spec__.name, side, str(processes), str(seconds), str(device)]
-    # Files, because a process that a library leaves running would keep a pipe open.
-    with TemporaryFile("w+") as printed, TemporaryFile("w+") as log:
-        child = subprocess.Popen(command, stdout=printed, stderr=log, start_new_session=True)
-        try:
-            child.wait(MOST_SECONDS + seconds)
-        except subprocess.TimeoutExpired:
-            return _missing(name, f"it took longer than {MOST_SECONDS + seconds:g} s")
-        finally:
-            _end(child)
-        printed.seek(0)
-        log.seek(0)
-        rows, told = printed.read(), log.read()
-    sys.stderr.write(told)
-    if child.returncode != 0:
-        return _missing(name, f"it failed: {(told.strip().splitlines() or ['no message'])[-1]}")
-    return [Row(**row) for row in json.loads(rows.splitlines()[-1])]
+    import pycollect
+
+    return _batches(getattr(pycollect, collector), env, policy, read, arguments)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its descendants, including those that a library has left running."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+def torchrls(
+    collector: str, env: Any, policy: Any = None, *, read: Read = read, **arguments: Any
+) -> Stream:
+    """Collect with TorchRL's collector of the same name; wrap Gymnasium's environments for it."""
+    return _batches(torchrls_class(collector), for_torchrl(env), policy, read, arguments)
 
 
-def _missing(name: str, why: str) -> list[Row]:
-    return [missing(name, why), missing(_first(name), why)]
+def _batches(kind: Any, env: Any, policy: Any, read: Read, arguments: dict[str, Any]) -> Stream:
+    made = None if policy is None else policy()
+    collector = kind(env, policy=made, **{"total_frames": FOREVER, **arguments})
+    try:
+        for batch in collector:
+            yield read(batch)
+    finally:
+        collector.shutdown()
 
 
-def _first(name: str) -> str:
-    return f"{name}, first batch"
+def torchrls_class(name: str) -> Any:
+    """Return a collector class of TorchRL by its name in this package."""
+    for module in ("torchrl.collectors", "torchrl.collectors.distributed"):
+        for known in (_TORCHRLS.get(name, name), name):
+            if found := getattr(import_module(module), known, None):
+                return found
+    raise ValueError(f"collector: TorchRL has no {name}")
+
+
+def for_torchrl(env: Any) -> Any:
+    """Return the callable, or each of a list, so that it makes environments of TorchRL."""
+    if isinstance(env, list):
+        return [for_torchrl(own) for own in env]
+    return partial(_wrapped, env)
+
+
+def _wrapped(make: Callable[[], Any]) -> Any:
+    from torchrl.envs import EnvBase, GymWrapper
+
+    env = make()
+    return env if isinstance(env, EnvBase) else GymWrapper(env, categorical_action_encoding=True)
 
 
 def lacks(module: str) -> str:
     """Return why a row cannot be measured, or "" if the module is installed."""
     return "" if find_spec(module) is not None else f"{module} is not installed"
-
-
-def torchrls_single() -> Any:
-    """Return TorchRL's in-process collector; version 0.13 renamed it."""
-    from torchrl import collectors
-
-    return getattr(collectors, "Collector", None) or collectors.SyncDataCollector
-
-
-def torchrls_multi() -> Any:
-    """Return TorchRL's multi-process collector; version 0.13 renamed it."""
-    from torchrl import collectors
-
-    return getattr(collectors, "MultiSyncCollector", None) or collectors.MultiSyncDataCollector
-
-
-def wrapped(make: Callable[[], Any]) -> Any:
-    """Wrap a Gymnasium environment for TorchRL."""
-    from torchrl.envs import GymWrapper
-
-    return GymWrapper(make())
-
-
-def _batches(collector: Any, device: torch.device) -> _Batches:
-    """Yield a collector's batches on the device of the learner."""
-    try:
-        for td in collector:
-            yield td.to(device)  # copies nothing if the batch is there
-    finally:
-        collector.shutdown()
-
-
-def _ours(count: int, device: torch.device, **more: Any) -> _Batches:
-    collector = MultiSyncDataCollector(
-        [FreeFrames] * count,
-        nature_policy(),
-        frames_per_batch=STEPS * count,
-        policy_device=device,
-        storing_device=device,
-        prefetch=1,
-        **more,
-    )
-    return _batches(collector, device)
-
-
-def _beside_torchrl(count: int, device: torch.device) -> _Batches:
-    """Collect in a program that has imported TorchRL's environments."""
-    importlib.import_module("torchrl.envs")
-    return _ours(count, device)
-
-
-def _torchrls(count: int, device: torch.device, *, stores_there: bool) -> _Batches:
-    """Collect with TorchRL; unless it stores on the device, each batch is copied there."""
-    collector = torchrls_multi()(
-        [partial(wrapped, FreeFrames)] * count,
-        nature_policy(),
-        frames_per_batch=STEPS * count,
-        total_frames=10**12,
-        policy_device=device,
-        env_device="cpu",
-        storing_device=device if stores_there else "cpu",
-    )
-    return _batches(collector, device)
-
-
-def _torchrls_central(count: int, device: torch.device) -> _Batches:
-    """Collect with TorchRL's inference server: one policy for all environments."""
-    from torchrl.collectors import AsyncBatchedCollector
-    from torchrl.modules.inference_server import InferenceDeviceConfig
-
-    collector = AsyncBatchedCollector(
-        [partial(wrapped, FreeFrames)] * count,
-        policy=nature_policy().to(device),
-        frames_per_batch=STEPS * count,
-        total_frames=10**12,
-        env_backend="multiprocessing",
-        policy_backend="threading",
-        device_config=InferenceDeviceConfig(
-            policy_device=device, output_device="cpu", env_device="cpu", storing_device="cpu"
-        ),
-    )
-    return _batches(collector, device)
-
-
-def _loop(count: int, device: torch.device) -> _Batches:
-    """Collect by hand: AsyncVectorEnv and one copy through pinned memory each way per step."""
-    from gymnasium.vector import AsyncVectorEnv
-
-    # Its processes are forked before CUDA is opened.
-    env = AsyncVectorEnv([FreeFrames] * count, context="fork", copy=False)
-    policy = nature_policy().module.to(device)
-    seen, _ = env.reset()
-    host = torch.empty(seen.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    with closing(env), torch.no_grad():
-        while True:
-            before = torch.empty((STEPS, *seen.shape), dtype=torch.uint8, device=device)
-            after = torch.empty_like(before)
-            host.copy_(torch.from_numpy(seen))
-            before[0].copy_(host, non_blocking=True)
-            for t in range(STEPS):
-                action = policy(before[t]).cpu().numpy()
-                seen, *_ = env.step(action)
-                host.copy_(torch.from_numpy(seen))
-                after[t].copy_(host, non_blocking=True)
-                if t + 1 < STEPS:
-                    before[t + 1].copy_(after[t])
-            yield None
-
-
-def _policy_alone(count: int, device: torch.device, *, captured: bool = False) -> _Batches:
-    """Call the policy as the loop by hand does, without environments; keep no frames."""
-    policy = nature_policy().module.to(device)
-    shape = (count, 4, 84, 84)
-    seen = torch.zeros(shape, dtype=torch.uint8)
-    host = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    there = torch.empty(shape, dtype=torch.uint8, device=device)
-    act: Callable[[], torch.Tensor] = partial(policy, there)
-    with torch.no_grad():
-        if captured and device.type == "cuda":
-            act = _captured(act)
-        while True:
-            for _ in range(STEPS):
-                host.copy_(seen)
-                there.copy_(host, non_blocking=True)
-                act().cpu()
-            yield None
-
-
-def _captured(work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Warm up on a side stream and capture, as torch's documentation does."""
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(beside):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = work()
-
-    def replayed() -> torch.Tensor:
-        graph.replay()
-        return result
-
-    return replayed
-
-
-def _environments_alone(count: int, device: torch.device) -> _Batches:
-    """Step one environment and copy its frames; all processes together take as long per batch."""
-    env = FreeFrames()
-    seen, _ = env.reset()
-    room = torch.zeros((2, STEPS, *seen.shape), dtype=torch.uint8).numpy()
-    with closing(env):
-        while True:
-            for t in range(STEPS):
-                room[0, t] = seen
-                seen, _, _, ended, _ = env.step(0)
-                room[1, t] = seen
-                if ended:
-                    seen, _ = env.reset()
-            yield None
-
-
-class _Count:
-    """A replay buffer that counts frames without storing them."""
-
-    frames = 0
-
-    def extend(self, td: TensorDictBase) -> None:
-        """Count them."""
-        self.frames += td.numel()
-
-
-def _started(count: int, device: torch.device, *, learns: bool) -> _Batches:
-    """Collect in the background; `learns` queues training steps meanwhile and never waits."""
-    buffer = _Count()
-    collector = MultiSyncDataCollector(
-        [FreeFrames] * count,
-        nature_policy(),
-        frames_per_batch=STEPS * count,
-        policy_device=device,
-        inference="central",
-        cudagraph_policy=device.type == "cuda",
-        replay_buffer=buffer,
-    )
-    net = NatureCNN(1).to(device)
-    optimizer = torch.optim.Adam(net.parameters())
-    frames = torch.zeros((256, 4, 84, 84), dtype=torch.uint8, device=device)
-
-    def learn() -> None:
-        net(frames).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with collector:
-        learn()
-        collector.start()
-        while True:
-            goal = buffer.frames + STEPS * count
-            while buffer.frames < goal:
-                if learns:
-                    learn()
-                else:
-                    time.sleep(0.001)
-            yield None
-
-
-PEERS = ("TorchRL", "TorchRL, storing there", "TorchRL, AsyncBatchedCollector")
-LOOP, ENVS = "AsyncVectorEnv loop", "environments alone"
-POLICY, CAPTURED = "policy alone", "policy alone, captured"
-SIDES: dict[str, _Side] = {
-    "central": partial(_ours, inference="central"),
-    "central, captured": partial(_ours, inference="central", cudagraph_policy=True),
-    "a policy each": _ours,
-    "a policy each, captured": partial(_ours, cudagraph_policy=True),
-    LOOP: _loop,
-    POLICY: _policy_alone,
-    CAPTURED: partial(_policy_alone, captured=True),
-    PEERS[0]: partial(_torchrls, stores_there=False),
-    PEERS[1]: partial(_torchrls, stores_there=True),
-    PEERS[2]: _torchrls_central,
-    ENVS: _environments_alone,
-    "start() without a learner": partial(_started, learns=False),
-    "start() beside a learner": partial(_started, learns=True),
-    "a policy each, beside torchrl": _beside_torchrl,
-}
-"""Functions that start each side, by the name of its row."""
-
-
-def compared(row: Row) -> Row:
-    """Return the row of a side's rate with the names of its limit and its peer."""
-    side, _, processes = row.name.rpartition(", ")
-    alone = CAPTURED if "captured" in side or "start()" in side else POLICY
-    return replace(
-        row,
-        limit=None if side in (POLICY, CAPTURED, ENVS) else f"{alone}, {processes}",
-        peer=None if side in PEERS else f"{PEERS[0]}, {processes}",
-    )
-
-
-def measured(side: str, processes: int, seconds: float, device: torch.device) -> list[Row]:
-    """Measure a side in this process; see `side_rows`."""
-    start = time.perf_counter()
-    batches = SIDES[side](processes, device)
-
-    def batch() -> TensorDictBase | None:
-        td = next(batches)
-        if device.type == "cuda" and td is not None:
-            torch.cuda.synchronize(device)
-        return td
-
-    td = batch()
-    first = time.perf_counter() - start
-    if td is not None and (td.numel(), td["observation"].device.type) != (
-        STEPS * processes,
-        device.type,
-    ):
-        raise RuntimeError(f"expected {STEPS * processes} frames on {device}, got {td}")
-    del td
-    batch()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        batch()
-        times.append(time.perf_counter() - start)
-    batches.close()
-    name = f"{side}, {processes}"
-    note = f"{len(times)} batches; slowest {1e3 * max(times):.3g} ms"
-    frames = STEPS * processes
-    return [
-        compared(Row(name, seconds=statistics.mean(times), frames=frames, note=note)),
-        Row(_first(name), seconds=first, note="from the constructor on"),
-    ]
-
-
-def main(arguments: Sequence[str]) -> None:
-    """See the module's text."""
-    side, processes, seconds, device = arguments
-    torch.set_num_threads(1)  # as workers have it
-    rows = measured(side, int(processes), float(seconds), torch.device(device))
-    print(json.dumps([asdict(row) for row in rows]), flush=True)
-    os._exit(0)  # some libraries hang at the end of a program
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,12 +1,12 @@
-"""A batched simulator whose tensors live on a device, collected in several ways.
+"""A batched simulator with tensors on a device, collected in several ways.
 
 Its costs are those of a small physics step: a dozen operations on [P, 17] tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -16,21 +16,19 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Box
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 from torch import nn
 
-from pycollect import SyncDataCollector
 from pycollect.bench.clock import median_seconds
-from pycollect.bench.rows import Row, missing
-from pycollect.bench.sides import lacks
+from pycollect.bench.report import Row, missing
+from pycollect.bench.sides import Stream, count, lacks, ours, torchrls
 from pycollect.policy.graphs import called_beside
 
 STEPS = 32
 """Steps per environment in a batch."""
 SIZES = (1024, 8192)
 _FEATURES, _ACTIONS, _LIMIT = 17, 6, 200
-
-Batches = Callable[[], object]
-"""Collects a batch."""
 
 
 class PointMasses(gymnasium.vector.VectorEnv[Any, Any, Any]):
@@ -101,8 +99,12 @@ class Policy(nn.Module):
         return result
 
 
-def _steps(envs: int, device: torch.device) -> Batches:
-    """Return a function that steps environments and policy, and keeps nothing."""
+def _policy(device: torch.device) -> TensorDictModule:
+    return TensorDictModule(Policy().to(device), ["observation"], ["action"])
+
+
+def _steps(envs: int, device: torch.device) -> Callable[[], object]:
+    """Return a function that steps environments and policy for a batch, and keeps nothing."""
     env, policy = PointMasses(envs, device), Policy().to(device)
     observation, _ = env.reset()
 
@@ -116,25 +118,21 @@ def _steps(envs: int, device: torch.device) -> Batches:
     return batch
 
 
-@contextmanager
-def alone(envs: int, device: torch.device) -> Iterator[Batches]:
-    """Environments and policy, without recording."""
-    yield _steps(envs, device)
-
-
-@contextmanager
-def alone_captured(envs: int, device: torch.device) -> Iterator[Batches]:
-    """The same as a CUDA graph of a whole batch."""
+def alone(envs: int, device: torch.device, captured: bool = False) -> Stream:
+    """Environments and policy, without recording; or a CUDA graph of a whole batch of them."""
     batch = _steps(envs, device)
-    called_beside(batch)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    if captured:
+        called_beside(batch)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            batch()
+        batch = graph.replay
+    while True:
         batch()
-    yield graph.replay
+        yield envs * STEPS
 
 
-@contextmanager
-def loop(envs: int, device: torch.device, by_time: bool = False) -> Iterator[Batches]:
+def loop(envs: int, device: torch.device, by_time: bool = False) -> Stream:
     """A hand-written loop into preallocated tensors, [P, T, ...].
 
     Args:
@@ -147,25 +145,20 @@ def loop(envs: int, device: torch.device, by_time: bool = False) -> Iterator[Bat
     make = partial(torch.zeros, device=device)
     memory = [make(*lead, _FEATURES), make(*lead, _ACTIONS), make(*lead, _FEATURES), make(*lead)]
     memory += [make(*lead, dtype=torch.bool) for _ in range(2)]
-    observation, _ = env.reset()
-
-    @torch.no_grad()
-    def batch() -> None:
-        shown = observation
-        for step in range(STEPS):
-            action = policy(shown)
-            following, reward, terminated, truncated, info = env.step(action)
-            values = shown, action, info["final_obs"], reward, terminated, truncated
-            for own, value in zip(memory, values, strict=True):
-                (own[step] if by_time else own[:, step]).copy_(value)
-            shown = following
-        observation.copy_(shown)
-
-    yield batch
+    shown, _ = env.reset()
+    while True:
+        with torch.no_grad():
+            for step in range(STEPS):
+                action = policy(shown)
+                following, reward, terminated, truncated, info = env.step(action)
+                values = shown, action, info["final_obs"], reward, terminated, truncated
+                for own, value in zip(memory, values, strict=True):
+                    (own[step] if by_time else own[:, step]).copy_(value)
+                shown = following
+        yield envs * STEPS
 
 
-@contextmanager
-def collector(envs: int, device: torch.device, captured: bool = False) -> Iterator[Batches]:
+def collector(envs: int, device: torch.device, captured: bool = False) -> Stream:
     """The collector of this package.
 
     Args:
@@ -173,37 +166,67 @@ def collector(envs: int, device: torch.device, captured: bool = False) -> Iterat
         device: Device of environments, policy and batches.
         captured: Capture whole rollouts as CUDA graphs.
     """
-    own = SyncDataCollector(
+    return ours(
+        "SyncDataCollector",
         partial(PointMasses, envs, device),
-        Policy().to(device),
+        lambda: Policy().to(device),
+        read=count,
         frames_per_batch=envs * STEPS,
-        total_frames=-1,
         cudagraph_policy=captured or None,
     )
-    with own:
-        batches = iter(own)
-        yield lambda: next(batches)
 
 
-@contextmanager
-def torchrls(envs: int, device: torch.device) -> Iterator[Batches]:
+def by_torchrl(envs: int, device: torch.device) -> Stream:
     """TorchRL's collector over the same environments as a batched EnvBase."""
-    from tensordict.nn import TensorDictModule
-
-    from pycollect.bench.sides import torchrls_single
-    from pycollect.bench.simulator_torchrl import PointMassesEnv
-
-    policy = TensorDictModule(Policy().to(device), ["observation"], ["action"])
-    own = torchrls_single()(
-        PointMassesEnv(envs, device),
-        policy,
+    return torchrls(
+        "SyncDataCollector",
+        partial(point_masses_env, envs, device),
+        partial(_policy, device),
+        read=count,
         frames_per_batch=envs * STEPS,
-        total_frames=10**12,
         device=device,
     )
-    batches = iter(own)
-    yield lambda: next(batches)
-    own.shutdown()
+
+
+def point_masses_env(envs: int, device: torch.device | str) -> Any:
+    """Return `PointMasses` as TorchRL's users write a batched environment."""
+    from torchrl.data import Bounded, Composite, Unbounded
+    from torchrl.envs import EnvBase
+
+    simulator = PointMasses(envs, device)
+
+    class PointMassesEnv(EnvBase):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(device=device, batch_size=[envs])
+            self._following = torch.zeros(envs, _FEATURES, device=device)
+            seen = Unbounded(self._following.shape, device=device)
+            self.observation_spec = Composite(observation=seen, shape=(envs,))
+            self.action_spec = Bounded(-1, 1, (envs, _ACTIONS), device=device)
+            self.reward_spec = Unbounded((envs, 1), device=device)
+
+        def _reset(self, tensordict: Any = None, **kwargs: Any) -> TensorDict:
+            # A partial reset shows what the simulator has reset already.
+            partial = tensordict is not None and "_reset" in tensordict
+            observation = self._following if partial else simulator.reset()[0]
+            flags = torch.zeros(envs, 1, dtype=torch.bool, device=device)
+            values = {"observation": observation, "done": flags, "terminated": flags.clone()}
+            return TensorDict(values, [envs], device=device)
+
+        def _step(self, tensordict: Any) -> TensorDict:
+            step = simulator.step(tensordict.get("action"))
+            self._following, reward, terminated, truncated, info = step
+            values = {
+                "observation": info["final_obs"],
+                "reward": reward.unsqueeze(-1),
+                "done": (terminated | truncated).unsqueeze(-1),
+                "terminated": terminated.unsqueeze(-1),
+            }
+            return TensorDict(values, [envs], device=device)
+
+        def _set_seed(self, seed: int | None) -> None:
+            """The simulator draws nothing."""
+
+    return PointMassesEnv()
 
 
 def simulator_rows(envs: int, seconds: float, device: torch.device, lacking: str) -> list[Row]:
@@ -217,38 +240,36 @@ def simulator_rows(envs: int, seconds: float, device: torch.device, lacking: str
     """
     title = f"{envs} environments there"
     limit, captured, peer = f"{title}, alone", f"{title}, alone, captured", f"{title}, TorchRL"
-    sides: dict[str, tuple[Any, str | None, str]] = {
-        limit: (alone, None, lacking),
-        f"{title}, loop [P, T]": (loop, limit, lacking),
-        f"{title}, loop [T, P]": (partial(loop, by_time=True), limit, lacking),
-        f"{title}, pycollect": (collector, limit, lacking),
-        captured: (alone_captured, None, lacking),
-        f"{title}, pycollect, captured": (partial(collector, captured=True), captured, lacking),
-        peer: (torchrls, limit, lacking or lacks("torchrl")),
+    sides: dict[str, tuple[Callable[..., Stream], str | None]] = {
+        limit: (alone, None),
+        f"{title}, loop [P, T]": (loop, limit),
+        f"{title}, loop [T, P]": (partial(loop, by_time=True), limit),
+        f"{title}, pycollect": (collector, limit),
+        captured: (partial(alone, captured=True), None),
+        f"{title}, pycollect, captured": (partial(collector, captured=True), captured),
+        peer: (by_torchrl, limit),
     }
-    if device.type != "cuda":
-        sides = {name: own for name, own in sides.items() if "captured" not in name}
-    return [
-        missing(name, why) if why else _measured(name, make, envs, seconds, device, below, peer)
-        for name, (make, below, why) in sides.items()
-    ]
+    lacking_there = {peer: lacking or lacks("torchrl")}
+    rows = []
+    for name, (stream, below) in sides.items():
+        if device.type != "cuda" and "captured" in name:
+            continue
+        if why := lacking_there.get(name, lacking):
+            rows.append(missing(name, why))
+            continue
+        row = _measured(Row(name, limit=below), stream, envs, seconds, device)
+        if row.seconds and name != peer:
+            row = replace(row, peer=peer, note=f"{1e6 * row.seconds / STEPS:.1f} us/step")
+        rows.append(row)
+    return rows
 
 
 def _measured(
-    name: str,
-    make: Any,
-    envs: int,
-    seconds: float,
-    device: torch.device,
-    limit: str | None,
-    peer: str,
+    row: Row, stream: Callable[..., Stream], envs: int, seconds: float, device: torch.device
 ) -> Row:
     try:
-        with make(envs, device) as batch:
-            took = median_seconds(batch, seconds, device)
+        with closing(stream(envs, device)) as batches:
+            took = median_seconds(partial(next, batches), seconds, device)
     except Exception as error:  # the time on such a machine is short
-        return missing(name, f"failed: {type(error).__name__}: {error}")
-    row = Row(name, seconds=took, frames=envs * STEPS, limit=limit)
-    return (
-        row if name == peer else replace(row, peer=peer, note=f"{1e6 * took / STEPS:.1f} us/step")
-    )
+        return missing(row.name, f"failed: {type(error).__name__}: {error}")
+    return replace(row, seconds=took, frames=envs * STEPS)

@@ -52,7 +52,7 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
         policy, plans = set_up.policy, set_up.plans
         scheduler = Scheduler(flow, set_up.remote, plans, policy, engine, server, nodes)
         super().__init__(
-            flow, scheduler, set_up.ways, first.pre_collect_hook, first.post_collect_hook
+            flow, scheduler, set_up.weights, first.pre_collect_hook, first.post_collect_hook
         )
 
     def _add(self, new: NewWorkers) -> list[int]:

@@ -16,7 +16,7 @@ from pycollect.collectors.arguments.devices import check_devices, check_one_plac
 from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.arguments.kwargs import merged_arguments
 from pycollect.collectors.binding import Arguments
-from pycollect.compat.weight_ways import WeightOptions, WeightWays
+from pycollect.compat.weight_options import WeightOptions
 from pycollect.devices import Devices
 from pycollect.engines.messages import WorkerSpec, pickled_for_child, pickled_spec
 from pycollect.scheduler.options import RemoteOptions, check_uneven
@@ -123,7 +123,7 @@ class SetUp:
     """
 
     options: StreamOptions
-    ways: WeightWays
+    weights: WeightOptions
     remote: RemoteOptions
     plans: Sequence[WorkerPlan]
     template: WorkerTemplate
@@ -159,9 +159,9 @@ class SetUp:
         passed = given.passed if "collector_kwargs" in given else ()
         arguments = merged_arguments(values, passed, kwargs, workers, kind.arguments, kind.runs)
 
-        common = {**given, **parse.common_values(arguments)}
-        weights = checked(WeightOptions, common)
-        options = weights.stream(checked(StreamOptions, common))
+        stream = {**given, **parse.common_values(arguments)}
+        weights = checked(WeightOptions, stream)
+        options = weights.stream(checked(StreamOptions, stream))
         remote = RemoteOptions.checked(
             given,
             sync=sync,
@@ -178,7 +178,7 @@ class SetUp:
         template = WorkerTemplate(values, passed, kwargs, share, elsewhere, kind, seats)
         shares = shares or [share] * workers
         plans = template.plans(entries, arguments, policies, shares, engine_options, remote)
-        return cls(options, weights.ways, remote, plans, template, given["policy"])
+        return cls(options, weights, remote, plans, template, given["policy"])
 
 
 @dataclass(frozen=True)

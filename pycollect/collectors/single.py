@@ -17,7 +17,7 @@ from pycollect.collectors.choice import Choosing, check_none_chosen, choose_back
 from pycollect.collectors.signatures import SyncDataCollectorSignature
 from pycollect.compat.one_worker import OneWorker
 from pycollect.compat.torchrl import TorchRLCollector
-from pycollect.compat.weight_ways import WeightOptions
+from pycollect.compat.weight_options import WeightOptions
 from pycollect.docstrings import completed_by
 from pycollect.envs import check_entry
 from pycollect.policy import build
@@ -104,7 +104,7 @@ class SyncDataCollector(
         self._worker = Worker(0, entry, env_kwargs, policy, options)
         hooks = options.pre_collect_hook, options.post_collect_hook
         source = InProcess(flow, self._worker, policy, is_ours, hooks[1])
-        TorchRLCollector.__init__(self, flow, source, weights.ways, *hooks)
+        TorchRLCollector.__init__(self, flow, source, weights, *hooks)
 
     @property
     def requested_frames_per_batch(self) -> int:

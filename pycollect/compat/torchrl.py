@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 from pycollect import checks as check
 from pycollect.arguments import exposes
 from pycollect.compat.profiling import Profiled
-from pycollect.compat.weight_ways import WeightWays
+from pycollect.compat.weight_options import WeightOptions
 from pycollect.compat.weights import WeightUpdates
 from pycollect.docstrings import completed_by
 from pycollect.stream.collector import Collector
@@ -173,7 +173,7 @@ class TorchRLCollector(WeightUpdates, Hooked, Profiled, OwnAttributes, TorchRLKi
 
     Args:
         flow, source: As for Collector.
-        ways: How the policy gets new weights.
+        weights: How the policy gets new weights.
         pre_hook, post_hook: Called before and after each rollout.
     """
 
@@ -188,13 +188,13 @@ class TorchRLCollector(WeightUpdates, Hooked, Profiled, OwnAttributes, TorchRLKi
         self,
         flow: Flow,
         source: Source,
-        ways: WeightWays,
+        weights: WeightOptions,
         pre_hook: PreHook | None = None,
         post_hook: PostHook | None = None,
     ) -> None:
         Hooked.__init__(self, pre_hook, post_hook)
         TorchRLKin.__init__(self)
-        WeightUpdates.__init__(self, ways)
+        WeightUpdates.__init__(self, weights)
         Collector.__init__(self, flow, source)
 
     def _start_source(self) -> None:

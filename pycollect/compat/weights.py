@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pycollect.compat.weight_ways import (
-    WeightWays,
+from pycollect.compat.weight_options import (
+    WeightOptions,
     carried,
     end_receiver,
     made_updater,
@@ -27,18 +27,18 @@ class WeightUpdates:
     _source: Source
     worker_idx: Any
 
-    def __init__(self, ways: WeightWays) -> None:
-        self._ways = ways
-        self._worker_idx = ways.worker_idx
+    def __init__(self, options: WeightOptions) -> None:
+        self._weight_options = options
+        self._worker_idx = options.worker_idx
         self._updater: Any = None
         self._receivers: dict[str, Any] = {}
 
     def _take_updater(self) -> None:
-        if self._ways.updater is not None:
-            self.weight_updater = self._ways.updater
+        if self._weight_options.updater is not None:
+            self.weight_updater = self._weight_options.updater
 
     def _start_receiving(self) -> None:
-        self.register_scheme_receiver(self._ways.receivers)
+        self.register_scheme_receiver(self._weight_options.receivers)
 
     def update_policy_weights_(
         self,

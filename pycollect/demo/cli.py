@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,65 @@ def positive(text: str) -> int:
 
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    from pycollect.demo.run import run
+    """Check the arguments, train and report; return the exit code: 0, or 130 after Ctrl-C."""
+    if args.backend == "single" and args.workers not in (None, 1):
+        parser.error(
+            f"--workers: expected 1 with --backend single, got {args.workers}; "
+            "use --envs-per-worker"
+        )
+    missing = _missing_extra(args.env, args.backend)
+    if missing is not None:
+        parser.error(missing)
+    from gymnasium.error import Error
 
-    return run(parser, args)
+    from pycollect.demo.report import summary
+    from pycollect.demo.train import make_task, train
+
+    actors = 0 if args.backend == "single" else args.workers or 2
+    try:
+        task = make_task(args.env, max(1, actors), args.envs_per_worker)
+    except (ValueError, Error) as error:
+        parser.error(f"--env: {error}")
+    target = task.target if args.target is None else args.target
+    task = replace(task, frames=args.frames or task.frames, target=target)
+    setup = f"{task.num_envs} environments in this process"
+    if actors:
+        setup = f"{actors} Ray actors with {task.num_envs} environments each"
+    goal = f"{task.frames:,} frames"
+    if target is not None:
+        goal = f"until mean return {target:g} or {goal}"
+    print(f"{task.env_id}: PPO, {setup}, {goal}", flush=True)
+    run = train(task, actors, args.seed)
+    print(f"\n{summary(run)}\n{_plot_row(run, setup, args.output)}", flush=True)
+    return 130 if run.outcome == "interrupted" else 0
+
+
+def _missing_extra(env_id: str, backend: str) -> str | None:
+    """Return a message about a missing package and how to continue, or None."""
+    if not is_installed("gymnasium"):
+        return "gymnasium is not installed: pip install gymnasium"
+    if env_id.startswith("ALE/") and not is_installed("ale_py"):
+        return (
+            f"{env_id} needs ale-py, which is not installed: "
+            "pip install ale-py opencv-python-headless"
+        )
+    if backend == "ray" and not is_installed("ray"):
+        return "ray is not installed: pip install ray, or run in this process with --backend single"
+    return None
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a top-level module can be imported, without importing it."""
+    return find_spec(module) is not None
+
+
+def _plot_row(run: Any, setup: str, folder: Path) -> str:
+    """Save the plot; return the summary's last row: its path, or why there is none."""
+    from pycollect.demo.report import row, save_plot
+
+    if not run.points:
+        return row("plot", "none, no batch was collected")
+    if not is_installed("matplotlib"):
+        return row("plot", "none, matplotlib is not installed: pip install matplotlib")
+    title = f"PPO on {run.task.env_id}, {setup}"
+    return row("plot", str(save_plot(run, title, folder)))

@@ -1,19 +1,15 @@
-"""The summary of a demo run: its outcome, its times and its figures."""
+"""The result of a demo run: a summary and a plot. Only `drawn` imports matplotlib."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import isnan
+from pathlib import Path
+from typing import Any
+
 from pycollect.demo.train import RECENT_EPISODES, Run
 
-PHASES = {
-    "start": "starting workers",
-    "collect": "collecting",
-    "learn": "learning",
-    "push weights": "pushing weights",
-    "stop": "stopping",
-}
-"""Phases of a run's clock, in the order of the summary."""
-
-PARTS = {
+_PHASES = {
     "idle": "waiting for workers",
     "env": "environments",
     "policy": "policy",
@@ -21,14 +17,15 @@ PARTS = {
     "transport": "transport",
     "assemble": "assembly",
     "deliver": "delivery",
+    "user": "learning",
 }
-"""Parts of collecting, by their names in `stats()["seconds"]`."""
+"""Phases of a run by their names in `stats()["seconds"]`."""
+_RETURN, _SPEED, _QUIET = "#1f5fa8", "#d9772b", "0.45"
 
 
 def summary(run: Run) -> str:
-    """Return the outcome, a table of times and the figures, as plain text."""
-    lines = [_verdict(run), "", *_times(run), "", *_figures(run)]
-    return "\n".join(lines)
+    """Return the outcome, the collector's times and the figures, as plain text."""
+    return "\n".join([_verdict(run), "", *_times(run), "", *_figures(run)])
 
 
 def _verdict(run: Run) -> str:
@@ -43,52 +40,32 @@ def _verdict(run: Run) -> str:
 
 
 def _times(run: Run) -> list[str]:
-    seconds = run.clock.seconds
-    trained = run.points[-1].seconds if run.points else 0.0
-    rows = [(label, seconds[name]) for name, label in PHASES.items() if name in seconds]
-    inside = sum(seconds.get(name, 0.0) for name in ("collect", "learn", "push weights"))
-    rows.append(("everything else", max(0.0, trained - inside)))
-    total = sum(value for _, value in rows)
-    lines = [f"{'where the time went':<24}{'seconds':>10}{'share':>9}"]
-    for label, value in rows:
-        lines.append(_time_row(label, value, total))
-        if label == PHASES["collect"]:
-            lines += [_time_row(f"  {name}", part, total) for name, part in _parts(run)]
-    return [*lines, _time_row("total", total, total)]
-
-
-def _time_row(label: str, seconds: float, total: float) -> str:
-    return f"{label:<24}{seconds:>10.2f}{seconds / total if total else 0.0:>9.1%}"
-
-
-def _parts(run: Run) -> list[tuple[str, float]]:
-    """Return the collector's times in this process."""
     seconds = run.stats.get("seconds", {})
-    return [(label, seconds[name]) for name, label in PARTS.items() if name in seconds]
-
-
-def _worked(run: Run) -> float:
-    """Return the seconds that all workers together spent on steps."""
-    own = [worker["seconds"] for worker in run.stats.get("workers", {}).values()]
-    return sum(float(seconds[name]) for seconds in own for name in ("env", "policy", "record"))
+    total = seconds.get("elapsed", 0.0)
+    rows = {label: seconds[name] for name, label in _PHASES.items() if name in seconds}
+    return [
+        f"{'where the time went':<24}{'seconds':>10}{'share':>9}",
+        *(
+            f"{label:<24}{value:>10.2f}{value / total if total else 0.0:>9.1%}"
+            for label, value in {**rows, "total": total}.items()
+        ),
+    ]
 
 
 def _figures(run: Run) -> list[str]:
     stats = run.stats
     frames, episodes = stats.get("frames", 0), stats.get("episodes", 0)
-    trained = run.points[-1].seconds if run.points else 0.0
-    collected = run.clock.seconds.get("collect", 0.0)
+    workers = [worker["seconds"] for worker in stats.get("workers", {}).values()]
+    worked = sum(seconds[name] for seconds in workers for name in ("env", "policy", "record"))
     mean = stats.get("episode_return")
     last = f"of the last {min(episodes, RECENT_EPISODES)} episodes"
-    rows = {
-        "frames": f"{frames:,}",
-        "frames/s": _rate(frames, trained),
-        "  while collecting": _rate(frames, collected),
-        "  of each worker": _rate(frames, _worked(run)),
-        "episodes": f"{episodes:,}",
-        "mean return": "-" if mean is None else f"{mean:.1f} {last}",
-    }
-    return [row(label, value) for label, value in rows.items()]
+    return [
+        row("frames", f"{frames:,}"),
+        row("frames/s", _rate(frames, run.points[-1].seconds if run.points else 0.0)),
+        row("  of each worker", _rate(frames, worked)),
+        row("episodes", f"{episodes:,}"),
+        row("mean return", "-" if mean is None else f"{mean:.1f} {last}"),
+    ]
 
 
 def _rate(frames: int, seconds: float) -> str:
@@ -98,3 +75,84 @@ def _rate(frames: int, seconds: float) -> str:
 def row(label: str, value: str) -> str:
     """Return one line of the summary's figures."""
     return f"{label:<24}{value}"
+
+
+def save_plot(run: Run, title: str, folder: Path) -> Path:
+    """Draw a run with at least one batch, and save it in `folder`, which is made if missing.
+
+    Returns:
+        The path of the PNG.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        OSError: The file cannot be written.
+    """
+    figure = drawn(run, title)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{run.task.env_id.replace('/', '-')}.png"
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def drawn(run: Run, title: str) -> Any:
+    """Return matplotlib's figure of a run with at least one batch: returns and frames/s."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.02, ha="left", fontsize=13)
+    if all(isnan(point.mean_return) for point in run.points):
+        panels = [figure.subplots()]
+        figure.supxlabel("No episode ended, so there is no return to show", fontsize=10)
+    else:
+        panels = [*figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))]
+        _draw_returns(panels[0], run)
+    _draw_speed(panels[-1], run)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="0.92")
+        axes.set_axisbelow(True)
+        axes.tick_params(color=_QUIET, labelcolor="0.3")
+    return figure
+
+
+def _draw_returns(axes: Any, run: Run) -> None:
+    known = [point for point in run.points if not isnan(point.mean_return)]
+    axes.plot(
+        [point.seconds for point in known],
+        [point.mean_return for point in known],
+        color=_RETURN,
+        lw=2,
+        marker="o" if len(known) == 1 else None,  # a single point has no line
+    )
+    axes.margins(y=0.1)  # space for the target's label
+    _caption(axes, f"Mean return of the last {RECENT_EPISODES} episodes")
+    target = run.task.target
+    if target is not None:
+        axes.axhline(target, color=_QUIET, lw=1, ls="--")
+        place = {"xytext": (4, 3), "textcoords": "offset points", "color": _QUIET}
+        axes.annotate(f"target {target:g}", (0, target), **place)
+
+
+def _draw_speed(axes: Any, run: Run) -> None:
+    edges = [0.0, *(point.seconds for point in run.points)]
+    counts = [0, *(point.frames for point in run.points)]
+    speeds = [
+        (after - before) / (end - start)
+        for (start, end), (before, after) in zip(pairwise(edges), pairwise(counts), strict=True)
+    ]
+    axes.stairs(speeds, edges, color=_SPEED, lw=1.5)
+    axes.stairs(speeds, edges, color=_SPEED, alpha=0.12, fill=True)
+    average = counts[-1] / edges[-1]
+    axes.axhline(average, color=_QUIET, lw=1, ls="--")
+    _caption(axes, f"Frames per second, learning included (dashed: average {average:,.0f})")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("seconds of training")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def _caption(axes: Any, text: str) -> None:
+    """Set a caption above the panel, which is easier to read than a rotated axis label."""
+    axes.set_title(text, loc="left", fontsize=10, color="0.3")

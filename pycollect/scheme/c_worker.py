@@ -10,19 +10,18 @@ import numpy as np
 import torch
 
 from pycollect.checks import check_fraction, check_positive
-from pycollect.scheduler.options import Preemption
 from pycollect.scheme import names
 from pycollect.scheme.components import (
     attribute_of,
     check_made,
     check_parameter,
+    device_here,
     hand_over,
     nothing,
+    share,
 )
 from pycollect.scheme.compression import Packed, check_lz4, pack
-from pycollect.scheme.devices import device_here
-from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns
-from pycollect.scheme.evaluation import mean_return
+from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns, mean_return
 from pycollect.scheme.messages import StopListener
 from pycollect.scheme.protocols import (
     Actor,
@@ -36,7 +35,6 @@ from pycollect.scheme.protocols import (
     TrainEnvsFactory,
     VecEnv,
 )
-from pycollect.scheme.valid_rows import valid_rows
 from pycollect.scheme.worker import Worker, check_weights, resolved_weights
 
 
@@ -202,7 +200,7 @@ class CWorker(Worker):
         }
         data = self.storage.get_all_buffer_data(data_to_cpu)
         if ended_early:
-            data = valid_rows(data, self._stored)
+            data = names.valid_rows(data, self._stored)
         if self._is_test_due():
             info[names.EPISODES][names.TEST_REWARD] = self.evaluate()
         result = pack((data, info)) if self.compress_data_to_send else (data, info)
@@ -243,7 +241,7 @@ class CWorker(Worker):
                 f"worker {self.index_worker} has no training environments; if there are remote "
                 "workers, call their methods instead"
             )
-        least = Preemption(1.0, self.fraction_samples).min_steps(steps)
+        least = max(1, share(self.fraction_samples, steps))
         stop = StopListener(listen_to)
         infos = EpisodeInfos()
         taken = 0

@@ -8,9 +8,8 @@ from typing import Any
 
 from pycollect.checks import check_count, check_fraction
 from pycollect.engines.ray.session import import_ray
-from pycollect.scheduler.options import Preemption
 from pycollect.scheme.c_worker import CWorker
-from pycollect.scheme.components import nothing
+from pycollect.scheme.components import nothing, share
 from pycollect.scheme.messages import CONTINUE, STOP, broadcast_message, withdraw_message
 from pycollect.scheme.protocols import (
     ActorFactory,
@@ -198,10 +197,10 @@ class CWorkerSet(WorkerSet):
         Raises:
             WorkerError: A worker died. An exception of a component is raised in Ray's form.
         """
-        stragglers = Preemption(check_fraction("fraction_workers", fraction_workers), 0.0)
+        fraction = check_fraction("fraction_workers", fraction_workers)
         if not self._remote_workers:
             return [self._local_worker.collect_data()]
-        enough = max(1, stragglers.enough(len(self._remote_workers)))
+        enough = max(1, share(fraction, len(self._remote_workers)))
         if enough == len(self._remote_workers):
             return self._got([worker.collect_data.remote() for worker in self._remote_workers])
         broadcast_message(self._key, CONTINUE)

@@ -1,11 +1,15 @@
-"""Names of a worker's components, and their replacement."""
+"""Names of a worker's components and their replacement; devices and shares."""
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection
 from typing import Any
 
+import torch
+
+from pycollect.devices import check_here, named_device
 from pycollect.scheme import names
 
 ATTRIBUTES = {
@@ -73,3 +77,30 @@ def unknown(argument: str, name: str, known: Collection[str]) -> AttributeError:
     hint = f"; did you mean {near[0]!r}?" if near else ""
     expected = f"one of {sorted(known)}" if len(known) < 12 else "a known name"
     return AttributeError(f"{argument}: expected {expected}, got {name!r}{hint}")
+
+
+def device_of(name: str, device: Any) -> torch.device:
+    """Return the torch device of an argument; ``None`` means CUDA if available, else the CPU.
+
+    Raises:
+        ValueError: The value is not a device.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return named_device(name, device)
+
+
+def device_here(name: str, device: Any) -> torch.device:
+    """Return the device like `device_of`, if this process has it.
+
+    Raises:
+        ValueError: The value is not a device, or this process does not have it.
+    """
+    own = device_of(name, device)
+    check_here(name, own)
+    return own
+
+
+def share(fraction: float, count: int) -> int:
+    """Return the smallest number that is at least this fraction of `count`."""
+    return math.ceil(fraction * count - 1e-9)  # 0.7 * 10 is 7, despite its rounding error

@@ -11,7 +11,7 @@ from typing import Any
 from pycollect import checks as check
 from pycollect.arguments import naming
 from pycollect.collectors.arguments import workers as parse
-from pycollect.compat.weight_ways import check_schemes
+from pycollect.compat.weight_options import check_schemes
 
 _PROCESSES = (None, "threading", "multiprocessing")
 _CONFIGURED = ("max_batch_size", "min_batch_size", "timeout")

@@ -14,7 +14,6 @@ from pycollect.engines.messages import WorkerSpec
 from pycollect.engines.protocol import H, NodePolicies
 from pycollect.engines.ray.actor import Actor
 from pycollect.engines.ray.driver import driver_address
-from pycollect.engines.ray.forgotten import when_forgotten
 from pycollect.engines.ray.resources import check_resources
 from pycollect.engines.ray.serve import RayWorker
 from pycollect.engines.ray.servers import (
@@ -22,7 +21,7 @@ from pycollect.engines.ray.servers import (
     ServerHandle,
     server_handle,
 )
-from pycollect.engines.ray.session import SESSION, import_ray
+from pycollect.engines.ray.session import SESSION, import_ray, when_forgotten
 from pycollect.engines.ray.starting import starting_actor
 from pycollect.engines.shared_value import Shareable, SharedValue
 from pycollect.engines.starting import StartingEitherWay

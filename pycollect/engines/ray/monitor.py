@@ -10,14 +10,15 @@ from typing import Any, ClassVar
 from pycollect.engines.descendants import children_of, kill_tree
 from pycollect.engines.other_process import OtherProcess
 from pycollect.engines.process_end import ProcessEnd
-from pycollect.engines.ray.actor import Actor, end_of
+from pycollect.engines.ray.actor import Actor
+from pycollect.engines.ray.session import end_of
 
-_ACCOUNT_SECONDS = 2.0  # in which Ray tells how an actor's process ended
+_ACCOUNT_SECONDS = 2.0  # in which Ray reports how an actor's process ended
 _KILL_SECONDS = 2.0  # in which Ray ends one
 
 
 class ActorMonitor:
-    """Watches an actor on this node. Ray tells how it ended, its process whether it is gone.
+    """Watches an actor on this node. Ray reports how it ended, and its process whether it did.
 
     Args:
         serving: the actor's one long call.
@@ -34,7 +35,7 @@ class ActorMonitor:
         return self._actor.handle
 
     def watch(self, pid: int) -> None:
-        """It has told the number of its process."""
+        """It has reported the number of its process."""
         self._process = OtherProcess(pid)
 
     @property
@@ -61,7 +62,7 @@ class ActorMonitor:
         return ProcessEnd(end, end)
 
     def last_words(self) -> str:
-        """The end of what the process logged."""
+        """Return the end of the process's log."""
         return self._actor.log_of(self._process.pid) if self._process is not None else ""
 
     def kill(self) -> None:

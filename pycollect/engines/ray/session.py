@@ -1,14 +1,27 @@
-"""Ray itself: imported, joined or started, and shut down by the last collector that uses it."""
+"""Ray: import it, join or start it, and shut it down with its last user; how an actor ended; calls
+when an object is garbage."""
 
 from __future__ import annotations
 
 import os
+import re
 import threading
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
+from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.unguarded import check_not_importing
+
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_PID = re.compile(r"\bpid[:=] ?(\d+)")
+_NODE = re.compile(r"\bip[:=] ?([\w.:]*\w)", re.IGNORECASE)
+_EXIT_CODE = re.compile(r"\bexit code (\d+)")
+_CALLS: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+_IN_ORDER = threading.Lock()
 
 
 def import_ray() -> Any:
@@ -104,3 +117,59 @@ def _on_loopback() -> Iterator[None]:
 
 SESSION = Session()
 """This process's."""
+
+
+def when_forgotten(
+    owner: Any, function: Callable[..., Any], *arguments: Any
+) -> weakref.finalize[Any, Any]:
+    """Call a function when the owner is garbage; not at exit, when Ray ends by itself.
+
+    The garbage collector may run in one of Ray's threads. A call of Ray there would wait for
+    itself, so another thread makes it.
+
+    Returns:
+        The finalizer; detach it to call the function earlier.
+    """
+    final = weakref.finalize(owner, _call, os.getpid(), partial(function, *arguments))
+    final.atexit = False
+    return final
+
+
+def _call(process: int, function: Callable[[], Any]) -> None:
+    if os.getpid() != process:  # a fork does not own what its parent started
+        return
+    if threading.get_ident() == threading.main_thread().ident:
+        function()
+        return
+    _CALLS.put(function)
+    threading.Thread(target=_next_call, name="pycollect-forgotten", daemon=True).start()
+
+
+def _next_call() -> None:
+    with _IN_ORDER:  # actors end before Ray does
+        _CALLS.get()()
+
+
+def end_of(error: BaseException) -> ProcessEnd:
+    """Return how an actor's process ended, and its pid and node, from Ray's exception."""
+    text = _COLORS.sub("", str(error))
+    pid, node = _PID.search(text), _NODE.search(text)
+    places = [pid and f"process {pid[1]}", node and f"on node {node[1]}"]
+    place = " ".join(filter(None, places))
+    cause = _cause(type(error).__name__, text)
+    return ProcessEnd(f"{cause} ({place})" if place else cause, text)
+
+
+def _cause(kind: str, text: str) -> str:
+    """Extract the cause from Ray's text, which also contains paragraphs of advice."""
+    if kind == "OutOfMemoryError":
+        return "Ray killed it because its node was low on memory"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    last = lines[-1] if lines else kind
+    _, of_process, detail = last.partition("Worker exit detail: ")
+    exit_code = _EXIT_CODE.search(detail)
+    if exit_code:
+        return f"it ended with exit code {exit_code[1]}"
+    if "connection error" in detail:  # Ray knows no more than that
+        return "it was killed, or it crashed"
+    return (detail.partition(". ")[0] if of_process else last).removesuffix(".")

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pycollect.batch.frame import ONE_REWARD
 from pycollect.envs import make_env_batch
 from pycollect.envs.spaces import action_cast
 from pycollect.scheme.protocols import TrainEnvsFactory, Tree
@@ -44,7 +43,7 @@ class GymEnvs:
         seed: int | None = None,
     ) -> None:
         self._env = make_env_batch(entry, env_kwargs)
-        if self._env.reward != ONE_REWARD:
+        if self._env.reward.shape != (1,):
             self._env.close()
             raise ValueError(
                 "entry: expected environments with one reward per step, got "

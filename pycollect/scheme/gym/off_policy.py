@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pycollect.scheme.gym.algorithm import AlgorithmBase
+from pycollect.scheme.gym.on_policy import AlgorithmBase
 from pycollect.scheme.names import ACT, DONE2, INFO, OBS, OBS2, REW
 from pycollect.scheme.protocols import StorageFactory, Tree
 

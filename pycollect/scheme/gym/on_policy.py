@@ -8,9 +8,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pycollect.scheme.gym.algorithm import AlgorithmBase
 from pycollect.scheme.names import ACT, DONE, DONE2, INFO, LOGP, OBS, OBS2, REW, VAL
-from pycollect.scheme.protocols import StorageFactory, Tree
+from pycollect.scheme.protocols import AlgorithmFactory, StorageFactory, Tree
+
+
+@dataclass
+class AlgorithmBase:
+    """Base of the algorithms; see :class:`pycollect.scheme.protocols.Algorithm`."""
+
+    start_steps: int = 0
+    update_every: int | None = None
+    num_epochs: int = 1
+    num_mini_batch: int = 1
+    test_every: int = 1
+    num_test_episodes: int = 0
+    actor: Any = None
+
+    @classmethod
+    def create_factory(cls, **settings: Any) -> AlgorithmFactory:
+        """Return a function that makes an algorithm; `settings` are its other attributes."""
+        cls(**settings)  # raises for a wrong name now
+        return lambda device, actor, envs: cls(actor=actor, **settings)
+
+    def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
+        """Set an attribute of the algorithm."""
+        setattr(self, parameter_name, new_parameter_value)
 
 
 @dataclass

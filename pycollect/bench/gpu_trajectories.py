@@ -1,9 +1,9 @@
-"""Splitting into trajectories, on the host and on a device; TorchRL's, too."""
+"""Trajectories on a device: splitting, also by TorchRL; the kernel and torch's indexing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 from unittest import mock
@@ -16,9 +16,15 @@ from pycollect._core import SplitPlan
 from pycollect.batch.layout import Key
 from pycollect.batch.slab_views import to_tensordict
 from pycollect.batch.tensordicts import as_signal
-from pycollect.bench.clock import device_seconds, median_seconds, seconds_of
+from pycollect.bench.clock import (
+    device_seconds,
+    median_host_seconds,
+    median_seconds,
+    seconds_of,
+)
 from pycollect.bench.copies import DEVICE_COPY, Sizes
-from pycollect.bench.rows import Row, missing
+from pycollect.bench.report import Row, missing
+from pycollect.bench.sides import lacks
 from pycollect.devices import CPU
 from pycollect.trajectories import on_cuda
 from pycollect.trajectories.multistep import MultiStep
@@ -27,8 +33,14 @@ from pycollect.trajectories.split import split_trajectories
 
 FRAME_BYTES = 128
 _SPLIT, _KERNEL, _TORCHRL = "split", "split, the launch alone", "split, TorchRL"
-_ROW, _EPISODE = 1000, 100
-"""Frames in a row of the batch, and in a trajectory."""
+_EPISODES = (93, 107, 81, 119, 99, 101, 87, 113, 97, 103)
+"""Uneven lengths of trajectories: one and its place in the padded target are seldom aligned."""
+_ROW, _EPISODE = sum(_EPISODES), sum(_EPISODES) // len(_EPISODES)
+"""Frames in a row of the batch, and in a trajectory: 1000, 100."""
+_CALLS = 6  # few enough that none waits for the table of an earlier one
+_MOST_FRAMES = 64_000_000  # 64 MB of flags: more than the L2 cache
+_RUNS = (100, 1_000, 10_000, 100_000)
+_TOO_SLOW = "the host was too slow to queue the calls"
 
 
 class Form(NamedTuple):
@@ -87,9 +99,9 @@ def _launch(sizes: Sizes, device: torch.device) -> Row:
     plan = SplitPlan(None, as_signal(td["collector", "traj_ids"]), None, batch_dims=td.ndim)
     leaves: dict[Key, torch.Tensor] = {("observation",): td["observation"]}
     lead = (plan.count, plan.longest)
-    seconds = device_seconds(lambda: split_on_device(plan, leaves, lead, td.ndim), 6)
+    seconds = device_seconds(lambda: split_on_device(plan, leaves, lead, td.ndim), _CALLS)
     if seconds is None:
-        return missing(_KERNEL, "the host was too slow to queue the calls")
+        return missing(_KERNEL, _TOO_SLOW)
     return Row(
         _KERNEL,
         _megabytes(td),
@@ -103,8 +115,8 @@ def _launch(sizes: Sizes, device: torch.device) -> Row:
 
 def _torchrls(sizes: Sizes, device: torch.device) -> Row:
     """TorchRL's function, called once: its time grows with the number of trajectories."""
-    if find_spec("torchrl") is None:
-        return missing(_TORCHRL, "torchrl is not installed")
+    if reason := lacks("torchrl"):
+        return missing(_TORCHRL, reason)
     from torchrl.collectors.utils import split_trajectories as split
 
     theirs: Any = split
@@ -178,3 +190,106 @@ def _batch(frames: int, device: torch.device) -> TensorDict:
         ("collector", "traj_ids"): ids.to(device),
     }
     return to_tensordict(tensors, shape)
+
+
+class Width(NamedTuple):
+    """The frames of one leaf.
+
+    Attributes:
+        name: Description of the frames.
+        dtype: Data type of their items.
+        items: Number of items in a frame.
+    """
+
+    name: str
+    dtype: torch.dtype
+    items: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of a frame."""
+        return self.items * self.dtype.itemsize
+
+
+WIDTHS = (
+    Width("pixels", torch.uint8, 4 * 84 * 84),
+    Width("32 float32", torch.float32, 32),
+    Width("17 float32", torch.float32, 17),
+    Width("11 float32", torch.float32, 11),
+    Width("int64", torch.int64, 1),
+    Width("float32", torch.float32, 1),
+    Width("flag", torch.bool, 1),
+)
+
+
+class Case:
+    """A leaf with rows of 1000 frames; its trajectories of 81 to 119 frames get padded.
+
+    Args:
+        bytes: Approximate size of the leaf.
+    """
+
+    def __init__(self, width: Width, bytes: float, device: torch.device) -> None:
+        frames = min(int(bytes) // width.bytes, _MOST_FRAMES)
+        rows = max(frames // _ROW, 1)
+        lengths = torch.tensor(_EPISODES).repeat(rows)
+        ids = torch.arange(len(lengths)).repeat_interleave(lengths)
+        self.plan = SplitPlan(None, as_signal(ids.reshape(rows, _ROW)), None, batch_dims=2)
+        shape = (rows, _ROW, width.items)
+        self.leaf = torch.randint(0, 2, shape, dtype=torch.uint8, device=device).to(width.dtype)
+        column = torch.arange(self.plan.longest)
+        first = (lengths.cumsum(0) - lengths)[:, None]
+        self.index = torch.where(column < lengths[:, None], first + column, 0).flatten().to(device)
+        self.megabytes = (self.leaf.nbytes + len(self.index) * width.bytes) / 1e6  # read, written
+
+    def by_the_core(self) -> object:
+        """One launch, with the table that it needs."""
+        leaves: dict[Key, torch.Tensor] = {("leaf",): self.leaf}
+        return split_on_device(self.plan, leaves, (self.plan.count, self.plan.longest), 2)
+
+    def by_torch(self) -> torch.Tensor:
+        """Torch's indexing, its indices on the device already; padding is not even set to zero."""
+        return self.leaf.flatten(0, 1).index_select(0, self.index)
+
+
+def gather_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row]:
+    """Return device times of the kernel and of torch's indexing, and host times of calls."""
+    reason = why_not or ("" if cuda.is_torchs() else cuda.why_not())
+    rows: list[Row] = []
+    for width in WIDTHS:
+        rows += _width_rows(width, sizes, device, reason)
+    return rows + [_host_row(runs, sizes, device, reason) for runs in _RUNS]
+
+
+def _width_rows(width: Width, sizes: Sizes, device: torch.device, reason: str) -> list[Row]:
+    name = f"gather, {width.name}"
+    peer = f"{name}, torch's indexing"
+    if reason:
+        return [missing(own, reason) for own in (name, peer)]
+    case = Case(width, sizes.gathered, device)
+    call = median_seconds(case.by_the_core, sizes.seconds, device)
+    note = (
+        f"frames of {width.bytes} bytes, {case.plan.count} trajectories; device time, "
+        f"{1e3 * call:.3g} ms with the host's"
+    )
+    return [
+        _row(name, case, device_seconds(case.by_the_core, _CALLS), peer, note),
+        _row(peer, case, device_seconds(case.by_torch, _CALLS), None, "device time"),
+    ]
+
+
+def _row(name: str, case: Case, seconds: float | None, peer: str | None, note: str) -> Row:
+    if seconds is None:
+        return missing(name, _TOO_SLOW)
+    return Row(name, case.megabytes, seconds, limit=DEVICE_COPY, peer=peer, note=note)
+
+
+def _host_row(runs: int, sizes: Sizes, device: torch.device, reason: str) -> Row:
+    """Measure how long a call blocks the host if its stream has tens of milliseconds of work."""
+    name = f"gather of {runs} trajectories, host's time on a busy stream"
+    if reason:
+        return missing(name, reason)
+    case = Case(Width("flag", torch.bool, 1), runs * _EPISODE, device)
+    before: Callable[[], object] = partial(torch.cuda._sleep, 100_000_000)  # some 50 ms
+    seconds = median_host_seconds(case.by_the_core, sizes.seconds, device, before)
+    return Row(name, seconds=seconds, note=f"{case.plan.count} trajectories")
