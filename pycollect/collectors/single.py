@@ -38,7 +38,7 @@ class SyncDataCollector(
     The policy is the caller's own object, so an optimizer step changes the next action. It is
     copied only if `policy_device` is not its own device.
 
-    `num_collectors` and `backend` return a collector of another class instead, whose workers run in
+    `num_collectors` and `backend` return a collector of another class instead, with workers in
     other processes.
 
     Args:
