@@ -23,6 +23,7 @@ from collect_support import (
     parity_policy,
 )
 from echo_envs import echo_fns
+from envs_for_tests import CountingEnv
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -118,6 +119,48 @@ def test_a_hook_is_closed_with_its_worker(tmp_path: Path) -> None:
     assert len(Diary(tmp_path).pages()) == MULTI_STACK.workers
     for page in Diary(tmp_path).pages():
         assert page == ["called"] * (len(page) - 1) + ["closed"]
+
+
+class FailingClose(Closing):
+    def close(self) -> None:
+        raise OSError("the hook's own")
+
+
+class NotingEnv(CountingEnv):
+    def __init__(self, note: Path) -> None:
+        super().__init__()
+        self.note = note
+
+    def close(self) -> None:
+        self.note.touch()
+
+
+@pytest.mark.processes
+def test_environments_close_also_if_a_hook_does_not(tmp_path: Path) -> None:
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    with collecting(
+        MULTI_STACK,
+        lambda worker: partial(NotingEnv, tmp_path / f"closed{worker}"),
+        None,
+        frames=T,
+        post_collect_hook=FailingClose(pages),
+    ) as collector:
+        collector.next()
+    assert len(list(tmp_path.glob("closed*"))) == MULTI_STACK.workers
+
+
+def test_environments_close_also_if_a_trace_cannot_be_saved(tmp_path: Path) -> None:
+    collector = SyncDataCollector(
+        NotingEnv(tmp_path / "closed"), None, frames_per_batch=T, total_frames=-1
+    )
+    collector.enable_profile(num_rollouts=5, on_trace_ready=fail)
+    collector.next()
+    collector.next()
+    with pytest.raises(LookupError):
+        collector.shutdown()
+    assert collector.closed
+    assert (tmp_path / "closed").exists()
 
 
 def fail(td: Any = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import torch
 
 from pycollect.compat.one_worker import OneWorker, WorkerNames, called, calls, resolved
@@ -247,11 +248,25 @@ class Asking:
 def answer(
     worker: RolloutWorker, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call a method of the view of a worker. This runs in the worker."""
+    """Call a method of the view of a worker. This runs in the worker.
+
+    Raises:
+        TypeError: The result cannot be pickled.
+        Exception: Raised by the method.
+    """
     if isinstance(worker, Team):
-        return getattr(TeamView(worker), method)(*args, **kwargs)
-    assert isinstance(worker, SingleWorker)
-    return getattr(WorkerView(worker), method)(*args, **kwargs)
+        value = getattr(TeamView(worker), method)(*args, **kwargs)
+    else:
+        assert isinstance(worker, SingleWorker)
+        value = getattr(WorkerView(worker), method)(*args, **kwargs)
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        asked = ", ".join(map(repr, args))
+        raise TypeError(
+            f"{method}({asked}): returned a {type(value).__name__} that cannot be pickled: {error}"
+        ) from error
+    return value
 
 
 class TeamView(Asking, View):

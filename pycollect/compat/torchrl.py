@@ -203,9 +203,15 @@ class TorchRLCollector(WeightUpdates, Hooked, Profiled, OwnAttributes, TorchRLKi
         self._start_receiving()
 
     def _end_all(self, timeout: float | None, close_env: bool) -> None:
+        self._flow.closed = True
         self._stop_receiving()
-        self._stop_profilers()
         super()._end_all(timeout, close_env)
+
+    def _close_source(self, timeout: float | None, close_env: bool) -> None:
+        try:
+            self._stop_profilers()
+        finally:  # also if the trace cannot be saved
+            super()._close_source(timeout, close_env)
 
     @property
     def policy(self) -> Any:

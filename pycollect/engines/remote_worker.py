@@ -238,14 +238,7 @@ class RemoteWorker:
     def _run(self, call: bytes) -> bytes:
         function, arguments = cloudpickle.loads(call)
         self._built.version = self._version
-        value = function(self._built, *arguments)
-        try:
-            data: bytes = cloudpickle.dumps(value)
-        except Exception as error:
-            asked = ", ".join(map(repr, arguments))
-            raise TypeError(
-                f"({asked}): returned a {type(value).__name__} that cannot be pickled: {error}"
-            ) from error
+        data: bytes = cloudpickle.dumps(function(self._built, *arguments))
         return data
 
     def steps(self) -> int:

@@ -56,8 +56,10 @@ class SingleWorker(Worker):
             self.post_collect_hook = hook
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the hook and the environments."""
         close = getattr(self.post_collect_hook, "close", None)
-        if close is not None:
-            close()
-        super().close()
+        try:
+            if close is not None:
+                close()
+        finally:
+            super().close()

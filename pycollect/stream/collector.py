@@ -687,7 +687,10 @@ class Collector:
             try:
                 self._flow.uploads.close()
             finally:  # also if the device is lost
-                self._source.close(timeout, close_env)
+                self._close_source(timeout, close_env)
+
+    def _close_source(self, timeout: float | None, close_env: bool) -> None:
+        self._source.close(timeout, close_env)
 
     def __enter__(self: C) -> C:
         """Return the collector itself."""
