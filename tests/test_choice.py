@@ -50,6 +50,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         for name in ("frames_per_batch", "policy")
     ],
     ({"num_collectors": 2, "backend_options": {"prefetsch": 1}}, TypeError, "prefetsch"),
+    ({"num_collectors": 2, "others": {}}, TypeError, "others"),
     ({"num_collectors": 3, "create_env_fn": [ENV] * 2}, ValueError, "num_collectors"),
     ({"num_collectors": 2, "create_env_fn": []}, ValueError, "create_env_fn"),
     ({"num_collectors": 2, "max_frames": 2}, TypeError, "max_frames"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from collect_support import (
     ASYNC,
     IN_PROCESS,
@@ -23,8 +25,10 @@ from envs_for_tests import CountingEnv, EnvBrokeError, RaisingEnv
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from raising import refused
+from torch import nn
 
-from pycollect import SyncDataCollector
+from pycollect import MultiSyncDataCollector, SyncDataCollector
 
 T = 5
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
@@ -81,6 +85,73 @@ def test_a_shutdown_within_a_step_loses_the_rollout(
     total = check(collector.ledger())
     assert (total["delivered"], total["in_flight"]) == (delivered, 0)
     assert set(total["reasons"]) == {"shutdown"}
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "next": lambda own: own.next(),
+    "rollout": lambda own: own.rollout(),
+    "reset": lambda own: own.reset(),
+    "set_seed": lambda own: own.set_seed(0),
+    "load_state_dict": lambda own: own.load_state_dict(own.state_dict()),
+    "workers": lambda own: own.get_distant_attr("env"),
+}
+
+
+class Calling(nn.Module):
+    """A policy that calls its collector once."""
+
+    call: Callable[[], Any] | None = None
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        call, self.call = self.call, None
+        if call is not None:
+            call()
+        return observation.new_zeros(*observation.shape[:-1], 1)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "workers"])
+@pytest.mark.parametrize("arguments", [{}, {"trajs_per_batch": 2}], ids=["frames", "trajectories"])
+def test_a_call_within_a_rollout_is_refused(name: str, arguments: dict[str, Any]) -> None:
+    if name == "rollout" and arguments:
+        pytest.skip("refused anyway")
+    policy = Calling()
+    with SyncDataCollector(CountingEnv, policy, frames_per_batch=T, **arguments) as collector:
+        collector.next()
+        delivered = check(collector.ledger())["delivered"]
+        policy.call = partial(CALLS[name], collector)
+        with refused(RuntimeError, name):
+            collector.next()
+        total = check(collector.ledger())
+    assert total["delivered"] == delivered
+    assert total["reasons"] == {"env_error": T}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["next", "reset", "set_seed", "load_state_dict", "workers"])
+def test_a_call_within_a_served_rollout_is_refused(name: str) -> None:
+    policy = Calling()
+    with MultiSyncDataCollector(
+        [CountingEnv], policy, frames_per_batch=T, inference="central"
+    ) as collector:
+        collector.next()
+        policy.call = partial(CALLS[name], collector)
+        with refused(RuntimeError, name):
+            collector.next()
+        check(collector.ledger())
+    assert check(collector.ledger())["in_flight"] == 0
+
+
+@pytest.mark.processes
+def test_a_served_policy_may_shut_its_collector_down() -> None:
+    policy = Calling()
+    with MultiSyncDataCollector(
+        [CountingEnv], policy, frames_per_batch=T, inference="central"
+    ) as collector:
+        collector.next()
+        policy.call = collector.shutdown
+        with pytest.raises(RuntimeError, match="shut down"):
+            collector.next()
+        assert check(collector.ledger())["in_flight"] == 0
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)

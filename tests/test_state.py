@@ -109,6 +109,19 @@ def test_two_runs_resumed_from_one_state_are_the_same(way: Way, seeded: bool, po
     assert int(a[0]["collector", "traj_ids"].min()) == before + 1  # all envs were reset
 
 
+@pytest.mark.processes
+def test_weights_that_were_sent_instead_of_the_policys_are_saved() -> None:
+    policy = noisy()
+    with collecting(MULTI_STACK, dice, policy, frames=2 * T) as collector:
+        others = {name: value + 1.0 for name, value in policy.state_dict().items()}
+        collector.update_policy_weights_(others)
+        for saved in (collector.state_dict()["policy"], collector.policy_weights.flatten_keys(".")):
+            assert all(torch.equal(saved[name], value) for name, value in others.items())
+        collector.update_policy_weights_()
+        saved = collector.state_dict()["policy"]
+        assert all(torch.equal(saved[name], own) for name, own in policy.state_dict().items())
+
+
 @pytest.mark.parametrize("way", ALL, ids=lambda way: way.name)
 def test_weights_versions_and_counters_come_back(way: Way) -> None:
     policy = noisy()

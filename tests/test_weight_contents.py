@@ -374,4 +374,4 @@ def test_an_async_batched_collector_follows_the_modes() -> None:
             batch = next(batches)
             if seen_modes(batch) == {(False, False, False)}:
                 break
-        assert next(batches)["gain"].unique().tolist() == [2.0]
+        assert batch["gain"].unique().tolist() == [2.0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pycollect
 from pycollect import checks as check
+from pycollect.collectors.arguments.names import call_error
 from pycollect.collectors.arguments.workers import env_entries
 
 _SELECTORS = ("backend", "backend_options", "num_collectors", "sync")
@@ -61,7 +62,10 @@ def choose_backend(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return None
     if not isinstance(sync, bool | None):
         raise TypeError(f"sync: expected True, False or None, got {sync!r}")
-    given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
+    try:
+        given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(call_error(cls.__name__, error)) from None
     given.update(given.pop("others", {}))
     options = _checked_options(chosen["backend_options"], given)
     if backend == "submitit":
@@ -99,6 +103,8 @@ def choose_sync(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     Raises:
         TypeError: `sync` is neither True nor False.
     """
+    if len(args) > 2:
+        raise TypeError(call_error(cls.__name__, TypeError("too many positional arguments")))
     sync = kwargs.pop("sync", None)
     if not isinstance(sync, bool):
         raise TypeError(f"sync: expected True or False, got {sync!r}")

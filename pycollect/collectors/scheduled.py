@@ -72,7 +72,7 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
             RuntimeError: Only some workers of a sync collector would be reset while `prefetch`
                 rollouts are in flight. The others' rollouts belong to the same batches.
         """
-        with self._flow.moving:
+        with self._flow.between_rollouts("reset"):
             self._flow.check_open()
             self._source.reset(reset_idx)
 

@@ -128,7 +128,7 @@ class SyncDataCollector(
                 reset one by one.
             IndexError: The index is out of range.
         """
-        with self._flow.moving:
+        with self._flow.between_rollouts("reset"):
             self._flow.check_open()
             with self._flow.policy_stream.between():
                 if index is None:
@@ -153,7 +153,7 @@ class SyncDataCollector(
         flow = self._flow
         if flow.queue is not None:
             raise RuntimeError("rollout: not available with trajs_per_batch; use next()")
-        with flow.moving:
+        with flow.between_rollouts("rollout"):
             flow.check_not_closed()
             return self._within(self._raw)
 

@@ -218,13 +218,12 @@ def resolved(start: Any, path: str) -> Any:
     value = start
     for match in _PART.finditer(path):
         entry, name = match.groups()
-        if name is None:
-            value = value[_index(entry)]
-            continue
         try:
-            value = getattr(value, name)
-        except AttributeError as error:
-            raise AttributeError(f"{path[: match.end()]}: {error}") from error
+            value = value[_index(entry)] if name is None else getattr(value, name)
+        except (AttributeError, IndexError, KeyError) as error:
+            known = (AttributeError, IndexError, KeyError)
+            kind = next(own for own in known if isinstance(error, own))
+            raise kind(f"{path[: match.end()]}: {error}") from error
     return value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from pycollect import checks as check
 from pycollect.stream.flow import Flow
 from pycollect.stream.source import Source
 from pycollect.worker.options import POST, PostHook
@@ -46,16 +47,28 @@ class ProfileConfig:
     on_trace_ready: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.num_rollouts <= self.warmup_rollouts:
+        _check_sequence("workers", self.workers)
+        for worker in self.workers:
+            check.check_integer("workers", worker)
+        warmup = check.check_not_negative("warmup_rollouts", self.warmup_rollouts)
+        if check.check_integer("num_rollouts", self.num_rollouts) <= warmup:
             raise ValueError(
-                f"num_rollouts: expected more than warmup_rollouts ({self.warmup_rollouts}), got "
+                f"num_rollouts: expected more than warmup_rollouts ({warmup}), got "
                 f"{self.num_rollouts}"
             )
-        if self.warmup_rollouts < 0:
-            raise ValueError(f"warmup_rollouts: expected an int >= 0, got {self.warmup_rollouts}")
-        unknown = sorted({name.lower() for name in self.activities} - {"cpu", "cuda"})
-        if unknown:
-            raise ValueError(f"activities: expected 'cpu' and 'cuda', got {unknown}")
+        _check_sequence("activities", self.activities)
+        for name in self.activities:
+            check.check_choice("activities", str(name).lower(), ("cpu", "cuda"))
+        if not isinstance(self.save_path, str | Path | None):
+            raise TypeError(f"save_path: expected a path or None, got {self.save_path!r}")
+        try:
+            self.get_save_path(0)
+        except (LookupError, ValueError) as error:
+            raise ValueError(
+                "save_path: expected a path with no other placeholder than '{worker_idx}', got "
+                f"{str(self.save_path)!r}"
+            ) from error
+        check.check_callable("on_trace_ready", self.on_trace_ready)
 
     def get_save_path(self, worker_idx: int) -> Path:
         """Return the path of a worker's trace.
@@ -93,6 +106,11 @@ class ProfileConfig:
         return [known[name.lower()] for name in self.activities if name.lower() in known]
 
 
+def _check_sequence(name: str, value: Any) -> None:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{name}: expected a list, got {value!r}")
+
+
 class ProfilerHook:
     """A `post_collect_hook` that advances torch's profiler after each rollout.
 
@@ -101,19 +119,22 @@ class ProfilerHook:
     Args:
         worker: Id of the worker.
         inner: The hook that it replaces, which it also calls.
+
+    Attributes:
+        is_over: Nothing more is recorded.
     """
 
     def __init__(self, config: ProfileConfig, worker: int, inner: PostHook | None) -> None:
         self._config, self._worker, self.inner = config, worker, inner
         self._profiler: Any = None
         self._rollouts = 0
-        self._over = not config.get_activities()
+        self.is_over = not config.get_activities()
 
     def __call__(self, td: TensorDictBase) -> None:
         """Call the inner hook and advance the profiler."""
         if self.inner is not None:
             self.inner(td)
-        if self._over:
+        if self.is_over:
             return
         if self._profiler is None:
             self._profiler = self._made()
@@ -125,8 +146,8 @@ class ProfilerHook:
 
     def close(self) -> None:
         """Stop the profiler, which then saves its trace. Idempotent."""
-        if not self._over:
-            self._over = True
+        if not self.is_over:
+            self.is_over = True
             if self._profiler is not None:
                 self._profiler.stop()
 
@@ -184,7 +205,8 @@ class Profiled:
     ) -> None:
         """Profile the first rollouts of some workers, in their own processes.
 
-        The profiler runs in a `post_collect_hook`, which also calls the existing hook.
+        The profiler runs in a `post_collect_hook`, which also calls the user's hook. Setting
+        another hook after the first batch ends the profile as `disable_profile` does.
 
         Args:
             workers: Ids of the workers to profile; unknown ids have no effect. ``None`` means
@@ -204,18 +226,19 @@ class Profiled:
 
         Raises:
             RuntimeError: A batch was already requested.
-            ValueError: `num_rollouts` is not greater than `warmup_rollouts`.
+            TypeError, ValueError: An argument has another type, or `num_rollouts` is not greater
+                than `warmup_rollouts`.
         """
         if self._flow.statistics.has_begun:
             raise RuntimeError(
                 "Cannot enable profiling after iteration has started; call enable_profile() before"
             )
         config = ProfileConfig(
-            workers=(0,) if workers is None else tuple(workers),
+            workers=(0,) if workers is None else workers,
             num_rollouts=num_rollouts,
             warmup_rollouts=warmup_rollouts,
             save_path=save_path,
-            activities=("cpu", "cuda") if activities is None else tuple(activities),
+            activities=("cpu", "cuda") if activities is None else activities,
             record_shapes=record_shapes,
             profile_memory=profile_memory,
             with_stack=with_stack,
@@ -223,16 +246,34 @@ class Profiled:
             on_trace_ready=on_trace_ready,
         )
         self._flow.moving.check_here()
+        self._profile_config = config
+        self._set_profilers(self.post_collect_hook)
+
+    def _set_profilers(self, hook: PostHook | None) -> None:
+        """Let profilers, which call this hook, replace the hooks of the workers to profile."""
+        config = self._profile_config
+        if config is None:
+            return
         ids = [index for index in config.workers if index in self._source.policy_lag]
-        self._profilers = [ProfilerHook(config, own, self.post_collect_hook) for own in ids]
+        self._profilers = [ProfilerHook(config, own, hook) for own in ids]
         for index, profiler in zip(ids, self._profilers, strict=True):
             self._source.set_hook(POST, profiler, [index])
-        self._profile_config = config
+
+    def _check_no_profile(self) -> None:
+        """Raise RuntimeError if a profile in this process is not finished.
+
+        Torch's profiler must be stopped by the thread that started it.
+        """
+        if not self._source.elsewhere and not all(own.is_over for own in self._profilers):
+            raise RuntimeError(
+                "start: a background thread cannot run an unfinished profile; finish it first, or "
+                "call disable_profile()"
+            )
 
     def disable_profile(self) -> None:
         """End the profile and restore the previous hook; without a profile, do nothing."""
         config, self._profile_config = self._profile_config, None
-        if config is None:
+        if config is None or self._flow.closed:  # shutdown() has stopped the profilers
             return
         present = self._source.policy_lag
         self._source.call(_stop_profiler, {own: () for own in config.workers if own in present})

@@ -202,6 +202,17 @@ class TorchRLCollector(WeightUpdates, Hooked, Profiled, OwnAttributes, TorchRLKi
         super()._start_source()
         self._start_receiving()
 
+    def _start_filling(self) -> None:
+        self._check_no_profile()
+        super()._start_filling()
+
+    def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
+        if name == POST and self._flow.statistics.has_begun:
+            self.disable_profile()
+        super()._pass_hook_on(name, hook)
+        if name == POST:
+            self._set_profilers(hook)
+
     def _end_all(self, timeout: float | None, close_env: bool) -> None:
         self._flow.closed = True
         self._stop_receiving()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pycollect.checks import check_callable
 from pycollect.compat.one_worker import OneWorker
 from pycollect.engines.single_worker import SingleWorker
-from pycollect.worker.options import WorkerOptions
+from pycollect.worker.options import POST, PRE, WorkerOptions
 
 # These advance or reset collection, so a worker may not run them without its collector.
 _THE_COLLECTORS = frozenset(
@@ -34,7 +35,7 @@ class View:
     def __getattr__(self, name: str) -> Any:
         if name in _THE_COLLECTORS:
             raise AttributeError(
-                f"{name}: not available on a single worker; call {name}() of the collector"
+                f"not available on a single worker; call {name}() of the collector"
             )
         raise AttributeError(f"a worker has no attribute {name!r}")
 
@@ -77,7 +78,7 @@ class WorkerView(View, OneWorker):
 
     @pre_collect_hook.setter
     def pre_collect_hook(self, hook: Any) -> None:
-        self._worker.pre_collect_hook = hook
+        self._worker.pre_collect_hook = check_callable(PRE, hook)
 
     @property
     def post_collect_hook(self) -> Any:
@@ -86,7 +87,7 @@ class WorkerView(View, OneWorker):
 
     def set_post_collect_hook(self, hook: Any) -> None:
         """Set `post_collect_hook` of this worker alone, until it is replaced."""
-        self._worker.post_collect_hook = hook
+        self._worker.post_collect_hook = check_callable(POST, hook)
 
     def stats(self) -> dict[str, Any]:
         """Its own counts."""

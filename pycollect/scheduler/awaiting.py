@@ -54,6 +54,7 @@ class Awaiting:
                     else:
                         self._give_up(worker)
                 ready = self._group.wait_any(waiting, self._stalls.next_check)
+                self._flow.check_not_closed()  # a policy called here may have shut it down
                 if ready is not None:
                     return ready
                 silence.look()
@@ -129,7 +130,7 @@ class Awaiting:
         return [cloudpickle.loads(answer) for answer in self._answers(pickled)]
 
     def _answers(self, questions: Mapping[int, bytes]) -> list[bytes]:
-        with self._flow.moving:
+        with self._flow.between_rollouts("workers"):
             self._flow.check_open()
             workers = [own for own in self._group.in_order if own.index in questions]
             for worker in workers:

@@ -72,7 +72,7 @@ class Membership:
         Args:
             plans: makes theirs, for ids from that one on; it raises what is wrong with them.
         """
-        with self._flow.moving:
+        with self._flow.between_rollouts("add_collectors"):
             self._flow.check_open()
             made = plans(self._next_index)
             self._next_index += len(made)
@@ -111,7 +111,7 @@ class Membership:
         Raises:
             ValueError: an unknown id, or no worker would be left.
         """
-        with self._flow.moving:
+        with self._flow.between_rollouts("remove_collectors"):
             self._flow.check_open()
             staying = [worker.index for worker in self._group.present if not worker.leaving]
             ids = check_worker_ids(worker_ids, staying)
@@ -127,7 +127,7 @@ class Membership:
 
     def end_all(self) -> None:
         """End all workers; what is in flight is lost."""
-        with self._flow.moving:
+        with self._flow.between_rollouts("stop_remote_collectors"):
             check_open(self._flow.closed)
             self._flow.drop("shutdown")
             for worker in self._group.present:

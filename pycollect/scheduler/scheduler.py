@@ -142,12 +142,16 @@ class Scheduler:
         """See :meth:`Source.collect`. The slabs of the batch are free for others then."""
         if not self.group.present:
             raise RuntimeError("all workers were stopped; call add_collectors() first")
-        self._top_up(max(self._options.ahead, 1))
-        if self._options.sync:
-            self._collect_round()
-        else:
-            self._collect_first()
-        self._top_up(self._options.ahead)
+        self._flow.collecting = True  # the policy may be called in this process meanwhile
+        try:
+            self._top_up(max(self._options.ahead, 1))
+            if self._options.sync:
+                self._collect_round()
+            else:
+                self._collect_first()
+            self._top_up(self._options.ahead)
+        finally:
+            self._flow.collecting = False
 
     def _collect_round(self) -> None:
         """A rollout of each."""

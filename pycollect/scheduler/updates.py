@@ -36,6 +36,7 @@ class PolicyUpdates:
         self._sends = flow.options.sends
         self._pushing = threading.Lock()
         self._first = self._policy_now()
+        self._sent_others = False  # the last update sent other weights than the policy's
         self._overruled: Weights | None = None  # the policy's, when workers were given others
         self._shared_version: int | None = None  # 0: within an update that gave nothing yet
         self._last_served: WorkerRecord | None = None
@@ -58,8 +59,9 @@ class PolicyUpdates:
         self._last_served = worker
 
     def current(self) -> Weights:
-        """The caller's, or what workers were given last."""
-        return weights_of(self._policy) or self._group.weights.newest
+        """Return the policy's weights, updated with those that were sent instead of them."""
+        own, newest = weights_of(self._policy), self._group.weights.newest
+        return own.updated(newest) if self._sent_others or not own else own
 
     def check(self, weights: Weights) -> None:
         """Raise ValueError unless a state's weights fit all workers' policies."""
@@ -81,6 +83,7 @@ class PolicyUpdates:
         gifts = self._gifts(source, worker_ids)
         for weights, workers in gifts:
             self._group.weights.check(weights, workers)
+        self._sent_others = source is not None and source is not self._policy
         by_itself = self._options.update_each or self._options.update_interval
         self._overruled = self._policy_now() if by_itself and source is not None else None
         sent = self._push(gifts, wait, by_worker(source) is not None)
@@ -147,7 +150,7 @@ class PolicyUpdates:
             return
         if self._overruled is not None and weights.equal(self._overruled):
             return
-        self._overruled = None
+        self._overruled, self._sent_others = None, False
         self._push([(weights, self._group.of(worker_ids))], False)
 
     def _policy_now(self) -> Weights:

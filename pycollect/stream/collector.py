@@ -90,6 +90,7 @@ class Collector:
         own: Finished | None = None
         try:
             with self._flow.moving:
+                self._flow.check_not_collecting("next")
                 if not self._ready and (self._flow.has_ended or not self._advance()):
                     self._end()
                     raise StopIteration
@@ -513,7 +514,7 @@ class Collector:
             RuntimeError: The collector was shut down.
         """
         root = check.check_seed(seed)
-        with self._flow.moving:
+        with self._flow.between_rollouts("set_seed"):
             self._flow.check_open()
             self._drop("set_seed")
             self._flow.entropy, self._flow.seeded = root, True
@@ -563,7 +564,7 @@ class Collector:
             ValueError, TypeError: `state_dict` is neither, or belongs to another policy or other
                 workers. The collector is unchanged then.
         """
-        with self._flow.moving:
+        with self._flow.between_rollouts("load_state_dict"):
             flow, source = self._flow, self._source
             flow.check_open()
             state = CollectorState.from_dict(state_dict, source.streams.states())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from tensordict import TensorDictBase
 
@@ -53,6 +54,8 @@ class Flow:
         failure: raised by every later call.
         closed: nothing more is collected.
         released: All resources are freed, and frames in flight count as lost.
+        collecting: Rollouts are being collected in this thread: a call of the collector can only
+            come from the environment or the policy.
         stop: 1 if rollouts in this process are to end after their current step.
         policy_stream: of the device of a policy that is called in this process.
     """
@@ -75,6 +78,7 @@ class Flow:
         self.failure: BaseException | None = None
         self.closed = False
         self.released = False
+        self.collecting = False
         self.stop = SharedNumber()
         self.policy_stream = PolicyStream(CPU)
         self._written_before = written_before(options)
@@ -182,6 +186,21 @@ class Flow:
         self.version.number = state.policy_version
 
     # What may go on
+
+    @contextmanager
+    def between_rollouts(self, name: str) -> Iterator[None]:
+        """Hold the stream, for a method of that name that changes it."""
+        with self.moving:
+            self.check_not_collecting(name)
+            yield
+
+    def check_not_collecting(self, name: str) -> None:
+        """Raise RuntimeError if the environment or the policy makes this call within a rollout."""
+        if self.collecting:
+            raise RuntimeError(
+                f"{name}: the environment or the policy cannot call this within a rollout; call it "
+                "between two batches"
+            )
 
     def check_open(self) -> None:
         """Raise if the stream cannot continue, because it was shut down or has failed."""

@@ -136,7 +136,7 @@ class InProcess:
             with Uninterrupted():
                 issued = self.batch_frames
                 flow.ledger.issue(0, issued)
-            report = self.worker.collect(slab, 0, flow.version.number, random, self._control)
+            report = self._rollout(slab, random)
             if flow.stop.value or flow.released:  # the latter by the environment or the policy
                 self._lose(issued, "shutdown")
                 flow.check_not_closed()
@@ -154,6 +154,14 @@ class InProcess:
             failure = WorkerError(text, 0, 0, traceback.format_exc())
             failure.__cause__ = error.__cause__
             raise error from failure
+
+    def _rollout(self, slab: Slab, random: bool) -> RolloutReport:
+        flow = self._flow
+        flow.collecting = True
+        try:
+            return self.worker.collect(slab, 0, flow.version.number, random, self._control)
+        finally:
+            flow.collecting = False
 
     def _lose(self, frames: int, reason: str) -> None:
         if not self._flow.released:  # else they are lost already

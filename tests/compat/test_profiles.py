@@ -11,6 +11,7 @@ from raising import refused
 pytest.importorskip("torchrl.collectors")
 
 from reads_support import BOTH, made, probed, write_seven
+from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 import pycollect
 
@@ -31,6 +32,51 @@ def test_a_profile_of_the_first_rollouts(home: Any, tmp_path: Path) -> None:
         collector.disable_profile()
         assert collector.post_collect_hook is write_seven
         assert collector.profile_config is None
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"workers": 3},
+        {"workers": ["0"]},
+        {"num_rollouts": "x"},
+        {"num_rollouts": 1},
+        {"warmup_rollouts": -1},
+        {"activities": "cpu"},
+        {"activities": [3]},
+        {"save_path": 3},
+        {"save_path": "{foo}"},
+        {"save_path": "{"},
+        {"on_trace_ready": 3},
+    ],
+    ids=str,
+)
+def test_a_bad_argument_of_a_profile_is_named(argument: dict[str, Any]) -> None:
+    with made(pycollect, "Collector") as collector, refused((TypeError, ValueError), *argument):
+        collector.enable_profile(**argument)
+
+
+def test_a_hook_that_is_set_keeps_the_profile(tmp_path: Path) -> None:
+    with made(pycollect, "Collector", total_frames=-1) as collector:
+        collector.enable_profile(save_path=tmp_path / "trace.json", activities=["cpu"])
+        collector.post_collect_hook = write_seven
+        assert (collector.next()["next", "reward"] == 7).all()
+        collector.next()
+        collector.post_collect_hook = None  # ends it
+        assert collector.profile_config is None
+        assert (tmp_path / "trace.json").exists()
+
+
+def test_a_thread_does_not_begin_with_an_unfinished_profile(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
+    with made(pycollect, "Collector", total_frames=-1, replay_buffer=buffer) as collector:
+        collector.enable_profile(save_path=tmp_path / "trace.json", activities=["cpu"])
+        with refused(RuntimeError, "start"):
+            collector.start()
+        for _ in range(3):
+            collector.next()
+        collector.start()
+    collector.disable_profile()
 
 
 def test_a_profiles_configuration_is_theirs() -> None:

@@ -120,6 +120,9 @@ def call_error(name: str, error: TypeError) -> str:
     missing = re.fullmatch(r"missing a required (?:keyword-only )?argument: '(\w+)'", str(error))
     if missing:
         return f"{missing[1]}: {name} requires this argument"
+    twice = re.fullmatch(r"multiple values for argument '(\w+)'", str(error))
+    if twice:
+        return f"{twice[1]}: {name} got this argument twice, by position and by name"
     if str(error) == "too many positional arguments":
         return f"{name}: {error}; pass them by name, for example frames_per_batch=1000"
     return f"{name}: {error}"
@@ -129,6 +132,7 @@ def classes_by_argument() -> dict[str, list[str]]:
     """Return the names of the collectors that have an argument, for all their arguments."""
     classes: dict[str, list[str]] = {}
     for name in _CLASSES:
-        for argument in inspect.signature(getattr(pycollect, name)).parameters:
-            classes.setdefault(argument, []).append(name)
+        for own in inspect.signature(getattr(pycollect, name)).parameters.values():
+            if own.kind is not own.VAR_KEYWORD:
+                classes.setdefault(own.name, []).append(name)
     return classes

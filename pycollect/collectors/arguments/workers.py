@@ -81,6 +81,8 @@ def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
     each = one_each(name, {} if value is None else value, workers)
     if not all(isinstance(own, Mapping) for own in each):
         raise TypeError(f"{name}: expected a dict or a list of dicts, got {value!r}")
+    if unnamed := [key for own in each for key in own if not isinstance(key, str)]:
+        raise TypeError(f"{name}: expected strings as keys, got {unnamed}")
     return [dict(own) for own in each]
 
 
