@@ -20,8 +20,8 @@ AT_ONCE = 200
 def ours() -> Iterator[int]:
     """The views that pycollect makes."""
     from pycollect._core import Leaf, Placement
-    from pycollect.batch.frame import BatchLeaves
-    from pycollect.batch.slab_views import make_pool, slab_tensors, to_tensordict
+    from pycollect.data.frame import BatchLeaves
+    from pycollect.data.slabs import make_pool, slab_tensors, to_tensordict
 
     leaves = BatchLeaves(
         observation=(Leaf(("observation",), "float32", (3,)),),

@@ -26,7 +26,7 @@ PENDULUM: dict[str, Any] = {
 def elsewhere(**work: Any) -> Iterator[int]:
     """Collect as if the ranks were on another node."""
     stream = ours(**work)
-    name = "pycollect.engines.distributed.engine.this_node"
+    name = "pycollect.transport.distributed.engine.this_node"
     with mock.patch(name, return_value="another one"):
         frames = next(stream)
     yield frames

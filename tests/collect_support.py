@@ -170,7 +170,7 @@ class Way:
 @contextmanager
 def elsewhere() -> Iterator[None]:
     """The driver is on another node than all ranks of collectors that are made now."""
-    with mock.patch("pycollect.engines.distributed.engine.this_node", return_value="another"):
+    with mock.patch("pycollect.transport.distributed.engine.this_node", return_value="another"):
         yield
 
 

@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         # Threads that wait for each other over a few numbers take five times the time of one.
         torch.set_num_threads(1)
-        from pycollect.engines.processes import forking
+        from pycollect.transport.processes import fork_server as forking
 
         forking._IDLE_SECONDS = 600.0  # between tests with workers there are minutes of others
     # Inductor's processes that compile beside this one would outlive the test that started them.
@@ -171,9 +171,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
     from fake_device import FakeDevice
 
     device = FakeDevice()
-    monkeypatch.setattr("pycollect.devices.why_not", lambda _: "")
-    monkeypatch.setattr("pycollect.collectors.arguments.devices.numbered", lambda own: own)
-    monkeypatch.setattr("pycollect.batch.upload.accelerator", lambda _: device)
+    monkeypatch.setattr("pycollect.data.devices.why_not", lambda _: "")
+    monkeypatch.setattr("pycollect.api.arguments.numbered", lambda own: own)
+    monkeypatch.setattr("pycollect.data.upload.accelerator", lambda _: device)
     return device
 
 

@@ -11,7 +11,8 @@ from envs_for_tests import (
     CountingEnv,
 )
 
-from pycollect.envs import ActionSampler, EnvBatch
+from pycollect.envs.base import EnvBatch
+from pycollect.envs.random_actions import ActionSampler
 
 LENGTHS = (3, 1, 4)
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pycollect._core import SharedSlabPool
-from pycollect.devices import Begun
-from pycollect.policy.crossing import Crossing
+from pycollect.data.devices import Begun
+from pycollect.policy.device_transfer import Crossing
 
 DEVICE = torch.device("cuda", 0)
 

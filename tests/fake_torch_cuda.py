@@ -16,7 +16,7 @@ import torch
 
 from pycollect import cuda
 from pycollect._core import Memory, Registration
-from pycollect.devices import CPU, CudaAccelerator
+from pycollect.data.devices import CPU, CudaAccelerator
 
 DEVICE = torch.device("cuda", 0)
 
@@ -98,8 +98,8 @@ def install() -> CudaAccelerator:
         setattr(torch.cuda, name, value)
     torch.empty = empty  # type: ignore[assignment]
     torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign]
-    from pycollect.batch import upload
-    from pycollect.collectors.arguments import devices as device_arguments
+    from pycollect.api import arguments as device_arguments
+    from pycollect.data import upload
 
     assert cuda.available()
     accelerator = CudaAccelerator(DEVICE)

@@ -11,10 +11,10 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 
-from pycollect.batch.layout import Key, torch_dtype
+from pycollect.data.layout import Key, torch_dtype
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.spaces import action_leaves, observation_leaves
-from pycollect.policy import PolicyRunner, make_policy_runner
+from pycollect.policy.runner import PolicyRunner, make_policy_runner
 
 KINDS = tuple(InteractionType)
 

@@ -10,9 +10,7 @@ from typing import Any
 from collect_support import FrameOracle
 from echo_envs import LENGTHS, EchoEnv
 
-from pycollect import (
-    MultiaSyncDataCollector,
-)
+from pycollect import MultiaSyncDataCollector
 
 T = 7  # of one env in one rollout
 W = 2  # processes of each team

@@ -136,10 +136,10 @@ class AcceptedError(BaseException):
 def nothing_starts() -> Iterator[None]:
     with ExitStack() as patches:
         for place in (
-            "pycollect.collectors.scheduled.Scheduler",
-            "pycollect.collectors.ray.RayEngine",
-            "pycollect.collectors.arguments.distributed.DistributedEngine",
-            "pycollect.collectors.multi.ProcessEngine",
+            "pycollect.api.multi.Scheduler",
+            "pycollect.api.ray.RayEngine",
+            "pycollect.api.distributed.DistributedEngine",
+            "pycollect.api.multi.ProcessEngine",
         ):
             patches.enter_context(mock.patch(place, side_effect=AcceptedError))
         yield

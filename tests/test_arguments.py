@@ -25,8 +25,8 @@ from pycollect import (
     SyncDataCollector,
     sync_sync_collector,
 )
-from pycollect.collectors.arguments.kwargs import batched
-from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.api.arguments import batched
+from pycollect.transport.processes.engine import ProcessEngine
 
 ENV = echo_fns(0)[0]
 

@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollect._core import RolloutControl, SharedNumber, Slab, TrajectoryIds
-from pycollect.batch.slab_rows import SlabRows
-from pycollect.engines.messages import (
+from pycollect.data.slabs import SlabRows
+from pycollect.driver.assembly import Assembly
+from pycollect.driver.delivery import assembled, rollouts_of
+from pycollect.driver.options import StreamOptions
+from pycollect.driver.source import Batch
+from pycollect.transport.messages import (
     Rollout,
     RolloutRequest,
     WorkerInfo,
     plain_report,
     unpacked_report,
 )
-from pycollect.scheduler.assembly import Assembly
-from pycollect.stream.delivery import assembled, rollouts_of
-from pycollect.stream.options import StreamOptions
-from pycollect.stream.source import Batch
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.worker import Worker

@@ -30,7 +30,7 @@ from test_ledger import check
 from torch import nn
 
 from pycollect import SyncDataCollector
-from pycollect.stream.fair_lock import FairLock
+from pycollect.driver.background import FairLock
 
 T = 5
 

@@ -25,8 +25,8 @@ from echo_envs import ENTRIES, echo_fns
 from tensordict import TensorDict
 
 from pycollect._core import Layout, Leaf, Placement, Recorder, Slab
-from pycollect.batch.frame import BatchLeaves
-from pycollect.batch.slab_views import check_lease, make_pool, slab_tensors, to_tensordict
+from pycollect.data.frame import BatchLeaves
+from pycollect.data.slabs import check_lease, make_pool, slab_tensors, to_tensordict
 
 T = 5
 BATCHES = 12

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pycollect.engines.call_handle import CallHandle
-from pycollect.engines.messages import RolloutRequest, WorkerSpec
-from pycollect.engines.ray.actor import Actor
-from pycollect.engines.shared_value import SharedValue
-from pycollect.engines.waiting import ThreadBell
+from pycollect.transport.call_handle import CallHandle
+from pycollect.transport.messages import RolloutRequest, WorkerSpec
+from pycollect.transport.ray.actor import Actor
+from pycollect.transport.shared_value import SharedValue
+from pycollect.transport.waiting import ThreadBell
 from pycollect.worker.options import WorkerOptions
 
 

@@ -42,10 +42,10 @@ from pycollect import (
     WorkerError,
 )
 from pycollect._core import Memory, SharedMemoryError
-from pycollect.collectors.arguments.devices import check_devices
-from pycollect.engines.ray.engine import actor_options
-from pycollect.inference.bell import ServingBell
+from pycollect.api.arguments import check_devices
 from pycollect.inference.client import CentralPolicy
+from pycollect.inference.in_driver import ServingBell
+from pycollect.transport.ray.engine import actor_options
 
 pytestmark = pytest.mark.processes(usual=2)
 
@@ -250,8 +250,8 @@ def without_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever sleeps too long is not woken by the look that a driver takes every now and then."""
     seconds = 60.0
     with monkeypatch.context() as patched:
-        patched.setattr("pycollect.engines.waiting.LOOK_SECONDS", seconds)
-        patched.setattr("pycollect.scheduler.stalls.CHECK_SECONDS", seconds)
+        patched.setattr("pycollect.transport.waiting.LOOK_SECONDS", seconds)
+        patched.setattr("pycollect.driver.records.CHECK_SECONDS", seconds)
         begin = time.monotonic()
         yield
     assert time.monotonic() - begin < seconds
@@ -378,9 +378,9 @@ def test_actors_ask_for_no_gpu_that_the_policy_alone_needs(
     def asked(configs: Any, devices: Any) -> None:
         raise Asked(actor_options(configs, devices)["num_gpus"])
 
-    monkeypatch.setattr("pycollect.collectors.ray.actor_options", asked)
+    monkeypatch.setattr("pycollect.api.ray.actor_options", asked)
     there = partial(check_devices, elsewhere=True)  # there need not be one here
-    monkeypatch.setattr("pycollect.collectors.arguments.inference.check_devices", there)
+    monkeypatch.setattr("pycollect.api.central.check_devices", there)
     arguments = {"policy_factory": parity_policy, "policy_device": "cuda", "inference": inference}
     with pytest.raises(Asked) as raised:
         RayCollector([CountingEnv], frames_per_batch=4, **arguments)

@@ -22,7 +22,7 @@ from test_restarts import killing_when
 from torch import nn
 
 from pycollect.inference.states import StatesBeside
-from pycollect.policy.crossing import Crossing
+from pycollect.policy.device_transfer import Crossing
 
 pytestmark = pytest.mark.processes(usual=2)
 

@@ -37,8 +37,8 @@ from test_ray_nodes import ELSEWHERE, HERE, follow, one_more_node, other_node
 from test_restarts import kill
 
 from pycollect import WorkerError
-from pycollect.collectors.arguments.devices import check_devices
-from pycollect.engines.ray.servers import ServerActor, ServerEngine
+from pycollect.api.arguments import check_devices
+from pycollect.transport.ray.servers import ServerActor, ServerEngine
 
 __all__ = ["other_node"]
 
@@ -439,9 +439,9 @@ def test_what_a_servers_actor_asks_for(
         of_worker = {"num_cpus": 4, "runtime_env": {"env_vars": {}}}
         raise Asked(ServerEngine(engine, gpus).options_on("there", of_worker))
 
-    monkeypatch.setattr("pycollect.collectors.ray.ServerEngine", asked)
+    monkeypatch.setattr("pycollect.api.ray.ServerEngine", asked)
     there = partial(check_devices, elsewhere=True)  # there need not be one here
-    monkeypatch.setattr("pycollect.collectors.arguments.inference.check_devices", there)
+    monkeypatch.setattr("pycollect.api.central.check_devices", there)
     with pytest.raises(Asked) as raised:
         RAY_CENTRAL_ASYNC.collector(
             [ENTRIES["one"](0)],

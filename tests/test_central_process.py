@@ -36,7 +36,7 @@ from test_ledger import check
 from torch import nn
 
 from pycollect import WorkerError
-from pycollect.scheduler.workers import WorkerGroup
+from pycollect.driver.workers import WorkerGroup
 
 pytestmark = pytest.mark.processes(usual=2)
 

@@ -1,4 +1,4 @@
-"""Who waits for whom in central inference: `pycollect.inference.table`."""
+"""Who waits for whom in central inference: `pycollect.inference.server`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from pycollect.inference.group import Group, ServedPolicy
 from pycollect.inference.options import InferenceOptions
-from pycollect.inference.table import Seat, Table
+from pycollect.inference.server import Seat, Table
 
 ENVS = 4  # of each worker
 OWING = 5

@@ -10,7 +10,7 @@ from echo_envs import echo_fns
 from raising import refused
 
 from pycollect import Collector, MultiaSyncDataCollector, MultiSyncDataCollector, RayCollector
-from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.transport.processes.engine import ProcessEngine
 
 ENV = echo_fns(0)[0]
 

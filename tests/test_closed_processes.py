@@ -91,7 +91,7 @@ def test_processes_that_are_closed_to_each_other_share_memory() -> None:
 
 def test_where_memory_cannot_be_shared_no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     why_not = "shared memory: memfd_create: Function not implemented"
-    engine = "pycollect.engines.processes.engine"
+    engine = "pycollect.transport.processes.engine"
     monkeypatch.setattr(f"{engine}.shared_memory_why_not", lambda: why_not)
     monkeypatch.setattr(f"{engine}.ProcessEngine.start", lambda *_: pytest.fail("a process"))
     with pytest.raises(SharedMemoryError, match="memfd_create"):

@@ -15,7 +15,7 @@ from raising import refused
 
 import pycollect
 from pycollect import MultiSyncDataCollector, SyncDataCollector
-from pycollect.envs import make_env_batch
+from pycollect.envs.make import make_env_batch
 
 
 def collected(env: LoggedEnvs, policy: Any = chosen, batches: int = 3, **options: Any) -> list[Any]:

@@ -16,11 +16,11 @@ from tensordict import TensorDictBase
 
 from pycollect import DistributedDataCollector, RayCollector
 from pycollect._core import Leaf
-from pycollect.batch.compression import PackedBuffer
-from pycollect.batch.frame import BatchLeaves
-from pycollect.batch.slab_views import leaf_sizes, make_pool
-from pycollect.engines.messages import opened_slab, packed_slab
-from pycollect.worker.memory import placement_of
+from pycollect.data.compression import PackedBuffer
+from pycollect.data.frame import BatchLeaves
+from pycollect.data.slabs import leaf_sizes, make_pool
+from pycollect.transport.messages import opened_slab, packed_slab
+from pycollect.worker.env_group import placement_of
 
 
 def test_a_slab_comes_back_as_it_was() -> None:

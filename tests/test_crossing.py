@@ -21,7 +21,7 @@ from tensordict.nn import (
 from torch import nn
 
 from pycollect import SyncDataCollector
-from pycollect.devices import CPU
+from pycollect.data.devices import CPU
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ from torch import nn
 
 from pycollect import MultiStep, MultiSyncDataCollector, SyncDataCollector, split_trajectories
 from pycollect._core import Layout, Leaf, Placement
-from pycollect.batch.slab_views import make_shared_pool
-from pycollect.batch.upload import DeviceUploader
-from pycollect.devices import CudaAccelerator, StreamAccelerator, accelerator, indexed
+from pycollect.data.devices import CudaAccelerator, StreamAccelerator, accelerator, indexed
+from pycollect.data.slabs import make_shared_pool
+from pycollect.data.upload import DeviceUploader
 
 pytestmark = pytest.mark.cuda
 
@@ -173,7 +173,7 @@ def test_the_cores_copies_are_those_of_torch(
     way: Way, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = kind(torch.device("cuda", 0))
-    monkeypatch.setattr("pycollect.batch.upload.accelerator", lambda _: own)
+    monkeypatch.setattr("pycollect.data.upload.accelerator", lambda _: own)
     came = batches(way, table_policy(), 12, storing_device="cuda")
     for ours, theirs in zip(came, batches(way, table_policy(), 12), strict=True):
         assert_equal(ours, theirs, "cuda")

@@ -8,7 +8,7 @@ from gpu_support import DEVICE, needs_gpu
 from tensordict import TensorDict
 
 from pycollect import MultiStep, split_trajectories
-from pycollect.trajectories.on_cuda import on_one_device
+from pycollect.data.gather_cuda import on_one_device
 
 pytestmark = pytest.mark.cuda
 

@@ -28,7 +28,7 @@ from test_process_engine import PATHS
 from test_restarts import kill
 
 from pycollect import MultiSyncDataCollector
-from pycollect.engines import descendants
+from pycollect.transport import descendants
 
 T = 5
 LONG = 300.0

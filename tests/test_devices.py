@@ -11,13 +11,12 @@ from collect_support import parity_policy
 from echo_envs import echo_fns
 from raising import refused
 
-from pycollect.collectors.arguments.devices import check_devices
-from pycollect.collectors.arguments.workers import WORKER_ARGUMENTS, pickled_policies
-from pycollect.collectors.set_up import worker_plans
-from pycollect.devices import Devices, why_not
-from pycollect.engines.messages import WorkerInfo, pickled_spec
-from pycollect.engines.ray.engine import actor_options
-from pycollect.engines.remote_worker import RemoteWorker
+from pycollect.api.arguments import WORKER_ARGUMENTS, check_devices, pickled_policies
+from pycollect.api.set_up import worker_plans
+from pycollect.data.devices import Devices, why_not
+from pycollect.transport.host import RemoteWorker
+from pycollect.transport.messages import WorkerInfo, pickled_spec
+from pycollect.transport.ray.engine import actor_options
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -59,7 +58,7 @@ def test_an_actor_may_have_what_is_not_here() -> None:
 def test_a_worker_process_has_the_device_that_is_current_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pycollect.devices.why_not", lambda _: "")
+    monkeypatch.setattr("pycollect.data.devices.why_not", lambda _: "")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     named = given(policy_device="cuda", env_device="cuda:0", storing_device="cpu")
     second = torch.device("cuda", 1)

@@ -18,7 +18,7 @@ CONTRACT = (DOCS / "contract.md").read_text()
 COMING = (DOCS / "coming-from-torchrl.md").read_text()
 GPU = (DOCS / "gpu.md").read_text()
 SCHEME = (DOCS / "scheme.md").read_text()
-ARCHITECTURE = (DOCS / "architecture.md").read_text()
+ARCHITECTURE = "".join((DOCS / page).read_text() for page in ("architecture.md", "rules.md"))
 ROOT = DOCS.parent
 NAMED = re.compile(r"`([\w/]+\.py)::([\w:]+)`")
 
@@ -94,7 +94,7 @@ def in_architecture(pattern: str) -> set[str]:
 
 
 def test_the_architecture_names_files_that_exist() -> None:
-    bases = (ROOT, ROOT / "pycollect", ROOT / "pycollect/engines/processes", ROOT / "csrc/python")
+    bases = (ROOT, ROOT / "pycollect", ROOT / "pycollect/transport/processes", ROOT / "csrc/python")
     headers = ROOT / "csrc/include/pycollect"
     named = in_architecture(r"[\w./*]+(/|\.(py|pyi|h|cpp|cu|inc|md))")
     assert len(named) > 100

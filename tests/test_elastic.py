@@ -29,7 +29,7 @@ from raising import refused
 from test_ledger import check
 from test_restarts import kill
 
-from pycollect.collectors.set_up import WorkerTemplate
+from pycollect.api.set_up import WorkerTemplate
 from pycollect.worker.generators import next_seed
 
 T = 4

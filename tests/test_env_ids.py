@@ -30,12 +30,7 @@ from gymnasium.envs.registration import WrapperSpec
 from gymnasium.vector import SyncVectorEnv
 from raising import refused
 
-from pycollect import (
-    AsyncBatchedCollector,
-    Evaluator,
-    MultiSyncDataCollector,
-    SyncDataCollector,
-)
+from pycollect import AsyncBatchedCollector, Evaluator, MultiSyncDataCollector, SyncDataCollector
 from pycollect.envs.registrations import register, registered_here
 
 OURS = "PycollectTests/Counting-v0"

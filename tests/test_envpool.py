@@ -14,7 +14,7 @@ import torch
 from raising import refused
 
 from pycollect import MultiSyncDataCollector, SyncDataCollector
-from pycollect.envs import make_env_batch
+from pycollect.envs.make import make_env_batch
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs envpool"),

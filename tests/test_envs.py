@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from raising import refused
 from torch import nn
 
-from pycollect.envs import make_env_batch
+from pycollect.envs.make import make_env_batch
 
 
 class TestSingleEnv:

@@ -29,7 +29,7 @@ from pycollect import (
     SyncDataCollector,
 )
 from pycollect.__main__ import main
-from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.transport.processes.engine import ProcessEngine
 
 
 @pytest.fixture(autouse=True)

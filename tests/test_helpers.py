@@ -26,7 +26,7 @@ from pycollect import (
     sync_async_collector,
     sync_sync_collector,
 )
-from pycollect.collectors import helpers
+from pycollect.api import helpers
 
 Config = OnPolicyCollectorConfig | OffPolicyCollectorConfig
 

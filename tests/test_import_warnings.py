@@ -17,7 +17,7 @@ from collect_support import MULTI_ASYNC, STACK, TEAM_STACK, Way, collecting, mar
 from envs_for_tests import CountingEnv
 
 import pycollect
-from pycollect.engines.import_warnings import have_filtered
+from pycollect.transport.import_warnings import have_filtered
 
 THEIRS = """
 import warnings

@@ -28,7 +28,7 @@ from gymnasium.wrappers import vector as vector_wrappers
 from raising import refused, warned
 
 from pycollect import RayCollector, SyncDataCollector
-from pycollect.envs import make_env_batch
+from pycollect.envs.make import make_env_batch
 
 KEYS = ["steps", "half", "place", ("deep", "even"), "word"]
 

@@ -32,12 +32,11 @@ from torch import nn
 
 from pycollect import SyncDataCollector
 from pycollect._core import Uninterrupted
-from pycollect.engines.processes import handle
-from pycollect.scheduler import assembly
-from pycollect.scheduler.workers import WorkerGroup
-from pycollect.stream import collector as base
-from pycollect.stream import in_process
-from pycollect.stream.statistics import Statistics
+from pycollect.driver import assembly, in_process
+from pycollect.driver import collector as base
+from pycollect.driver.accounts import Statistics
+from pycollect.driver.workers import WorkerGroup
+from pycollect.transport.processes import handle
 
 OF_PROCESSES = (MULTI_STACK, MULTI_ASYNC[0], CENTRAL, CENTRAL_ASYNC)
 

@@ -28,8 +28,8 @@ from test_kills import shared_files
 from test_restarts import check_ledger, endless
 
 from pycollect import Evaluator, WorkerError
+from pycollect.driver import collector as base
 from pycollect.errors import without_frames
-from pycollect.stream import collector as base
 
 T = 5
 

@@ -29,7 +29,7 @@ from collect_support import (
 from test_process_engine import LONG, PATHS
 from test_restarts import check_ledger, endless, kill
 
-from pycollect.engines.processes.unnamed import unnamed_file
+from pycollect.transport.processes.child import unnamed_file
 
 T = 5
 NAMES = {errno.EMFILE: "RLIMIT_NOFILE", errno.EAGAIN: "RLIMIT_NPROC", errno.ENOMEM: "memory"}
@@ -40,9 +40,9 @@ def no_process_starts(number: int) -> Iterator[None]:
     """Make every start of a process fail with this error number."""
     error = OSError(number, os.strerror(number))
     with (
-        mock.patch("pycollect.engines.processes.engine.start_child", side_effect=error),
-        mock.patch("pycollect.engines.distributed.children.start_child", side_effect=error),
-        mock.patch("pycollect.engines.ray.engine.starting_actor", side_effect=error),
+        mock.patch("pycollect.transport.processes.engine.start_child", side_effect=error),
+        mock.patch("pycollect.transport.distributed.launchers.start_child", side_effect=error),
+        mock.patch("pycollect.transport.ray.engine.starting_actor", side_effect=error),
     ):
         yield
 
@@ -112,7 +112,7 @@ def test_weights_that_meet_a_limit_can_be_given_again() -> None:
         collector.next()
         with torch.no_grad():
             policy.module.bias += 3.0
-        wire = "pycollect.engines.processes.wire.Memory"
+        wire = "pycollect.transport.shared_value.Memory"
         with mock.patch(wire) as memory:
             memory.share.side_effect = MemoryError
             with pytest.raises(OSError, match="memory"):

@@ -22,7 +22,7 @@ from tensordict.nn import (
 from torch.distributions import Categorical
 
 from pycollect import SyncDataCollector
-from pycollect.batch.cast import _fits, scaled, scaled_at_once
+from pycollect.data.cast import _fits, scaled, scaled_at_once
 
 
 class FramesEnv(gymnasium.Env[Any, Any]):
@@ -238,7 +238,7 @@ def test_integers_on_a_device_are_cast_in_one_pass(
         asked.append(arguments)
         return scaled_at_once(*arguments)
 
-    monkeypatch.setattr("pycollect.batch.cast.scaled_at_once", noted)
+    monkeypatch.setattr("pycollect.data.cast.scaled_at_once", noted)
     result = scaled(torch.zeros(4, dtype=source, device=device), torch.float32, 0.5)
     assert (result.dtype, result.device.type) == (torch.float32, device)
     assert bool(asked) is is_one

@@ -24,12 +24,11 @@ from torch.distributions import Categorical
 
 from pycollect import MultiStep, MultiSyncDataCollector, SyncDataCollector
 from pycollect._core import CudaError
-from pycollect.devices import CPU
-from pycollect.policy.calling import Calling
-from pycollect.policy.crossing import Crossing
-from pycollect.policy.graphs import CapturedCall, GraphPool
+from pycollect.data import gather_cuda as on_cuda
+from pycollect.data.devices import CPU
+from pycollect.policy.calling import Calling, CapturedCall, GraphPool
+from pycollect.policy.device_transfer import Crossing
 from pycollect.policy.program.steps import CallStep, HeadStep, Program
-from pycollect.trajectories import on_cuda
 
 
 class Leaf:

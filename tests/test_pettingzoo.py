@@ -49,7 +49,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 
 from pycollect import AsyncBatchedCollector, MultiStep, SyncDataCollector, split_trajectories
-from pycollect.envs import make_env_batch
+from pycollect.envs.make import make_env_batch
 
 FLAGS = ("done", "terminated", "truncated")
 Cursor = tuple[int, int]

@@ -37,7 +37,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from pycollect import SyncDataCollector
-from pycollect.policy import make_policy_runner
+from pycollect.policy.runner import make_policy_runner
 
 
 @pytest.mark.parametrize("kind", ENTRIES)

@@ -19,7 +19,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from pycollect import MultiSyncDataCollector, SyncDataCollector
-from pycollect.policy_stream import PolicyStream
+from pycollect.data.policy_stream import PolicyStream
 
 DEVICE = torch.device("cuda", 0)
 
@@ -65,7 +65,7 @@ def default(monkeypatch: pytest.MonkeyPatch) -> Stream:
         "device": lambda device: nullcontext(),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    for module in ("stream.in_process", "scheduler.scheduler"):
+    for module in ("driver.in_process", "driver.scheduler"):
         monkeypatch.setattr(f"pycollect.{module}.PolicyStream", lambda _: PolicyStream(DEVICE))
     return Streams.default
 

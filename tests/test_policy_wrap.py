@@ -15,7 +15,9 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
-from pycollect.policy import RandomRunner, make_policy_runner, named_weights
+from pycollect.data.weights import named_weights
+from pycollect.policy.random_runner import RandomRunner
+from pycollect.policy.runner import make_policy_runner
 
 PLAIN = ShapeOnly(box(3), box(1), None)
 BATCH = ShapeOnly(box(3), box(1), 4)

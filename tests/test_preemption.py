@@ -10,7 +10,7 @@ import torch
 from raising import refused
 
 from pycollect._core import Placement, RolloutControl, SharedNumber, Slab, SlabPool, compact
-from pycollect.batch.slab_views import slab_tensors
+from pycollect.data.slabs import slab_tensors
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker
 from tests.envs_for_tests import CountingEnv

@@ -22,15 +22,13 @@ from raising import refused
 from torch import nn
 
 from pycollect._core import Placement, SharedSlabPool, Slab
-from pycollect.batch.slab_rows import SlabRows
-from pycollect.batch.slab_views import slab_tensors
-from pycollect.batch.weight_slab import WeightForm, WeightSlab
-from pycollect.batch.weights import weights_from
-from pycollect.engines.messages import RolloutRequest, WorkerInfo, WorkerSpec
-from pycollect.engines.processes.engine import ProcessEngine
-from pycollect.engines.processes.handle import MailboxHandle
-from pycollect.engines.waiting import AnswerWaiter
+from pycollect.data.slabs import SlabRows, slab_tensors
+from pycollect.data.weights import WeightForm, WeightSlab, weights_from
 from pycollect.errors import WorkerDied, WorkerError
+from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec
+from pycollect.transport.processes.engine import ProcessEngine
+from pycollect.transport.processes.handle import MailboxHandle
+from pycollect.transport.waiting import AnswerWaiter
 from pycollect.worker.options import WorkerOptions
 from tests.collect_support import is_gone
 from tests.echo_envs import GateEnv, wait_until
@@ -348,7 +346,7 @@ def test_too_much_for_this_machine_is_refused(engine: ProcessEngine) -> None:
 
 DRIVER = """
 import multiprocessing, sys
-from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.transport.processes.engine import ProcessEngine
 from tests.test_process_engine import ParentEnv, Started, start
 def main():
     engine = ProcessEngine()

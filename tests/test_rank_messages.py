@@ -17,11 +17,10 @@ from envs_for_tests import CountingEnv
 from raising import refused
 
 from pycollect import DistributedDataCollector
-from pycollect.engines.distributed.address import Invitation, RankAddress
-from pycollect.engines.distributed.group_link import GroupCarrier, GroupLink
-from pycollect.engines.distributed.groups import DRIVER, WORKER
-from pycollect.engines.distributed.meeting import Meeting, meet
-from pycollect.engines.distributed.rendezvous import LOOPBACK, Rendezvous
+from pycollect.transport.distributed.address import Invitation, RankAddress
+from pycollect.transport.distributed.links import GroupCarrier, GroupLink
+from pycollect.transport.distributed.meeting import DRIVER, WORKER, Meeting, meet
+from pycollect.transport.distributed.rendezvous import LOOPBACK, Rendezvous
 
 
 def meetings(timeout: float = 30.0) -> tuple[Rendezvous, Meeting, Meeting]:

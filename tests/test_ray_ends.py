@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pycollect.engines.ray.session import end_of
+from pycollect.transport.ray.session import end_of
 
 HEADER = """\
 The actor died unexpectedly before finishing this task.

@@ -38,9 +38,9 @@ from test_stragglers import check_batches, one_straggler
 
 from pycollect import RayCollector
 from pycollect._core import Bell, Mailbox
-from pycollect.engines.ray.driver import DriverAddress
-from pycollect.engines.ray.serve import RayWorker
-from pycollect.engines.waiting import ThreadBell
+from pycollect.transport.ray.actor import RayWorker
+from pycollect.transport.ray.engine import DriverAddress
+from pycollect.transport.waiting import ThreadBell
 
 T = 5
 HERE = {"num_cpus": 1, "memory": 1024**3}
@@ -180,7 +180,7 @@ def far_away(ray: Any, bell: Any) -> DriverAddress:
 @pytest.mark.parametrize("way", [STACK, AHEAD, CAT_TIME, ASYNC[2]], ids=lambda way: way.name)
 def test_the_object_store(way: Way, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody can share memory, or nobody is here."""
-    monkeypatch.setattr("pycollect.engines.ray.engine.driver_address", where)
+    monkeypatch.setattr("pycollect.transport.ray.engine.driver_address", where)
     seen, *_ = follow(way, "list", 8)
     assert seen == ["object store"] * 2
 
@@ -200,7 +200,7 @@ class LostMailbox(Mailbox):  # type: ignore[misc]
 def test_actors_here_that_cannot_attach_take_the_object_store(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pycollect.engines.ray.starting.Mailbox", LostMailbox)
+    monkeypatch.setattr("pycollect.transport.ray.engine.Mailbox", LostMailbox)
     seen, *_ = follow(way, "list", 8)
     assert seen == ["object store"] * 2
 
@@ -208,7 +208,7 @@ def test_actors_here_that_cannot_attach_take_the_object_store(
 @pytest.mark.ray
 @pytest.mark.slow
 def test_more_than_the_object_store_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pycollect.engines.ray.engine.driver_address", far_away)
+    monkeypatch.setattr("pycollect.transport.ray.engine.driver_address", far_away)
     with refused(ValueError, "frames_per_batch", "prefetch"):
         RayCollector([CountingEnv], frames_per_batch=40_000_000, prefetch=3, remote_configs=HERE)
 

@@ -18,7 +18,7 @@ from envs_for_tests import (
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from raising import refused
 
-from pycollect.envs import make_env_batch
+from pycollect.envs.make import make_env_batch
 
 
 class TestRealVectorEnvs:

@@ -10,8 +10,8 @@ import torch
 from raising import refused
 
 from pycollect._core import Leaf, Placement, Recorder, SlabPool
-from pycollect.batch.frame import BatchLeaves
-from pycollect.batch.slab_views import slab_tensors
+from pycollect.data.frame import BatchLeaves
+from pycollect.data.slabs import slab_tensors
 
 
 def simple(envs: int = 2, **options: Any) -> tuple[Recorder, SlabPool]:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollect._core import Leaf, Placement, Recorder, SlabPool
-from pycollect.batch.frame import BatchLeaves
-from pycollect.batch.layout import Key
-from pycollect.batch.slab_views import slab_tensors
+from pycollect.data.frame import BatchLeaves
+from pycollect.data.layout import Key
+from pycollect.data.slabs import slab_tensors
 
 FILL = 0xEE
 SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 2), (0,), (17,)]

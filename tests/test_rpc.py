@@ -27,12 +27,11 @@ from test_restarts import check_ledger, endless, kill
 from torch.distributed import rpc
 
 from pycollect import DistributedDataCollector, RPCCollector, RPCDataCollector
-from pycollect.engines.distributed.groups import DRIVER, WORKER
-from pycollect.engines.distributed.link import LinkBrokenError
-from pycollect.engines.distributed.meeting import Meeting
-from pycollect.engines.distributed.rendezvous import LOOPBACK
-from pycollect.engines.distributed.rpc_rank import RankLink, parts_of, value_of
-from pycollect.engines.distributed.seal import Seal
+from pycollect.transport.distributed.address import Seal
+from pycollect.transport.distributed.links import LinkBrokenError
+from pycollect.transport.distributed.meeting import DRIVER, WORKER, Meeting
+from pycollect.transport.distributed.rendezvous import LOOPBACK
+from pycollect.transport.distributed.rpc import RankLink, parts_of, value_of
 
 WAY = next(way for way in of_ranks(MULTI_STACK) if way.transport == "rpc")
 
@@ -139,7 +138,7 @@ def test_a_program_ends_without_a_word(end: str, tmp_path: Path) -> None:
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RankLink, Meeting]]:
     """The rank's end, which is called here directly, and the driver's meeting."""
-    monkeypatch.setattr("pycollect.engines.distributed.rpc_rank.AGENT", MagicMock(url=lambda: b""))
+    monkeypatch.setattr("pycollect.transport.distributed.rpc.AGENT", MagicMock(url=lambda: b""))
     _, ours, theirs = meetings()
     yield RankLink(theirs, "one", {}), ours
     ours.close()

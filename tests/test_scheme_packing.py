@@ -10,7 +10,7 @@ import pytest
 import torch
 from raising import refused
 
-from pycollect.batch.compression import PackedArray
+from pycollect.data.compression import PackedArray
 from pycollect.scheme import Packed, pack, unpack
 
 VALUES: list[Any] = [

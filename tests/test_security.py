@@ -25,14 +25,12 @@ from test_restarts import check_ledger, endless, kill
 from torch.distributed import TCPStore
 
 from pycollect import DistributedDataCollector, RPCDataCollector, submitit_delayed_launcher
-from pycollect.engines.distributed.group_link import GroupCarrier, GroupLink
-from pycollect.engines.distributed.groups import DRIVER, WORKER
-from pycollect.engines.distributed.link import LinkBrokenError
-from pycollect.engines.distributed.meeting import Meeting, meet
-from pycollect.engines.distributed.rendezvous import LOOPBACK, Rendezvous
-from pycollect.engines.distributed.rpc_link import RpcCarrier
-from pycollect.engines.distributed.rpc_rank import Parts, parts_of, value_of
-from pycollect.engines.distributed.seal import ForgedError, Seal
+from pycollect.transport.distributed.address import ForgedError, Seal
+from pycollect.transport.distributed.links import GroupCarrier, GroupLink, LinkBrokenError
+from pycollect.transport.distributed.meeting import DRIVER, WORKER, Meeting, meet
+from pycollect.transport.distributed.rendezvous import LOOPBACK, Rendezvous
+from pycollect.transport.distributed.rpc import Parts, parts_of, value_of
+from pycollect.transport.distributed.rpc_link import RpcCarrier
 
 T = 5
 STACKS = of_ranks(MULTI_STACK)
@@ -122,7 +120,7 @@ def collect_in_a_job() -> int:
 
 def test_a_folder_whose_entries_others_can_replace_is_warned_of(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
-    from pycollect.engines.distributed.executors import private_folder
+    from pycollect.transport.distributed.launchers import private_folder
 
     tmp_path.chmod(0o777)
     with pytest.warns(UserWarning, match=str(tmp_path)):
@@ -360,7 +358,7 @@ STRANGER = """
 import os, sys
 import torch
 from torch.distributed import rpc
-from pycollect.engines.distributed import rpc_agent
+from pycollect.transport.distributed import rpc_agent
 
 options = {"num_worker_threads": 4, "rpc_timeout": 20, "_transports": ["uv"]}
 rpc_agent._start("stranger", "127.0.0.1", options)

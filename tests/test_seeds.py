@@ -21,12 +21,10 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
 from pycollect._core import Mailbox
-from pycollect.engines.messages import plain_report
-from pycollect.engines.processes.wire import pack
+from pycollect.transport.messages import plain_report
+from pycollect.transport.shared_value import pack
 from pycollect.worker.generators import Generators, GeneratorState
-from pycollect.worker.packed import Packed
-from pycollect.worker.report import RolloutReport
-from pycollect.worker.step_timer import WorkerSeconds
+from pycollect.worker.report import Packed, RolloutReport, WorkerSeconds
 
 T = 6
 ASYNC_ONE = Way("async, one actor", 1, {"prefetch": 2})

@@ -1,4 +1,4 @@
-"""Whoever waits for workers serves them meanwhile: `pycollect.inference.bell`."""
+"""Whoever waits for workers serves them meanwhile: `pycollect.inference.in_driver`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from pycollect._core import Bell
-from pycollect.inference.bell import ServingBell
+from pycollect.inference.in_driver import ServingBell
 from pycollect.inference.server import InferenceServer
 
 LONG = 60.0

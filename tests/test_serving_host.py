@@ -12,10 +12,10 @@ import torch
 from collect_support import PATIENCE
 
 from pycollect._core import Leaf
-from pycollect.batch.weights import Weights
-from pycollect.engines.messages import WorkerInfo, WorkerSpec, pickled_spec
-from pycollect.engines.serving_host import ServingHost
-from pycollect.engines.serving_worker import ServingWorker
+from pycollect.data.weights import Weights
+from pycollect.transport.hosted import ServingWorker
+from pycollect.transport.messages import WorkerInfo, WorkerSpec, pickled_spec
+from pycollect.transport.serving_host import ServingHost
 from pycollect.worker.options import WorkerOptions
 
 

@@ -20,7 +20,7 @@ from raising import raised, refused
 from test_restarts import check_ledger, kill
 
 from pycollect import MultiSyncDataCollector, WorkerError
-from pycollect.engines.cpu_delay import seconds_without_cpu
+from pycollect.transport.process import seconds_without_cpu
 
 needs_schedstat = pytest.mark.skipif(
     not Path("/proc/self/schedstat").exists(), reason="the system does not tell"
@@ -50,7 +50,7 @@ def test_a_worker_that_does_nothing_is_late() -> None:
 def test_time_in_which_others_had_the_cpu_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     monkeypatch.setattr(
-        "pycollect.engines.processes.child.seconds_without_cpu",
+        "pycollect.transport.processes.child.seconds_without_cpu",
         lambda pid: time.monotonic() - began,
     )
     with collecting(CountingEnv, limit=1e-6) as collector:
@@ -60,7 +60,7 @@ def test_time_in_which_others_had_the_cpu_does_not_count(monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.processes
 def test_what_did_not_count_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pycollect.engines.processes.child.seconds_without_cpu", lambda pid: 1.4)
+    monkeypatch.setattr("pycollect.transport.processes.child.seconds_without_cpu", lambda pid: 1.4)
     with refused(ValueError, "worker_init_timeout") as caught:
         collecting(NeverBuilt, limit=0.1)
     assert " 1 s" in str(caught.value)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from raising import refused
 
 from pycollect._core import Leaf
-from pycollect.batch.extras import Extra, Kind
+from pycollect.data.extras import Extra, Kind
 from pycollect.envs.random_actions import ActionSampler
 from pycollect.envs.spaces import (
     RESERVED_OBSERVATIONS,

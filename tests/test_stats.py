@@ -99,7 +99,7 @@ def test_time_that_the_caller_takes_is_its_own(monkeypatch: pytest.MonkeyPatch) 
     """Also after an exception, and since the newest batch."""
     now = 0
     clock = SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr("pycollect.stream.statistics.time", clock)
+    monkeypatch.setattr("pycollect.driver.accounts.time", clock)
 
     def refuse_the_second(td: Any) -> Any:
         nonlocal now

@@ -18,8 +18,8 @@ from test_env_groups import LateSync, counting_groups
 from test_ledger import check as check_ledger
 
 from pycollect import MultiSyncDataCollector, RayCollector
-from pycollect.engines.call_handle import CallHandle
-from pycollect.engines.processes.handle import MailboxHandle
+from pycollect.transport.call_handle import CallHandle
+from pycollect.transport.processes.handle import MailboxHandle
 
 MASK = ("collector", "mask")
 IDS = ("collector", "traj_ids")

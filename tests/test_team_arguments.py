@@ -15,7 +15,7 @@ from pycollect import (
     RayCollector,
     SyncDataCollector,
 )
-from pycollect.collectors.arguments.kinds import WorkerKind
+from pycollect.api.set_up import WorkerKind
 
 ENVS = [partial(CountingEnv), partial(CountingEnv)]
 REFUSED: list[tuple[dict[str, Any], Any, str, str]] = [
@@ -55,7 +55,7 @@ def test_what_is_refused(
     def started(*_: Any) -> None:
         raise AssertionError("checked before Ray is started or joined")
 
-    monkeypatch.setattr("pycollect.collectors.ray.RayEngine", started)
+    monkeypatch.setattr("pycollect.api.ray.RayEngine", started)
     passed = {"collector_class": "sync", **arguments}
     entries = passed.pop("entries", [partial(CountingEnv)] * 2)
     with refused(error, name) as caught:

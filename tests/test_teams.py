@@ -28,16 +28,14 @@ from envs_for_tests import CountingEnv, TextEnv
 from team_support import FIRST, INNERS, STACK, STACK_2, Inner, T, W, check_padded
 from test_stragglers import END, MeetingEnv
 
-from pycollect import (
-    WorkerError,
-)
+from pycollect import WorkerError
 from pycollect._core import RolloutControl, SharedNumber
-from pycollect.batch.slab_views import make_pool, slab_tensors, to_tensordict
-from pycollect.batch.weights import Weights
-from pycollect.engines.messages import WorkerSpec
-from pycollect.engines.processes.handle import MailboxHandle
-from pycollect.scheduler.options import Preemption, RemoteOptions
-from pycollect.scheduler.team import Team
+from pycollect.data.slabs import make_pool, slab_tensors, to_tensordict
+from pycollect.data.weights import Weights
+from pycollect.driver.options import Preemption, RemoteOptions
+from pycollect.driver.team import Team
+from pycollect.transport.messages import WorkerSpec
+from pycollect.transport.processes.handle import MailboxHandle
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker
 

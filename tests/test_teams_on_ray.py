@@ -27,9 +27,7 @@ from envs_for_tests import CountingEnv, EnvBrokeError
 from team_support import FIRST, INNERS, STACK, STACK_2, Inner, T, W, check_padded
 from test_restarts import check_ledger
 
-from pycollect import (
-    WorkerError,
-)
+from pycollect import WorkerError
 from pycollect.worker.generators import next_seed
 
 IN_ACTORS = Way("ray")

@@ -24,10 +24,11 @@ from envs_for_tests import CountingEnv
 from test_process_engine import LONG, PATHS, Started, await_gone, started
 
 import pycollect
-from pycollect.engines.processes import forking, start
-from pycollect.engines.processes.engine import ProcessEngine
-from pycollect.engines.processes.forking import Template, templates
 from pycollect.errors import WorkerDied
+from pycollect.transport.processes import engine as start
+from pycollect.transport.processes import fork_server as forking
+from pycollect.transport.processes.engine import ProcessEngine
+from pycollect.transport.processes.fork_server import Template, templates
 
 
 class NotingEnv(CountingEnv):
@@ -179,7 +180,7 @@ def test_a_module_that_is_blocked_or_comes_meanwhile_is_no_error(
     monkeypatch.setitem(sys.modules, "pycollect.blocked", None)
     monkeypatch.setitem(sys.modules, 3, sys)  # some programs do so
     modules = forking._modules()
-    assert "pycollect.engines.processes.forking" in modules
+    assert "pycollect.transport.processes.fork_server" in modules
     assert not {"gymnasium", "pycollect.blocked", 3}.intersection(modules)
 
 
@@ -289,7 +290,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _own_template: None)
     """A file that the template takes for a GPU."""
     device = tmp_path / "nvidia"
     device.touch()
-    head = "import pycollect.engines.processes.template as template\n"
+    head = "import pycollect.transport.processes.fork_server_main as template\n"
     head += f"template._GPUS = ({str(device)!r},)\n"
     monkeypatch.setattr(
         forking, "_CODE", forking._CODE.replace("from pycollect", head + "from pycollect")
@@ -493,7 +494,7 @@ def test_what_the_system_refuses_a_template_is_raised_here(
 DRIVER = """
 import os, sys, psutil
 from pathlib import Path
-from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.transport.processes.engine import ProcessEngine
 from test_process_engine import CountingEnv, started
 def main():
     engine = ProcessEngine()

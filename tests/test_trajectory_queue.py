@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raising import refused
 from tensordict import NonTensorStack, TensorDict
 
-from pycollect.trajectories.queue import TrajectoryQueue
+from pycollect.data.trajectory_queue import TrajectoryQueue
 
 
 def rollout(frames: list[int], ids: list[int], dones: list[int]) -> TensorDict:

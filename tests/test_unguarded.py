@@ -17,9 +17,9 @@ from envs_for_tests import CountingEnv
 from scheme_support import RESOURCES, on_policy
 
 from pycollect import AsyncBatchedCollector, Evaluator, MultiSyncDataCollector
-from pycollect.engines import unguarded as guard
 from pycollect.scheme import CWorkerSet
 from pycollect.scheme.gym import GymEnvs
+from pycollect.transport import unguarded as guard
 
 MODULE = "unguarded"
 GUARD = "__main__"

@@ -20,9 +20,9 @@ from pycollect import (
     SyncDataCollector,
 )
 from pycollect._core import Layout, Leaf, Placement
-from pycollect.batch.slab_views import make_pool, slab_tensors
-from pycollect.batch.upload import MOST_AHEAD, DeviceUploader
-from pycollect.devices import CPU, PlainAccelerator
+from pycollect.data.devices import CPU, PlainAccelerator
+from pycollect.data.slabs import make_pool, slab_tensors
+from pycollect.data.upload import MOST_AHEAD, DeviceUploader
 
 
 def uploading(**arguments: Any) -> SyncDataCollector:
@@ -74,7 +74,7 @@ def test_nobody_waits_on_the_host_while_there_is_room(fake: FakeDevice) -> None:
 def test_parts_that_were_sent_are_not_copied_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pycollect.batch.upload.LEAST_PART", 8)
+    monkeypatch.setattr("pycollect.data.upload.LEAST_PART", 8)
     layout = Layout([Leaf(("seen",), "float32", (2,)), Leaf(("flag",), "bool", ())])
     placement = Placement(layout, 2, 1, 3)  # two workers' rows of three steps
     device = FakeDevice()
@@ -108,7 +108,7 @@ def test_parts_that_were_sent_are_not_copied_again(
 def test_a_device_without_streams_is_never_waited_for_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pycollect.batch.upload.LEAST_PART", 8)
+    monkeypatch.setattr("pycollect.data.upload.LEAST_PART", 8)
     monkeypatch.setattr(PlainAccelerator, "mark", lambda _: pytest.fail("the host waits"))
     uploader = DeviceUploader(PlainAccelerator(CPU))
     placement = Placement(Layout([Leaf(("seen",), "float32", (2,))]), 2, 1, 3)
@@ -248,7 +248,7 @@ def test_elsewhere_it_is_refused_before_anything_starts(
         pytest.skip("there is CUDA")
     if engine == "ray.RayEngine":
         pytest.importorskip("ray")
-    monkeypatch.setattr(f"pycollect.collectors.{engine}", lambda *_: pytest.fail("it has started"))
+    monkeypatch.setattr(f"pycollect.api.{engine}", lambda *_: pytest.fail("it has started"))
     classes: list[Any] = [MultiSyncDataCollector, MultiaSyncDataCollector]
     for make in [RayCollector] if engine == "ray.RayEngine" else classes:
         for name in ("device", "storing_device"):

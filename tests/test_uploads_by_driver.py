@@ -186,7 +186,7 @@ def test_rollouts_travel_as_workers_finish_them(joined: str | int, copies: str) 
     """Along time the frames of one worker's two environments do not lie side by side."""
     run_uploads(
         f"""
-from pycollect.batch import upload
+from pycollect.data import upload
 if __name__ == "__main__":
     arguments = {{"cls": MultiSyncDataCollector, "workers": 2, "cat_results": {joined!r}}}
     upload.LEAST_PART = 8

@@ -25,7 +25,7 @@ from gymnasium.wrappers import vector as wrappers
 from raising import refused, warned
 
 from pycollect import SyncDataCollector
-from pycollect.envs import make_env_batch
+from pycollect.envs.make import make_env_batch
 
 
 class TestSyncVectorEnv:

@@ -12,7 +12,7 @@ from collect_support import IN_PROCESS, MULTI_ASYNC, MULTI_STACK, STACK, Way, ca
 from envs_for_tests import CountingEnv
 
 import pycollect
-from pycollect.collectors.binding import Arguments
+from pycollect.api.binding import Arguments
 
 HOME = str(Path(pycollect.__file__).parent)
 DEEPEST = 9  # files below each other: an engine that asks whether a process lives is the deepest
@@ -104,6 +104,6 @@ def test_frames_per_batch_passes_few_files_and_none_twice(
         way.collector(envs, frames_per_batch=share * way.workers, total_frames=-1).shutdown()
     finally:
         sys.setprofile(None)
-    assert files[0] == "collectors/choice.py"
+    assert files[0] == "api/choosing.py"
     assert len(files) <= 6
     assert len(set(files)) == len(files)

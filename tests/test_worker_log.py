@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pycollect.engines.processes.log import WorkerLog
+from pycollect.transport.processes.child import WorkerLog
 
 
 def write(log: WorkerLog, text: bytes) -> None:
@@ -50,7 +50,7 @@ def test_what_was_shown_takes_no_memory(capfd: pytest.CaptureFixture[str]) -> No
 
 FAULT = """
 import faulthandler, sys
-from pycollect.engines.processes.log import log_to
+from pycollect.transport.processes.child import log_to
 
 def deep():
     faulthandler._sigsegv()

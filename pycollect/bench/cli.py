@@ -12,15 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pycollect.bench.report import (
-    Row,
-    headline,
-    machine,
-    save_plot,
-    table,
-    with_ratios,
-    write_json,
-)
+from pycollect.bench.report import Row, headline, machine, save_plot, table, with_ratios, write_json
 
 _PARTS = ("host", "steps", "splits", "gathers", "simulator", "collectors")
 """Host costs, steps of a batch's transfer, splitting, gather kernel, environments on the GPU, and

@@ -12,10 +12,6 @@ import torch
 
 from pycollect import cuda
 from pycollect._core import Placement, Slab, place_rollout
-from pycollect.batch.cast import scaled
-from pycollect.batch.layout import Key
-from pycollect.batch.slab_views import make_pool, make_shared_pool, slab_tensors
-from pycollect.batch.upload import Allocate, DeviceUploader
 from pycollect.bench.clock import (
     Learner,
     device_seconds,
@@ -25,7 +21,11 @@ from pycollect.bench.clock import (
 )
 from pycollect.bench.report import Row, missing
 from pycollect.bench.workloads import FreeFrames, Still
-from pycollect.devices import CPU, StreamAccelerator, accelerator
+from pycollect.data.cast import scaled
+from pycollect.data.devices import CPU, StreamAccelerator, accelerator
+from pycollect.data.layout import Key
+from pycollect.data.slabs import make_pool, make_shared_pool, slab_tensors
+from pycollect.data.upload import Allocate, DeviceUploader
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker
 

@@ -15,7 +15,7 @@ from gymnasium.error import Error
 from pycollect.bench.clock import median_seconds, seconds_of
 from pycollect.bench.report import Row, missing
 from pycollect.bench.sides import Stream, count, lacks, ours, torchrls
-from pycollect.devices import CPU
+from pycollect.data.devices import CPU
 
 LOOP = "plain loop"
 _FRAMES = 2000  # of a round in this process

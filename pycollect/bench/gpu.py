@@ -17,7 +17,7 @@ from pycollect.bench.pixels import LOOP, PEERS, POLICY, SIDES, side_rows
 from pycollect.bench.report import Row, missing
 from pycollect.bench.simulator import SIZES as ENVS
 from pycollect.bench.simulator import simulator_rows
-from pycollect.devices import CPU, accelerator, named_device, why_not
+from pycollect.data.devices import CPU, accelerator, named_device, why_not
 
 SECONDS = 1.0  # of each case
 QUICK_SECONDS = 0.1

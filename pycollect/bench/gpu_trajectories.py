@@ -13,23 +13,18 @@ from tensordict import TensorDict
 
 from pycollect import cuda
 from pycollect._core import SplitPlan
-from pycollect.batch.layout import Key
-from pycollect.batch.slab_views import to_tensordict
-from pycollect.batch.tensordicts import as_signal
-from pycollect.bench.clock import (
-    device_seconds,
-    median_host_seconds,
-    median_seconds,
-    seconds_of,
-)
+from pycollect.bench.clock import device_seconds, median_host_seconds, median_seconds, seconds_of
 from pycollect.bench.copies import DEVICE_COPY, Sizes
 from pycollect.bench.report import Row, missing
 from pycollect.bench.sides import lacks
-from pycollect.devices import CPU
-from pycollect.trajectories import on_cuda
-from pycollect.trajectories.multistep import MultiStep
-from pycollect.trajectories.on_cuda import split_on_device
-from pycollect.trajectories.split import split_trajectories
+from pycollect.data import gather_cuda as on_cuda
+from pycollect.data.devices import CPU
+from pycollect.data.gather_cuda import split_on_device
+from pycollect.data.layout import Key
+from pycollect.data.multistep import MultiStep
+from pycollect.data.slabs import to_tensordict
+from pycollect.data.split import split_trajectories
+from pycollect.data.tensordicts import as_signal
 
 FRAME_BYTES = 128
 _SPLIT, _KERNEL, _TORCHRL = "split", "split, the launch alone", "split, TorchRL"

@@ -23,7 +23,7 @@ from torch import nn
 from pycollect.bench.clock import median_seconds
 from pycollect.bench.report import Row, missing
 from pycollect.bench.sides import Stream, count, lacks, ours, torchrls
-from pycollect.policy.graphs import called_beside
+from pycollect.policy.calling import called_beside
 
 STEPS = 32
 """Steps per environment in a batch."""

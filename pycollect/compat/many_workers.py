@@ -10,14 +10,14 @@ import torch
 
 from pycollect.compat.one_worker import OneWorker, WorkerNames, called, calls, resolved
 from pycollect.compat.worker_view import View, WorkerView
-from pycollect.devices import Devices
+from pycollect.data.devices import Devices
 from pycollect.docstrings import completed_by
-from pycollect.engines.rollout_worker import RolloutWorker
-from pycollect.engines.single_worker import SingleWorker
-from pycollect.scheduler.options import RemoteOptions
-from pycollect.scheduler.records import WorkerRecord
-from pycollect.scheduler.scheduler import Scheduler
-from pycollect.scheduler.team import Team
+from pycollect.driver.options import RemoteOptions
+from pycollect.driver.records import WorkerRecord
+from pycollect.driver.scheduler import Scheduler
+from pycollect.driver.team import Team
+from pycollect.transport.hosted import SingleWorker
+from pycollect.transport.messages import RolloutWorker
 from pycollect.worker.options import POST, WorkerOptions
 
 Question = tuple[str, Sequence[Any], Mapping[str, Any]]

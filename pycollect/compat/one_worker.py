@@ -11,7 +11,7 @@ import torch
 from tensordict.nn import InteractionType
 
 from pycollect.arguments import exposes
-from pycollect.devices import Devices
+from pycollect.data.devices import Devices
 from pycollect.docstrings import completed_by
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker

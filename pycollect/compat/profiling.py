@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect import checks as check
-from pycollect.stream.flow import Flow
-from pycollect.stream.source import Source
+from pycollect.driver.flow import Flow
+from pycollect.driver.source import Source
 from pycollect.worker.options import POST, PostHook
 
 

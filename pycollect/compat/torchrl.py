@@ -19,10 +19,10 @@ from pycollect.compat.profiling import Profiled
 from pycollect.compat.weight_options import WeightOptions
 from pycollect.compat.weights import WeightUpdates
 from pycollect.docstrings import completed_by
-from pycollect.stream.collector import Collector
-from pycollect.stream.flow import Flow
-from pycollect.stream.options import StreamOptions
-from pycollect.stream.source import Source
+from pycollect.driver.collector import Collector
+from pycollect.driver.flow import Flow
+from pycollect.driver.options import StreamOptions
+from pycollect.driver.source import Source
 from pycollect.worker.options import POST, PRE, PostHook, PreHook
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pycollect.arguments import argument
+from pycollect.driver.options import StreamOptions
 from pycollect.errors import warn_user
-from pycollect.stream.options import StreamOptions
 
 # Schemes of TorchRL that only choose a transport.
 _SCHEMES = (

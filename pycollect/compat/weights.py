@@ -13,8 +13,8 @@ from pycollect.compat.weight_options import (
     made_updater,
     only_carries,
 )
-from pycollect.stream.flow import Flow
-from pycollect.stream.source import Source
+from pycollect.driver.flow import Flow
+from pycollect.driver.source import Source
 
 _POLICY = "policy"
 _UPDATED = (None, "updated")

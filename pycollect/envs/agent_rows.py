@@ -9,12 +9,11 @@ from typing import Any
 from gymnasium import spaces
 
 from pycollect._core import Leaf
-from pycollect.batch.frame import FLAGS
-
-from .agents import Group
-from .base import observation_of, reset_env, step_values
-from .single import make_act, make_observe
-from .spaces import Array, describe
+from pycollect.data.frame import FLAGS
+from pycollect.envs.agents import Group
+from pycollect.envs.base import observation_of, reset_env, step_values
+from pycollect.envs.single import make_act, make_observe
+from pycollect.envs.spaces import Array, describe
 
 ROOT_FLAGS = tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
 """Leaves of the flags of an episode."""

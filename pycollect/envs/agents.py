@@ -10,11 +10,10 @@ import numpy as np
 from gymnasium import spaces
 
 from pycollect._core import Leaf
-from pycollect.batch.frame import FLAGS
-from pycollect.batch.layout import Key, Node
-
-from .random_actions import ActionSampler
-from .spaces import RESERVED_KEYS, Array, Space, extra_spaces, key_name, leaf_spaces
+from pycollect.data.frame import FLAGS
+from pycollect.data.layout import Key, Node
+from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.spaces import RESERVED_KEYS, Array, Space, extra_spaces, key_name, leaf_spaces
 
 _ACTION_MASK = "action_mask"
 _MASKS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)

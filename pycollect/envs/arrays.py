@@ -12,9 +12,8 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from torch.utils.dlpack import from_dlpack
 
-from pycollect.devices import CPU, indexed
-
-from .base import step_values
+from pycollect.data.devices import CPU, indexed
+from pycollect.envs.base import step_values
 
 
 class TensorsFoundError(Exception):

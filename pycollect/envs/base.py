@@ -14,11 +14,10 @@ import numpy.typing as npt
 import torch
 
 from pycollect._core import CompiledEnv, Leaf
-from pycollect.batch.extras import Extra, ExtraValues
-from pycollect.batch.frame import ONE_REWARD
-from pycollect.batch.layout import Key, Node
-
-from .random_actions import ActionSampler
+from pycollect.data.extras import Extra, ExtraValues
+from pycollect.data.frame import ONE_REWARD
+from pycollect.data.layout import Key, Node
+from pycollect.envs.random_actions import ActionSampler
 
 Arrays: TypeAlias = Any
 """The array itself where there is one leaf, else a tuple of arrays in the order of the leaves.

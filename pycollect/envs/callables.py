@@ -9,11 +9,10 @@ import gymnasium
 import numpy as np
 
 from pycollect._core import StepEach
-from pycollect.batch.extras import ExtraValues
-from pycollect.batch.frame import ONE_REWARD
-from pycollect.batch.layout import Key
-
-from .base import (
+from pycollect.data.extras import ExtraValues
+from pycollect.data.frame import ONE_REWARD
+from pycollect.data.layout import Key
+from pycollect.envs.base import (
     Arrays,
     BoolArray,
     EnvBatch,
@@ -22,11 +21,17 @@ from .base import (
     reset_env,
     step_values,
 )
-from .info import Tap
-from .info_rows import entry_of
-from .rewards import SEVERAL_REWARDS
-from .single import SingleEnv, close_quietly, make_act, make_observe, same, unwrap
-from .spaces import Array, action_leaves, make_read_extras, observation_extras, observation_leaves
+from pycollect.envs.info import Tap
+from pycollect.envs.info_rows import entry_of
+from pycollect.envs.rewards import SEVERAL_REWARDS
+from pycollect.envs.single import SingleEnv, close_quietly, make_act, make_observe, same, unwrap
+from pycollect.envs.spaces import (
+    Array,
+    action_leaves,
+    make_read_extras,
+    observation_extras,
+    observation_leaves,
+)
 
 
 class CallablesEnv(EnvBatch):

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pycollect._core import CompiledEnv, Leaf
-
-from .base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
-from .single import close_quietly
-from .spaces import RESERVED_OBSERVATIONS, action_leaves
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
+from pycollect.envs.single import close_quietly
+from pycollect.envs.spaces import RESERVED_OBSERVATIONS, action_leaves
 
 
 def is_compiled_env(value: Any) -> bool:

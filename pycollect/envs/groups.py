@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from pycollect import checks as check
-
-from .base import EnvBatch
-from .distinct import check_distinct
-from .entry import check_entry, is_env
+from pycollect.envs.base import EnvBatch
+from pycollect.envs.make import check_distinct, check_entry, is_env
 
 _POSSIBLE = (
     "a callable that returns a vector environment with its own processes or threads "

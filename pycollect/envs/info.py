@@ -9,13 +9,12 @@ import numpy as np
 import torch
 
 from pycollect._core import Leaf
-from pycollect.batch.extras import Extra, ExtraValues
-from pycollect.batch.layout import Key, dtype_name
+from pycollect.data.extras import Extra, ExtraValues
+from pycollect.data.layout import Key, dtype_name
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, random_step
+from pycollect.envs.info_rows import NOTHING
+from pycollect.envs.spaces import RESERVED_OBSERVATIONS, Array, cast_safely, describe, key_name
 from pycollect.errors import warn_user
-
-from .base import Arrays, BoolArray, EnvBatch, Sampler, random_step
-from .info_rows import NOTHING
-from .spaces import RESERVED_OBSERVATIONS, Array, cast_safely, describe, key_name
 
 InfoKey: TypeAlias = str | tuple[str, ...]
 AskedInfo: TypeAlias = Sequence[InfoKey] | Mapping[InfoKey, torch.dtype | None]

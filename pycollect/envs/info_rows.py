@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pycollect.batch.layout import Key
-
-from .base import BoolArray
+from pycollect.data.layout import Key
+from pycollect.envs.base import BoolArray
 
 NOTHING = object()
 """Stands for an entry that an info does not have."""

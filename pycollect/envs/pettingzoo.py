@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from pycollect._core import Leaf
-
-from .agent_rows import ROOT_FLAGS, STEP_COUNT, AgentsRow
-from .agents import AgentsSampler, Group, agent_groups
-from .base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
-from .single import close_quietly
+from pycollect.envs.agent_rows import ROOT_FLAGS, STEP_COUNT, AgentsRow
+from pycollect.envs.agents import AgentsSampler, Group, agent_groups
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
+from pycollect.envs.single import close_quietly
 
 _METHODS = ("reset", "step", "observation_space", "action_space")
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from .spaces import Array, Space, leaf_spaces
+from pycollect.envs.spaces import Array, Space, leaf_spaces
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Draw: TypeAlias = Callable[[tuple[int, ...], np.random.Generator], Array]

@@ -11,11 +11,10 @@ import numpy as np
 from gymnasium import spaces
 
 from pycollect._core import Leaf
-from pycollect.batch.extras import ExtraValues
-from pycollect.batch.frame import ONE_REWARD
-from pycollect.batch.layout import Key
-
-from .base import (
+from pycollect.data.extras import ExtraValues
+from pycollect.data.frame import ONE_REWARD
+from pycollect.data.layout import Key
+from pycollect.envs.base import (
     Arrays,
     BoolArray,
     Direct,
@@ -26,10 +25,10 @@ from .base import (
     reset_env,
     step_values,
 )
-from .info import Tap
-from .info_rows import entry_of
-from .rewards import declared_reward
-from .spaces import (
+from pycollect.envs.info import Tap
+from pycollect.envs.info_rows import entry_of
+from pycollect.envs.rewards import declared_reward
+from pycollect.envs.spaces import (
     Array,
     Space,
     action_leaves,

@@ -14,8 +14,8 @@ import torch
 from gymnasium import spaces
 
 from pycollect._core import Leaf
-from pycollect.batch.extras import Extra, Kind
-from pycollect.batch.layout import Key, dtype_name, torch_dtype
+from pycollect.data.extras import Extra, Kind
+from pycollect.data.layout import Key, dtype_name, torch_dtype
 
 Array: TypeAlias = npt.NDArray[Any]
 Space: TypeAlias = gymnasium.Space[Any]

@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from pycollect.batch.layout import torch_dtype
-from pycollect.devices import CPU
-
-from .arrays import AsArrays, as_tensor, mapped
-from .base import Arrays, BoolArray, EnvBatch
-from .info_rows import final_observations, is_list
-from .spaces import key_name, make_flatten, make_unflatten
-from .vector import (
+from pycollect.data.devices import CPU
+from pycollect.data.layout import torch_dtype
+from pycollect.envs.arrays import AsArrays, as_tensor, mapped
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch
+from pycollect.envs.info_rows import final_observations, is_list
+from pycollect.envs.spaces import key_name, make_flatten, make_unflatten
+from pycollect.envs.vector import (
     ENDED_AGAIN,
     OBSERVATION_VALID,
     OTHER_FINAL,

@@ -9,18 +9,24 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from pycollect._core import Leaf
-from pycollect.batch.extras import ExtraValues
-from pycollect.batch.frame import ONE_REWARD
-from pycollect.batch.layout import Key
+from pycollect.data.extras import ExtraValues
+from pycollect.data.frame import ONE_REWARD
+from pycollect.data.layout import Key
+from pycollect.envs.arrays import AsArrays, TensorsFoundError
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch
+from pycollect.envs.info import Tap
+from pycollect.envs.info_rows import final_observations, rows_of, rows_of_step
+from pycollect.envs.spaces import Array, conform, make_flatten, make_read_extras
+from pycollect.envs.vector_api import (
+    Autoreset,
+    Leaves,
+    VectorApi,
+    parse_autoreset,
+    rows_differ,
+    told_autoreset,
+)
+from pycollect.envs.vector_probe import Finding, probe_keeps_rows, probe_resumes
 from pycollect.errors import warn_user
-
-from .arrays import AsArrays, TensorsFoundError
-from .base import Arrays, BoolArray, EnvBatch
-from .info import Tap
-from .info_rows import final_observations, rows_of, rows_of_step
-from .probe import Finding, probe_keeps_rows, probe_resumes
-from .spaces import Array, conform, make_flatten, make_read_extras
-from .vector_api import Autoreset, Leaves, VectorApi, parse_autoreset, rows_differ, told_autoreset
 
 OBSERVATION_VALID: Key = ("observation_valid",)
 """Key, below "next", of whether the next observation is the true one."""
@@ -63,7 +69,7 @@ def make_vector_env(
     batch = _of_arrays(arrays, mode, final_is_unknown)
     if as_arrays or batch.extras or batch.reward != ONE_REWARD:
         return batch
-    from .tensors import TensorVectorEnv
+    from pycollect.envs.tensors import TensorVectorEnv
 
     return TensorVectorEnv(arrays, batch)
 

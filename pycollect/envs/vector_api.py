@@ -1,4 +1,4 @@
-"""The interface of vector envs, and the small differences between those that have it."""
+"""The interface of vector environments, and how libraries differ in it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ import numpy as np
 from gymnasium import error, spaces
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
-from pycollect.batch.frame import ONE_REWARD
-from pycollect.errors import warn_user
-
-from .arrays import AsArrays, check_no_tensors
-from .base import BoolArray, check_seeds, observation_of, reset_env, step_values
-from .mask_options import MaskOptions
-from .random_actions import ActionSampler
-from .rewards import SEVERAL_REWARDS, declared_reward
-from .single import close_quietly
-from .spaces import (
+from pycollect.data.frame import ONE_REWARD
+from pycollect.envs.arrays import AsArrays, check_no_tensors
+from pycollect.envs.base import BoolArray, check_seeds, observation_of, reset_env, step_values
+from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.rewards import SEVERAL_REWARDS, declared_reward
+from pycollect.envs.single import close_quietly
+from pycollect.envs.spaces import (
     Array,
     action_leaves,
     conform,
@@ -31,6 +28,48 @@ from .spaces import (
     observation_extras,
     observation_leaves,
 )
+from pycollect.errors import warn_user
+
+_MASK = "reset_mask"
+
+
+class MaskOptions(dict[str, Any]):
+    """``{"reset_mask": mask}``, whose mask is told to all who ask for it by name.
+
+    Gymnasium's vector envs take the mask out of the dict, so that their sub-environments do not
+    see it. Wrappers around them look for it afterwards, and where it is gone, they reset what they
+    keep of all rows: RecordEpisodeStatistics of 1.4.0 forgets the returns of those that go on. So
+    it is no item any more once it was taken out, but still found by its name.
+    """
+
+    def __init__(self, reset_mask: BoolArray) -> None:
+        """Make them; Gymnasium's wrappers for other libraries' arrays do so by name, too."""
+        super().__init__({_MASK: reset_mask})
+        self._mask = reset_mask
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """See `dict.pop`."""
+        if key == _MASK:
+            super().pop(key, None)
+            return self._mask
+        return super().pop(key, *default)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """See `dict.get`."""
+        return self._mask if key == _MASK else super().get(key, default)
+
+    def __missing__(self, key: str) -> Any:
+        if key == _MASK:
+            return self._mask
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key == _MASK or super().__contains__(key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sub-environments in other processes get its items."""
+        return dict, (dict(self),)
+
 
 Leaves: TypeAlias = tuple[Array, ...]
 

@@ -1,4 +1,4 @@
-"""The worker's end of central inference: what stands for the policy there."""
+"""The worker's end of central inference: the policy's stand-in, and its slots."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from pycollect._core import Memory, RolloutControl, ServerSlots, SharedMemoryError, WorkerSlot
-from pycollect.batch.cast import ObservationCast
-from pycollect.batch.layout import Key
-from pycollect.batch.slab_rows import MemoryAddress
-from pycollect.engines.messages import ErrorReport
-from pycollect.engines.processes.wire import pack, unpack
+from pycollect._core import Bell, Memory, RolloutControl, ServerSlots, SharedMemoryError, WorkerSlot
+from pycollect.data.cast import ObservationCast
+from pycollect.data.layout import Key
+from pycollect.data.slabs import MemoryAddress
 from pycollect.envs.base import EnvBatch
-from pycollect.inference.board import ANSWER, Board, rows_of
-from pycollect.inference.env_form import EnvForm
-from pycollect.inference.messages import Joined, Joining, PolicyNeeds
-from pycollect.policy import Calling, PolicyElsewhere, PolicyState, RunnerElsewhere
-from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
+from pycollect.inference.messages import EnvForm, Joined, Joining, PolicyNeeds
+from pycollect.inference.shared_io import ANSWER, Board, rows_of
+from pycollect.policy.calling import Calling
+from pycollect.policy.remote import PolicyElsewhere, RunnerElsewhere
+from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
+from pycollect.transport.messages import ErrorReport
+from pycollect.transport.shared_value import pack, unpack
 
 _BEAT_SECONDS = 0.05  # how often a worker that waits for the policy shows that it has not stalled
 _NO_CONTROL = RolloutControl()
@@ -152,3 +152,42 @@ class CentralRunner(RunnerElsewhere):
 
 def _nobody(version: int) -> None:
     """No rollout has begun."""
+
+
+class Seats:
+    """Slots, in memory of this process: they outlive workers, and a server in another process.
+
+    It is the driver, or, on another node, who calls the policy there.
+
+    Args:
+        bell: at which workers knock when they ask.
+        groups: of each worker's environments.
+
+    Attributes:
+        bell, groups: these.
+        slots: one for each group of each worker that there ever was, but for those that took
+            another's place; a worker's follow each other.
+    """
+
+    def __init__(self, bell: Bell, groups: int) -> None:
+        self.slots = ServerSlots()
+        self.bell, self.groups = bell, groups
+        self._by_worker: dict[int, CentralPolicy] = {}
+
+    def policies(self, count: int) -> list[CentralPolicy]:
+        """What stands for the policy in so many more workers.
+
+        Raises:
+            ValueError: there are 1024 slots already.
+        """
+        each = [[self.slots.add() for _ in range(self.groups)] for _ in range(count)]
+        return [CentralPolicy(self.slots.address, own[0], self.bell.address) for own in each]
+
+    def policy_of(self, worker: int) -> CentralPolicy:
+        """What stands for it in the worker of that id, and in whoever takes its place.
+
+        Raises as `policies`.
+        """
+        if worker not in self._by_worker:
+            (self._by_worker[worker],) = self.policies(1)
+        return self._by_worker[worker]

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import torch
 
 from pycollect._core import Leaf
-from pycollect.batch.layout import Key, dtype_name
-from pycollect.devices import CPU
-from pycollect.inference.board import ANSWER, Board, BoardForm
-from pycollect.inference.env_form import FormedEnv
-from pycollect.inference.messages import Joined, PolicyNeeds
+from pycollect.data.devices import CPU
+from pycollect.data.layout import Key, dtype_name
+from pycollect.inference.messages import FormedEnv, Joined, PolicyNeeds
+from pycollect.inference.shared_io import ANSWER, Board, BoardForm
 from pycollect.inference.states import StatesBeside
-from pycollect.policy import PolicyRunner, make_policy_runner, told_of_actions
-from pycollect.policy.graphs import GraphPool
-from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
+from pycollect.policy.calling import GraphPool
+from pycollect.policy.runner import PolicyRunner, make_policy_runner
+from pycollect.policy.signature import told_of_actions
+from pycollect.policy.states import IS_INIT, STEP_COUNT
 
 
 class ServedPolicy(NamedTuple):

@@ -1,24 +1,103 @@
-"""What a worker and the server of its policy say to each other, beside the rows of a board.
+"""Messages between a worker and its inference server, beside the rows of the shared memory.
 
-A question is empty, "what lies in my row", or a `Joining`. The answer to the first is empty, or
-what was raised; to a `Joining` it is a `Joined`, or what was raised.
+A request is empty ("read my row"), or a `Joining`, which describes the worker's environments. The
+reply to the former is empty, to the latter a `Joined`. Either may be an exception instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from pycollect._core import Leaf
-from pycollect.batch.cast import ObservationCast
-from pycollect.batch.layout import Key
-from pycollect.batch.slab_rows import MemoryAddress
-from pycollect.inference.board import BoardForm
-from pycollect.inference.env_form import EnvForm
-from pycollect.policy import Calling
+from pycollect.data.cast import ObservationCast
+from pycollect.data.layout import Key, Node
+from pycollect.data.slabs import MemoryAddress
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch
+from pycollect.inference.shared_io import BoardForm
+from pycollect.policy.calling import Calling
+from pycollect.policy.program.steps import show_all
+
+
+@dataclass(frozen=True)
+class EnvForm:
+    """What a policy has to know of the environments of one worker; pickles.
+
+    Attributes:
+        num_envs: P.
+        others: EnvBatch's of the same names.
+    """
+
+    num_envs: int
+    observation: tuple[Leaf, ...]
+    action: tuple[Leaf, ...]
+    action_space: Any
+    ends: tuple[Key, ...]
+    takes_tensors: bool
+    casts_actions: bool
+    passes_states_on: bool
+    nodes: tuple[tuple[Key, Node], ...]
+
+    @classmethod
+    def of(cls, env: EnvBatch) -> EnvForm:
+        """Return the form of a worker's environments.
+
+        Raises:
+            NotImplementedError: An observation or action is not a tensor on the host.
+        """
+        extras = [extra.key for extra in (*env.extras, *env.action_extras)]
+        if extras:
+            raise NotImplementedError(
+                "inference: 'central' needs observations and actions that are tensors of fixed "
+                f"shapes, but {show_all(extras)} are other data; use inference=None"
+            )
+        if env.staying:
+            raise NotImplementedError(
+                "inference: 'central' needs environments on the CPU, but these are on "
+                f"{env.device}; use inference=None"
+            )
+        return cls(
+            env.num_envs,
+            env.observation,
+            env.action,
+            env.action_space,
+            env.ends,
+            env.takes_tensors,
+            env.casts_actions,
+            env.passes_states_on,
+            tuple(env.nodes.items()),
+        )
+
+
+class FormedEnv(EnvBatch):
+    """Environments of that form, of several workers side by side. They are never stepped."""
+
+    batched = True
+
+    def __init__(self, form: EnvForm, workers: int) -> None:
+        self.num_envs = form.num_envs * workers
+        self.observation, self.action = form.observation, form.action
+        self.action_space, self.ends = form.action_space, form.ends
+        self.takes_tensors, self.casts_actions = form.takes_tensors, form.casts_actions
+        self.passes_states_on, self.nodes = form.passes_states_on, dict(form.nodes)
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """They are elsewhere."""
+        raise NotImplementedError
+
+    def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
+        """They are elsewhere."""
+        raise NotImplementedError
+
+    def reset_done(self, done: BoolArray) -> Arrays:
+        """They are elsewhere."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """They are elsewhere."""
 
 
 @dataclass(frozen=True)

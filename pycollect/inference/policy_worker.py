@@ -12,17 +12,15 @@ import cloudpickle
 import torch
 
 from pycollect._core import Bell, ServerSlots
-from pycollect.batch.slab_rows import MemoryAddress
-from pycollect.batch.weight_slab import WeightForm
-from pycollect.batch.weights import Weights
-from pycollect.engines.messages import WorkerSpec
-from pycollect.engines.serving_worker import ServingWorker
-from pycollect.engines.waiting import LOOK_SECONDS
+from pycollect.data.slabs import MemoryAddress
+from pycollect.data.weights import PolicyVersion, WeightForm, Weights
+from pycollect.inference.client import Seats
 from pycollect.inference.options import ServerSettings
-from pycollect.inference.seats import Seats
 from pycollect.inference.server import InferenceServer
-from pycollect.policy import build
-from pycollect.stream.version import PolicyVersion
+from pycollect.policy.runner import build
+from pycollect.transport.hosted import ServingWorker
+from pycollect.transport.messages import WorkerSpec
+from pycollect.transport.waiting import LOOK_SECONDS
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import torch
 
-from pycollect.inference.board import ANSWER, Board
-from pycollect.policy import PolicyRunner
+from pycollect.inference.shared_io import ANSWER, Board
+from pycollect.policy.runner import PolicyRunner
 
 _MOST_INDEXES = 256  # kept on the device
 _NONE = -1  # the number of no answer

@@ -6,13 +6,12 @@ from collections.abc import Callable, Container, Mapping
 
 import torch
 
-from pycollect.batch.cast import ObservationCast
-from pycollect.batch.extras import ExtraValues
-from pycollect.batch.layout import Key
+from pycollect.data.cast import ObservationCast
+from pycollect.data.extras import ExtraValues
+from pycollect.data.layout import Key
 from pycollect.envs.base import EnvBatch
-from pycollect.policy.own_entries import OwnEntries
 from pycollect.policy.program.compile import Act
-from pycollect.policy.states import Form, PolicyState
+from pycollect.policy.states import Form, OwnEntries, PolicyState
 
 
 class PolicyInputs:

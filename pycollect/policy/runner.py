@@ -10,28 +10,25 @@ import numpy as np
 import torch
 
 from pycollect._core import Leaf
-from pycollect.batch.cast import ObservationCast
-from pycollect.batch.extras import Extra, ExtraValues, Kind
-from pycollect.batch.layout import Key, is_delivered
-from pycollect.batch.weights import check_on_device
-from pycollect.devices import CPU
+from pycollect.data.cast import ObservationCast
+from pycollect.data.devices import CPU
+from pycollect.data.extras import Extra, ExtraValues, Kind
+from pycollect.data.layout import Key, is_delivered
+from pycollect.data.weights import check_on_device
 from pycollect.envs.base import EnvBatch
 from pycollect.policy.calling import AS_IT_IS, Calling
-from pycollect.policy.crossing import Crossing
-from pycollect.policy.elsewhere import PolicyElsewhere, RunnerElsewhere
-from pycollect.policy.finish import Raw, casting, finishers
+from pycollect.policy.device_transfer import Crossing
 from pycollect.policy.inputs import PolicyInputs
-from pycollect.policy.outputs import check_output_keys, output_leaves
-from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
+from pycollect.policy.outputs import Raw, casting, check_output_keys, finishers, output_leaves
 from pycollect.policy.probe import Probe, source_of
 from pycollect.policy.program.compile import Act, assemble
 from pycollect.policy.program.exploration import TensorCall, tensor_calls
 from pycollect.policy.program.plan import Fingerprint
-from pycollect.policy.program.steps import PolicyOutputError, Program, Values, show_all
-from pycollect.policy.program.undisturbed import undisturbed
+from pycollect.policy.program.steps import PolicyOutputError, Program, Values, show_all, undisturbed
 from pycollect.policy.random_runner import RandomRunner
+from pycollect.policy.remote import PolicyElsewhere, RunnerElsewhere
 from pycollect.policy.signature import announced_states, called_modules, take_apart, watched_modules
-from pycollect.policy.states import PolicyState
+from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
 from pycollect.policy.tensordict_call import TensorDictCall
 
 

@@ -1,23 +1,23 @@
-"""What a policy reads and writes, as far as it can be told before it is called."""
+"""Keys that a policy reads and writes, and the action specs that it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from gymnasium import spaces
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from pycollect.batch.layout import Key
+from pycollect.data.layout import Key
 from pycollect.envs.base import EnvBatch
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_inputs, check_output_keys
-from pycollect.policy.own_entries import IS_INIT
 from pycollect.policy.program.callables import wants_tensordict, wrap
 from pycollect.policy.program.plan import chain_of
 from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, as_key
 from pycollect.policy.program.tensordict_modules import unwrap
-from pycollect.policy.states import Form, StateForms
+from pycollect.policy.states import IS_INIT, Form, StateForms
 
 Forms: TypeAlias = dict[Key, Sequence[Form]]
 """The states of a policy by key, with the forms that each may have."""
@@ -131,3 +131,40 @@ def _asks_for_is_init(policy: Any) -> bool:
     """True if a module names it apart from its in_keys, as TorchRL's noise processes do."""
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
     return any(getattr(module, "is_init_key", None) == IS_INIT[0] for module in modules)
+
+
+_NOISE = ("torchrl.modules.tensordict_module.exploration", "AdditiveGaussianModule")
+
+
+def told_of_actions(policy: Any, env: EnvBatch) -> Any:
+    """The policy, told of the env's actions where it waits for that.
+
+    A `RandomPolicy` without a spec gets that of a TorchRL environment; for any other it is None,
+    which is what draws random actions there. Modules that add noise get the action's bounds.
+    """
+    tell = getattr(policy, "set_action_spec_from_env", None)
+    if tell is not None and policy.action_spec is None:
+        if env.specs is None:
+            return None
+        tell(env.specs)
+    for module in policy.modules() if isinstance(policy, nn.Module) else ():
+        if any(_name(kind) == _NOISE for kind in type(module).__mro__) and module._spec is None:
+            spec = _action_spec(env)
+            if spec is not None:
+                module.spec = spec
+    return policy
+
+
+def _name(kind: type) -> tuple[str, str]:
+    return kind.__module__, kind.__qualname__
+
+
+def _action_spec(env: EnvBatch) -> Any:
+    """TorchRL's spec of one env's action; None where there is none that noise could be added to."""
+    if env.specs is not None:
+        return env.specs.action_spec_unbatched
+    if not isinstance(env.action_space, spaces.Box):
+        return None
+    from pycollect.envs.torchrl.specs import bounded  # whoever made the module has TorchRL
+
+    return bounded(env.action_space, env.action[0])

@@ -1,9 +1,9 @@
-"""Recurrent states: which keys a policy passes on to its own next call, and how each one begins.
+"""Recurrent states, and entries that the collector keeps for the policy.
 
-A state's form (shape, dtype, first value) is found in this order: a primer of the policy's modules
-(what TorchRL's `make_tensordict_primer()` returns; TorchRL itself is not imported), `policy_state`,
-the RNN layers inside the policy. The last two leave a choice, which is settled by calling the
-policy: the first form that it returns as it was given is the right one.
+The form of a state (shape, dtype, first value) is taken from the first of: a primer of the policy's
+modules (as TorchRL's `make_tensordict_primer()` returns it; TorchRL is not imported),
+`policy_state`, the RNN layers inside the policy. The last two may leave several forms. Then the
+policy is called, and the first form that it returns unchanged is the right one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,52 @@ import torch
 from torch import nn
 
 from pycollect._core import Leaf
-from pycollect.batch.layout import Key, dtype_name
+from pycollect.data.layout import Key, dtype_name
 from pycollect.envs.base import EnvBatch
-from pycollect.policy.own_entries import IS_INIT
 from pycollect.policy.program.steps import as_key, show
+
+IS_INIT: Key = ("is_init",)
+STEP_COUNT: Key = ("step_count",)
+_FLAGS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
+
+
+class OwnEntries:
+    """Entries of the state acted on that the collector keeps, for policies that read them.
+
+    Each is made when it is given, so that it costs a policy that does not read it nothing.
+
+    Args:
+        env: one without flags of its own has those of the collector, which are always False: what
+            ended is reset before it is acted on.
+        counts_steps: the recorder counts the steps of each trajectory.
+
+    Attributes:
+        given: [1] or [P, 1] each, by key: `is_init` and flags bool, `step_count` int64. The
+            Recorder keeps `is_init` and `step_count` up to date.
+    """
+
+    def __init__(self, env: EnvBatch, counts_steps: bool) -> None:
+        self._shape = (env.num_envs, 1) if env.batched else (1,)
+        self._first: dict[Key, bool | int] = {IS_INIT: True}
+        if not env.own_flags:
+            self._first.update(dict.fromkeys(_FLAGS, False))
+        if counts_steps:
+            self._first[STEP_COUNT] = 0
+        self.given: dict[Key, torch.Tensor] = {}
+
+    def offers(self, key: Key) -> bool:
+        """Whether it is one of these entries."""
+        return key in self._first
+
+    def missing(self, error: KeyError) -> Key | None:
+        """Which entry, not given yet, a policy missed that raised this; None for any other key."""
+        left = (key for key in self._first if key not in self.given)
+        return next((key for key in left if key[0] in str(error)), None)
+
+    def give(self, key: Key) -> torch.Tensor:
+        """The memory of that entry, as it is at a trajectory's first step."""
+        self.given[key] = torch.tensor(self._first[key], device="cpu").repeat(self._shape)
+        return self.given[key]
 
 
 @dataclass(frozen=True)

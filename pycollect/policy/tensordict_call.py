@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from pycollect.batch.extras import Extra, ExtraValues, Kind
-from pycollect.batch.extras_in_batches import read_values, with_current
-from pycollect.batch.layout import Key, is_delivered
-from pycollect.policy.crossing import Crossing
+from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, with_current
+from pycollect.data.layout import Key, is_delivered
+from pycollect.policy.device_transfer import Crossing
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.program.compile import Act, Finishers
 from pycollect.policy.program.steps import PolicyOutputError, as_key, show_all

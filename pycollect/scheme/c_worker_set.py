@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pycollect.checks import check_count, check_fraction
-from pycollect.engines.ray.session import import_ray
 from pycollect.scheme.c_worker import CWorker
 from pycollect.scheme.components import nothing, share
 from pycollect.scheme.messages import CONTINUE, STOP, broadcast_message, withdraw_message
@@ -19,6 +18,7 @@ from pycollect.scheme.protocols import (
     TrainEnvsFactory,
 )
 from pycollect.scheme.worker_set import WorkerSet, default_remote_config, lost
+from pycollect.transport.ray.session import import_ray
 
 
 class CWorkerSet(WorkerSet):

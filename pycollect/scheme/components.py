@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pycollect.devices import check_here, named_device
+from pycollect.data.devices import check_here, named_device
 from pycollect.scheme import names
 
 ATTRIBUTES = {

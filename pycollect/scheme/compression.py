@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pycollect.batch.compression import PackedArray, import_lz4
+from pycollect.data.compression import PackedArray, import_lz4
 
 _ARGUMENT = "compress_data_to_send"
 

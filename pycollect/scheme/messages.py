@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pycollect.engines.ray.session import import_ray
+from pycollect.transport.ray.session import import_ray
 
 STOP = b"stop"
 CONTINUE = b"start-continue"

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from pycollect.engines.ray.session import import_ray
 from pycollect.errors import warn_user
 from pycollect.scheme.names import VERSION, WEIGHTS
+from pycollect.transport.ray.session import import_ray
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -8,12 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pycollect.checks import check_count, check_integer, check_positive
-from pycollect.engines.ray.resources import check_amounts, check_resources
-from pycollect.engines.ray.session import SESSION, end_of, import_ray, when_forgotten
 from pycollect.errors import WorkerDied, WorkerError, warn_user
 from pycollect.scheme.components import device_here, device_of
 from pycollect.scheme.names import VERSION, WEIGHTS
 from pycollect.scheme.worker import Worker
+from pycollect.transport.ray.session import (
+    SESSION,
+    check_amounts,
+    check_resources,
+    end_of,
+    import_ray,
+    when_forgotten,
+)
 
 default_remote_config: dict[str, Any] = {
     "num_cpus": 1,

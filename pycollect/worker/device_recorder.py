@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from pycollect._core import Recorder, RolloutControl, Slab
-from pycollect.batch.frame import BatchLeaves
-from pycollect.batch.layout import Key, dotted, is_delivered, torch_dtype
+from pycollect.data.frame import BatchLeaves
+from pycollect.data.layout import Key, dotted, is_delivered, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.policy.states import PolicyState
 

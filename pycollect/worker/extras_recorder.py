@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pycollect.batch.extras import Extra, Extras, ExtraValues, private
-from pycollect.batch.layout import Key, is_delivered
+from pycollect.data.extras import Extra, Extras, ExtraValues, private
+from pycollect.data.layout import Key, is_delivered
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from pycollect._core import Uninterrupted
-from pycollect.devices import CPU, generator_state, set_generator_state
+from pycollect.data.devices import CPU, generator_state, set_generator_state
 
 
 def next_seed(seed: int) -> int:

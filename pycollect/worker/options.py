@@ -11,12 +11,13 @@ from tensordict.nn import InteractionType
 
 from pycollect import checks as check
 from pycollect.arguments import argument, asked, flag, made_of
-from pycollect.batch.cast import ObservationCast
-from pycollect.devices import Devices
+from pycollect.data.cast import ObservationCast
+from pycollect.data.devices import Devices
 from pycollect.envs.groups import check_env_groups
 from pycollect.envs.info import InfoKeys, check_info_keys
 from pycollect.envs.vector_api import parse_autoreset
-from pycollect.policy import Calling, check_policy_state
+from pycollect.policy.calling import Calling
+from pycollect.policy.states import check_policy_state
 
 PreHook = Callable[[], Any]
 PostHook = Callable[[TensorDictBase], Any]

@@ -9,16 +9,17 @@ import numpy as np
 import torch
 
 from pycollect._core import RolloutControl, RolloutHeader, Slab
-from pycollect.batch.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
-from pycollect.batch.layout import Key, is_delivered, torch_dtype
+from pycollect.data.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
+from pycollect.data.layout import Key, is_delivered, torch_dtype
+from pycollect.data.transfer import Packing
 from pycollect.envs.base import Arrays, BoolArray
-from pycollect.one_copy import Packing
 from pycollect.worker.device_trajectories import DeviceTrajectories, Pending, Rollout
 from pycollect.worker.report import Episode
 
 if TYPE_CHECKING:
     from pycollect.envs.tensors import TensorVectorEnv, Transition
-    from pycollect.policy import PolicyRunner, RandomRunner
+    from pycollect.policy.random_runner import RandomRunner
+    from pycollect.policy.runner import PolicyRunner
 
 _REWARD, _DONE, _TERMINATED, _TRUNCATED = (
     ("next", name) for name in ("reward", "done", "terminated", "truncated")

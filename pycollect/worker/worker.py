@@ -13,25 +13,21 @@ import torch
 from tensordict.nn.probabilistic import set_interaction_type
 
 from pycollect._core import RolloutControl, Slab
-from pycollect.batch.extras import Extras, pickled_extras
-from pycollect.batch.layout import dotted
-from pycollect.batch.weight_slab import WeightForm, load_weights
-from pycollect.batch.weights import Weights
-from pycollect.devices import CPU, Devices, indexed, why_not
-from pycollect.envs import make_env_batch
+from pycollect.data.devices import CPU, Devices, indexed, why_not
+from pycollect.data.extras import Extras, pickled_extras
+from pycollect.data.layout import dotted
+from pycollect.data.weights import WeightForm, Weights, device_of, load_weights, placed
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.groups import make_groups
-from pycollect.policy import PolicyElsewhere, device_of, placed, told_of_actions
-from pycollect.worker.env_group import EnvGroup
+from pycollect.envs.make import make_env_batch
+from pycollect.policy.remote import PolicyElsewhere
+from pycollect.policy.signature import told_of_actions
+from pycollect.worker.env_group import EnvGroup, placement_of
 from pycollect.worker.generators import Generators, GeneratorState
-from pycollect.worker.memory import placement_of
 from pycollect.worker.options import WorkerOptions
-from pycollect.worker.packed import Packed
-from pycollect.worker.report import RolloutReport
-from pycollect.worker.rolling import roll
-from pycollect.worker.step_timer import StepTimer, WorkerSeconds
+from pycollect.worker.report import Packed, RolloutReport, StepTimer, WorkerSeconds
+from pycollect.worker.rollout_loop import Moves, Order, roll, roll_in_turns, timed_calls
 from pycollect.worker.tensor_recorder import TensorRecorder
-from pycollect.worker.turns import Moves, Order, roll_in_turns, timed_calls
 
 _NO_CONTROL = RolloutControl()
 _AS_IT_IS = nullcontext()

@@ -20,7 +20,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 import pycollect
-from pycollect.collectors.arguments.async_batched import Chunks
+from pycollect.api.async_batched_arguments import Chunks
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch

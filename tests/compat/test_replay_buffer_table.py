@@ -13,7 +13,7 @@ from raising import refused
 from tensordict.nn import TensorDictModule
 
 import pycollect
-from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.transport.processes.engine import ProcessEngine
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch

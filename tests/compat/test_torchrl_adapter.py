@@ -25,7 +25,7 @@ from torchrl_support import (
 )
 
 import pycollect
-from pycollect.envs import make_env_batch
+from pycollect.envs.make import make_env_batch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
@@ -315,7 +315,7 @@ def test_one_tensordict_per_step_is_counted() -> None:
 
 
 def test_env_device_moves_an_env_and_device_only_one_that_says_nothing() -> None:
-    from pycollect.devices import Devices
+    from pycollect.data.devices import Devices
     from pycollect.envs.torchrl import _moved
 
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)

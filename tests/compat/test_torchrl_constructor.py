@@ -227,9 +227,9 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Started
 
     for module, name in (
-        ("pycollect.collectors.single", "Worker"),
-        ("pycollect.collectors.multi", "ProcessEngine"),
-        ("pycollect.collectors.ray", "RayEngine"),
+        ("pycollect.api.single", "Worker"),
+        ("pycollect.api.multi", "ProcessEngine"),
+        ("pycollect.api.ray", "RayEngine"),
     ):
         monkeypatch.setattr(importlib.import_module(module), name, start)
 

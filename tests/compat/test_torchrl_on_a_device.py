@@ -71,7 +71,7 @@ class There:
 
     def _shift_what_is_brought(self) -> None:
         """Whole rollouts that come to the host are to show that they came that way."""
-        from pycollect.engines import remote_worker
+        from pycollect.transport import host as remote_worker
 
         bring, key = remote_worker._bring, ("observation",)
 

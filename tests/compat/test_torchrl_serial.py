@@ -16,7 +16,7 @@ from test_torchrl_gym import WalkEnv, choices, linear
 from torchrl_support import assert_alike, collect, compare
 
 import pycollect
-from pycollect.envs import make_env_batch
+from pycollect.envs.make import make_env_batch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch

@@ -27,12 +27,7 @@ from torchrl.envs import (
 from torchrl.envs.custom.pendulum import PendulumEnv
 
 from pycollect import SyncDataCollector
-from pycollect.envs.torchrl.stepping import (
-    make_advance,
-    make_complete,
-    make_following,
-    make_put,
-)
+from pycollect.envs.torchrl.stepping import make_advance, make_complete, make_following, make_put
 
 Make = Callable[[], Any]
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchrl.envs import GymLikeEnv, SerialEnv, TransformedEnv
-
-from pycollect.devices import CPU, Devices
+from pycollect.data.devices import CPU, Devices
 from pycollect.envs.base import EnvBatch
-
-from .adapter import TorchRLEnv
-from .gym import unwrapped
-from .limits import has_time_limit
-from .serial import apart
+from pycollect.envs.torchrl.adapter import TorchRLEnv, has_time_limit
+from pycollect.envs.torchrl.gym import unwrapped
+from pycollect.envs.torchrl.serial import apart
+from torchrl.envs import GymLikeEnv, SerialEnv, TransformedEnv
 
 __all__ = ["inside", "make_torchrl_batch", "make_torchrl_env"]
 

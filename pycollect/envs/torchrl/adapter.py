@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 
 from pycollect._core import Leaf
-from pycollect.batch.extras import Extra, ExtraValues, Kind
-from pycollect.batch.extras_in_batches import read_values, write_values
-from pycollect.batch.frame import FLAGS
-from pycollect.batch.layout import Key, torch_dtype
-from pycollect.devices import CPU, accelerator
+from pycollect.data.devices import CPU, accelerator
+from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, write_values
+from pycollect.data.frame import FLAGS
+from pycollect.data.layout import Key, dtype_name, torch_dtype
+from pycollect.data.transfer import Fetch
+from pycollect.envs import gymnasium_support as time_limit
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, check_seeds
 from pycollect.envs.single import close_quietly
-from pycollect.one_copy import Fetch
-
-from .hooks import changed_by_hooks, has_hooks
-from .specs import (
+from pycollect.envs.torchrl.specs import (
+    as_key,
     check_device,
     check_root,
     draw,
@@ -31,7 +29,7 @@ from .specs import (
     spec_leaves,
     spec_nodes,
 )
-from .stepping import (
+from pycollect.envs.torchrl.stepping import (
     make_advance,
     make_complete,
     make_following,
@@ -39,6 +37,70 @@ from .stepping import (
     make_put,
     make_take,
 )
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    GymWrapper,
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+)
+
+_PLAIN = (Transform, Compose)
+
+
+def has_hooks(env: Any) -> bool:
+    """Whether anything follows a step and its `step_mdp`; a TransformedEnv always says so."""
+    while type(env)._post_step_mdp_hooks is TransformedEnv._post_step_mdp_hooks:
+        if any(_overrides(part, "_post_step_mdp_hooks") for part in env.transform.modules()):
+            return True
+        env = env.base_env
+    return env._post_step_mdp_hooks is not None
+
+
+def changed_by_hooks(
+    env: Any, shown: tuple[Leaf, ...], others: Collection[Key]
+) -> tuple[frozenset[Key], tuple[Leaf, ...]]:
+    """What of an env's observations a recorded step has in a way of its own.
+
+    A hook may change what is recorded of a step, the next root, or both. So each is recorded as it
+    is found. What a step has is asked of `fake_tensordict`, by which TorchRL's collectors make room
+    for a rollout; only where something rewrites the one or the other.
+
+    Args:
+        shown: the observations, without flags.
+        others: keys of flags and rewards.
+
+    Returns:
+        The keys of those that are recorded at the root for themselves, and the leaves under "next".
+    """
+    if not (has_hooks(env) or _rewrites(env)):
+        return frozenset(), ()
+    following = env.fake_tensordict().get("next")
+    entries = {as_key(name): value for name, value in following.items(True, True)}
+    size = len(env.batch_size)
+    leaves = tuple(
+        Leaf(key, dtype_name(value.dtype), tuple(value.shape[size:]))
+        for key, value in entries.items()
+        if key not in others and isinstance(value, torch.Tensor)
+    )
+    return frozenset(leaf.key for leaf in shown), leaves
+
+
+def _rewrites(env: Any) -> bool:
+    while type(env).fake_tensordict is TransformedEnv.fake_tensordict:
+        if any(_overrides(part, "transform_fake_tensordict") for part in env.transform.modules()):
+            return True
+        env = env.base_env
+    return type(env).fake_tensordict is not EnvBase.fake_tensordict
+
+
+def _overrides(part: Any, name: str) -> bool:
+    own = getattr(part, name, getattr(Transform, name))
+    return getattr(own, "__func__", own) not in [getattr(kind, name) for kind in _PLAIN]
+
 
 Gather = Callable[[TensorDictBase], tuple[torch.Tensor, ...]]
 
@@ -328,3 +390,19 @@ def _resets_apart(env: Any) -> bool:
         and state.get("_compiled_step_and_maybe_reset") is None
         and not state.get("_torchrl_native_autoreset", False)
     )
+
+
+def has_time_limit(env: Any) -> bool:
+    """A `StepCounter` with `max_steps`, or the Gymnasium env inside; False where it is not known.
+
+    Batched envs answer unknown attributes by asking all of theirs, so none are tried on them.
+    """
+    while isinstance(env, TransformedEnv):
+        transforms = env.transform if hasattr(env.transform, "__iter__") else [env.transform]
+        if any(isinstance(t, StepCounter) and t.max_steps for t in transforms):
+            return True
+        env = env.base_env
+    if isinstance(env, SerialEnv):
+        inner = vars(env).get("_envs") or []
+        return bool(inner) and all(map(has_time_limit, inner))
+    return isinstance(env, GymWrapper) and time_limit.has_time_limit(env._env)

@@ -10,18 +10,17 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from torchrl.data import Binary, Bounded, Categorical, OneHot, Unbounded
-from torchrl.envs import GymEnv, GymWrapper
 
 from pycollect._core import Leaf
-from pycollect.batch.layout import Key
-from pycollect.envs.attributes import quicken
+from pycollect.data.layout import Key
 from pycollect.envs.base import Arrays, EnvBatch, Sampler, check_seeds
+from pycollect.envs.gymnasium_support import quicken
 from pycollect.envs.single import PlainEnv, SingleEnv, close_quietly, same, unwrap
 from pycollect.envs.spaces import Array
+from pycollect.envs.torchrl.specs import check_device, spec_leaves
 from pycollect.errors import warn_user
-
-from .specs import check_device, spec_leaves
+from torchrl.data import Binary, Bounded, Categorical, OneHot, Unbounded
+from torchrl.envs import GymEnv, GymWrapper
 
 Take = Callable[[Array], Any]
 Decode = Callable[[Leaf], Take | None]

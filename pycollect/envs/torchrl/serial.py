@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEnv
 
 from pycollect._core import Leaf
-from pycollect.batch.extras import ExtraValues
-from pycollect.batch.layout import Key, torch_dtype
+from pycollect.data.extras import ExtraValues
+from pycollect.data.layout import Key, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
 from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.single import close_quietly, same
-
-from .adapter import TorchRLEnv
-from .gym import Form, form_of, one_hot_sampler, the_action
-from .hooks import has_hooks
-from .specs import check_device, draw, name_of
-from .stepping import is_torchrls
+from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks
+from pycollect.envs.torchrl.gym import Form, form_of, one_hot_sampler, the_action
+from pycollect.envs.torchrl.specs import check_device, draw, name_of
+from pycollect.envs.torchrl.stepping import is_torchrls
+from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEnv
 
 _REPLACEABLE = ("_reset", "_step", "rand_action", "reset", "set_seed", "step")
 

@@ -11,15 +11,14 @@ from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDict
-from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 from pycollect._core import Leaf
-from pycollect.batch.layout import Key, dotted, torch_dtype
-from pycollect.batch.slab_views import set_unchecked, unchecked_tensordict
-from pycollect.devices import CPU
-
-from .gym import form_of, unwrapped_by
-from .specs import as_key, name_of, spec_leaves
+from pycollect.data.devices import CPU
+from pycollect.data.layout import Key, dotted, torch_dtype
+from pycollect.data.slabs import set_unchecked, unchecked_tensordict
+from pycollect.envs.torchrl.gym import form_of, unwrapped_by
+from pycollect.envs.torchrl.specs import as_key, name_of, spec_leaves
+from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 # Transforms that decide themselves which environments are stepped, and how often.
 _STEPPING = ("ConditionalPolicySwitch", "ConditionalSkip", "MultiAction")

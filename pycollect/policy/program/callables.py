@@ -10,9 +10,9 @@ from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from pycollect.batch.layout import Key
-from pycollect.policy.own_entries import IS_INIT
+from pycollect.data.layout import Key
 from pycollect.policy.program.steps import CallStep, Program, show_all
+from pycollect.policy.states import IS_INIT
 
 _TENSORDICT_NAMES = ("td", "tensordict")
 # TorchRL's wording, because programs may search for it.

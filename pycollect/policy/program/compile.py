@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from tensordict.nn import InteractionType, set_interaction_type
 
-from pycollect.batch.layout import Key
+from pycollect.data.layout import Key
 from pycollect.policy.program.distributions import (
     CategoricalSampler,
     Sampler,
@@ -18,7 +18,6 @@ from pycollect.policy.program.distributions import (
 )
 from pycollect.policy.program.exploration import TensorCall
 from pycollect.policy.program.plan import Plan, make_plan
-from pycollect.policy.program.recurrent import RecurrentStep
 from pycollect.policy.program.steps import (
     CallStep,
     CannotUnwrapError,
@@ -29,7 +28,7 @@ from pycollect.policy.program.steps import (
     other_keys,
     spread,
 )
-from pycollect.policy.program.tensordict_modules import forward_of
+from pycollect.policy.program.tensordict_modules import RecurrentStep, forward_of
 
 Act: TypeAlias = Callable[[], Tensors]
 Samples: TypeAlias = dict[int, Tensors]

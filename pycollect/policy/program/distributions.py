@@ -12,10 +12,16 @@ from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
-from pycollect.devices import CPU, generator_state
-from pycollect.policy.program.steps import CallStep, CannotUnwrapError, HeadStep, Tensors, show_all
+from pycollect.data.devices import CPU, generator_state
+from pycollect.policy.program.steps import (
+    CallStep,
+    CannotUnwrapError,
+    HeadStep,
+    Tensors,
+    show_all,
+    undisturbed,
+)
 from pycollect.policy.program.tensordict_modules import torchrl_head_forward
-from pycollect.policy.program.undisturbed import undisturbed
 
 Sampler: TypeAlias = Callable[..., Tensors]
 

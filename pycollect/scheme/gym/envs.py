@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pycollect.envs import make_env_batch
+from pycollect.envs.make import make_env_batch
 from pycollect.envs.spaces import action_cast
 from pycollect.scheme.protocols import TrainEnvsFactory, Tree
 

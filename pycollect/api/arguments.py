@@ -1,0 +1,312 @@
+"""Entries, devices and keyword arguments of workers: checked, with one value per worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pycollect import checks as check
+from pycollect.api.binding import check_others
+from pycollect.arguments import arguments_of, naming
+from pycollect.data.devices import CPU, Devices, check_here, named_device, numbered
+from pycollect.data.weights import placed
+from pycollect.driver.options import StreamOptions
+from pycollect.envs.groups import check_env_groups, group_entries
+from pycollect.envs.make import check_entry
+from pycollect.transport.messages import pickled
+from pycollect.worker.options import WorkerOptions
+
+NAMES = ("device", "storing_device", "env_device", "policy_device")
+
+
+def check_devices(given: Mapping[str, Any], *, elsewhere: bool = False) -> Devices:
+    """Check the arguments of one worker.
+
+    Args:
+        given: by name.
+        elsewhere: environments and policy are on another machine, perhaps, which knows by itself
+            what it has. Else devices get the index that the calling thread has for them: a worker
+            process has another current device.
+
+    Raises:
+        ValueError: no device, or one that is not here (with the reason).
+    """
+    named = [_checked(name, given[name]) for name in NAMES]
+    default, storing, *_ = named
+    ours: tuple[str, ...] = NAMES
+    if elsewhere:  # what says where batches lie
+        ours = ("storing_device" if storing else "device" if default else "env_device",)
+    for name, device in zip(NAMES, named, strict=True):
+        if device is not None and name in ours:
+            check_here(name, device)
+    if not elsewhere:
+        named = [device and numbered(device) for device in named]
+    return Devices(*named)
+
+
+def _checked(name: str, value: Any) -> torch.device | None:
+    """A device, or a list with one per process, of which this is the first one's."""
+    if isinstance(value, (list, tuple)):
+        devices = [_checked(name, item) for item in value]
+        return devices[0] if devices else None
+    return None if value is None else named_device(name, value)
+
+
+def check_one_place(devices: Sequence[Devices]) -> None:
+    """Raise ValueError where the rollouts of several workers would have to be joined over places.
+
+    Sync collectors join them.
+    """
+    if any(own.reported != devices[0].reported for own in devices):
+        raise ValueError(
+            "storing_device: expected one device for all workers of a sync collector, got "
+            f"{[str(own.reported) for own in devices]}"
+        )
+
+
+# Arguments that may be a list with one value per worker.
+ONE_EACH = (*NAMES, "create_env_kwargs", "policy_factory")
+
+# Arguments that all workers share, although `collector_kwargs` may contain them.
+_COMMON = tuple(arguments_of(StreamOptions, in_kwargs=True))
+
+# Arguments of one worker.
+WORKER_ARGUMENTS = (*ONE_EACH, *arguments_of(WorkerOptions), *_COMMON)
+
+
+def env_entries(
+    create_env_fn: Any,
+    name: str,
+    number: Any,
+    check_entry: Callable[[Any], Any] = check_entry,
+) -> list[Any]:
+    """Return one entry of `create_env_fn` per worker.
+
+    Args:
+        name: Name of the argument with the number of workers.
+        number: Value of this argument; None if it was not given.
+        check_entry: Returns an entry in its final form, or raises.
+
+    Raises:
+        ValueError: There is neither a list nor a number, or the list has another length.
+    """
+    count = check.check_positive_or_none(name, number)
+    if isinstance(create_env_fn, (list, tuple)):
+        entries = list(create_env_fn)
+        if not entries:
+            raise ValueError("create_env_fn: expected at least one entry, got an empty list")
+        if count is not None and count != len(entries):
+            raise ValueError(
+                f"{name}: expected {len(entries)}, the length of create_env_fn, got {count}"
+            )
+    else:
+        if count is None:
+            check_entry(create_env_fn)
+            raise ValueError(
+                f"{name}: expected a number of workers, because create_env_fn is not a list"
+            )
+        entries = [create_env_fn] * count
+    return [check_entry(entry) for entry in entries]
+
+
+def one_each(name: str, value: Any, workers: int) -> list[Any]:
+    """Return the value of each worker, from a list with one value per worker or a common value."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * workers
+    if len(value) != workers:
+        raise ValueError(f"{name}: expected one value per worker ({workers}), got {len(value)}")
+    return list(value)
+
+
+def shares_of(frames_per_batch: Sequence[Any], workers: int) -> list[int]:
+    """Return the frames of each worker, from a list of them."""
+    name = "frames_per_batch"
+    return [check.check_positive(name, own) for own in one_each(name, frames_per_batch, workers)]
+
+
+def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
+    """Return a copied dict per worker, from a dict, a list of dicts or None for empty dicts."""
+    each = one_each(name, {} if value is None else value, workers)
+    if not all(isinstance(own, Mapping) for own in each):
+        raise TypeError(f"{name}: expected a dict or a list of dicts, got {value!r}")
+    if unnamed := [key for own in each for key in own if not isinstance(key, str)]:
+        raise TypeError(f"{name}: expected strings as keys, got {unnamed}")
+    return [dict(own) for own in each]
+
+
+def of_each_worker(values: Mapping[str, Any], workers: int) -> list[dict[str, Any]]:
+    """Return the arguments of each worker."""
+    lists = {
+        name: one_each(name, value, workers) for name, value in values.items() if name in ONE_EACH
+    }
+    return [
+        {**values, **{name: own[index] for name, own in lists.items()}} for index in range(workers)
+    ]
+
+
+def common_values(arguments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the arguments that all workers must share; raise ValueError if they differ."""
+    first = arguments[0]
+    for name in _COMMON:
+        with naming(name):
+            differs = any(
+                own is not first[name] and bool(own != first[name])
+                for own in (other[name] for other in arguments)
+            )
+        if differs:
+            values = [other[name] for other in arguments]
+            raise ValueError(f"{name}: expected one value for all workers, got {values}")
+    return {name: first[name] for name in _COMMON}
+
+
+def policy_sources(
+    arguments: Sequence[Mapping[str, Any]], policy: Any, with_policy: bool = False
+) -> tuple[list[Any], bool]:
+    """Return the policy or policy factory of each worker, and whether they are factories.
+
+    Args:
+        policy: Policy of workers without factories.
+        with_policy: Accept a policy in addition to factories.
+    """
+    factories = [own["policy_factory"] for own in arguments]
+    for factory in factories:
+        check.check_factory(factory, None if with_policy else policy)
+    check.check_policy(policy)
+    given = [factory is not None for factory in factories]
+    if not any(given):
+        return [policy] * len(arguments), False
+    if not all(given):
+        raise ValueError(
+            f"policy_factory: expected one per worker, got None for worker {given.index(False)}"
+        )
+    return factories, True
+
+
+def one_for_all(given: Any, before: Any) -> Any:
+    """Return `given`, or if it is None the collector's value, unless that has one per worker."""
+    if given is not None or isinstance(before, (list, tuple)):
+        return given
+    return before
+
+
+def check_groups(
+    entry: Any,
+    groups: Any,
+    *,
+    server: int | None = None,
+    teams: bool = False,
+) -> None:
+    """Raise ValueError if the environments of a worker cannot be divided into these groups.
+
+    Args:
+        entry: Entry of the worker.
+        groups: Value of `env_groups`.
+        server: Number of groups of each worker with central inference; None without it.
+        teams: The entry is a list with one entry per process.
+    """
+    count = check_env_groups("env_groups", groups)
+    if server not in (None, count):
+        raise ValueError(
+            f"env_groups: expected {server}, the collector's own number, got {count}; "
+            "inference='central' serves the same group of all workers together"
+        )
+    if count == 1:
+        return
+    for own in entry if teams else [entry]:
+        group_entries(own, count, policy_elsewhere=server is not None)
+
+
+def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
+    """Return each worker's policy or factory, pickled; equal objects share their bytes."""
+    name = "policy_factory" if are_factories else "policy"
+    known = {id(source): source for source in sources}
+    if not are_factories:  # a worker may lack the device of the caller's policy
+        known = {key: placed(source, CPU) for key, source in known.items()}
+    data = {key: pickled(name, source) for key, source in known.items()}
+    return [data[id(source)] for source in sources]
+
+
+# Arguments that `collector_kwargs` must not contain.
+_OURS_ALONE = (
+    "create_env_fn",
+    "policy",
+    "frames_per_batch",
+    "total_frames",
+    "postproc",
+    "split_trajs",
+    "replay_buffer",
+    "sync",
+)
+
+
+def batched(
+    entries: Sequence[Any], envs: Any, name: str = "num_workers_per_collector"
+) -> list[Any]:
+    """Return the entries, or a batch of `envs` copies of each.
+
+    Raises:
+        ValueError: An entry cannot be repeated.
+    """
+    count = check.check_positive(name, envs)
+    return [_batched(entry, name, count) for entry in entries]
+
+
+def _batched(entry: Any, name: str, envs: int) -> Any:
+    """Return the entry, or `envs` copies of its callable that are stepped as a batch."""
+    if envs == 1:
+        return entry
+    if isinstance(entry, list):
+        raise ValueError(
+            f"{name}: expected 1 because create_env_fn contains lists of environments, got {envs}"
+        )
+    if not callable(entry):
+        raise ValueError(
+            f"{name}: expected 1 because create_env_fn contains an environment, got {envs}; pass a "
+            "callable that makes one"
+        )
+    return [entry] * envs
+
+
+def merged_arguments(
+    values: Mapping[str, Any],
+    passed: Collection[str],
+    collector_kwargs: Any,
+    workers: int,
+    names: Sequence[str],
+    runs: str,
+) -> list[dict[str, Any]]:
+    """Return the arguments of each worker.
+
+    An argument that the caller passed wins, then `collector_kwargs`, then the default.
+
+    Args:
+        values: The collector's own values of WORKER_ARGUMENTS.
+        passed: Names that the caller passed.
+        collector_kwargs: None, a dict, or one per worker.
+        names: Names that `collector_kwargs` may contain.
+        runs: Class of the collector that each worker runs.
+    """
+    given = dict_each("collector_kwargs", collector_kwargs, workers)
+    result = []
+    for own, top in zip(given, of_each_worker(values, workers), strict=True):
+        _check_names(own, names, runs)
+        known = {name: value for name, value in own.items() if name in names}
+        result.append({**top, **known, **{name: top[name] for name in passed if name in top}})
+    return result
+
+
+def _check_names(own: Mapping[str, Any], names: Sequence[str], runs: str) -> None:
+    """Refuse unknown keys, and arguments that only the outer collector has."""
+    for name in own:
+        if name in _OURS_ALONE:
+            raise ValueError(
+                f"collector_kwargs: {name!r} cannot be set for each worker; pass it to the "
+                "collector itself"
+            )
+    others = {name: value for name, value in own.items() if name not in names}
+    try:
+        check_others(runs, names, others)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"collector_kwargs: {error}") from None

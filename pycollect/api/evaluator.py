@@ -1,0 +1,493 @@
+"""Evaluate a policy, at once or in the background of training."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import InteractionType
+from torch import nn
+
+from pycollect import checks as check
+from pycollect.api import evaluated
+from pycollect.api.binding import explained
+from pycollect.api.evaluated import Episodes
+from pycollect.api.single import SyncDataCollector
+from pycollect.compat.weights import source_of
+from pycollect.data.frame import MASK
+from pycollect.data.weights import Weights, weights_from, weights_of
+from pycollect.docstrings import completed_by
+from pycollect.driver.background import Background, FairLock
+from pycollect.envs.make import is_env
+from pycollect.envs.single import close_quietly
+from pycollect.policy.runner import build
+
+Metrics = dict[str, Any]
+
+_STEPS = 200  # default number of frames of each worker in a batch
+_BACKENDS = ("thread", "process", "ray")
+_OFF: Mapping[str, Callable[[Any], bool]] = {
+    "drop_uncollected": operator.not_,
+    "split_trajs": operator.not_,
+    "trajs_per_batch": lambda value: not check.check_count("trajs_per_batch", value),
+    "postproc": lambda value: value is None,
+    "replay_buffer": lambda value: value is None,
+    "cat_results": lambda value: value is None or value == "stack",
+    "total_frames": lambda value: check.check_total_frames("total_frames", value) is None,
+    "set_truncated": operator.not_,
+    "reset_at_each_iter": operator.not_,
+}
+"""Collector arguments that prevent counting episodes, each with a test for a harmless value."""
+_REWARD, _DONE = ("next", "reward"), ("next", "done")
+
+
+class Evaluator:
+    """Evaluate a policy in its own environments, at once or in the background.
+
+    `evaluate` waits for the result. `trigger_eval` returns at once; `poll` and `wait` return
+    results in the order of triggers. Each environment plays the same number of episodes, each from
+    a reset on, so that long and short episodes count equally. An Evaluator is also a context
+    manager.
+
+    The policy acts in evaluation mode (`nn.Module.eval`). Statistics of a VecNorm or VecNormV2 in a
+    TorchRL environment are frozen.
+
+    Args:
+        env: Anything that a collector accepts for one worker: an environment, a callable that
+            returns one, a Gymnasium id, or a list of callables or ids. With several workers, each
+            makes its own environments from it.
+        policy: A policy, as for collectors. It is copied, so the original may be trained meanwhile.
+            An evaluation uses its weights at the time of the call. ``None`` without a
+            `policy_factory` samples random actions (default: ``None``).
+        policy_factory: Callable that returns the policy in the process that evaluates it. Replaces
+            `policy`; weights passed to `evaluate` are loaded into it. If its first parameter has no
+            default or is named ``env``, it receives an environment: the evaluated one with
+            "thread"; with other backends one made only for the factory, and closed afterwards
+            (default: ``None``).
+        num_trajectories: Number of episodes per evaluation, rounded up to the same number for each
+            environment (default: 10).
+        max_steps: Truncate an episode after this many steps. ``None`` or 0 sets no limit. With
+            "thread", it is ignored for a TorchRL environment that has a StepCounter (default:
+            ``None``).
+        frames_per_batch: Number of steps of all environments between two checks for finished
+            episodes. ``None`` means 200 per worker, or `max_steps` if that is less, rounded up to
+            the same number for each environment (default: ``None``).
+        num_workers: With "process" and "ray", number of workers, each with its own `env` (default:
+            1).
+        collector_kwargs: Further arguments of the collector. Arguments that change the layout of
+            batches, the end of collection or the ends of episodes are refused, such as `postproc`,
+            `split_trajs` and `set_truncated` (default: ``None``).
+        log_prefix: Prefix of each result's name (default: "eval").
+        exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
+            MEAN, as an ExplorationType or its name (default: DETERMINISTIC).
+        reward_keys: TensorDict key of the rewards (default: ("next", "reward")). Of a vector, all
+            objectives are summed; `metrics_fn` may report each of them.
+        device: Device on which the policy is called; `policy_device` of the collector (default:
+            ``None``).
+        weight_sync_schemes: `weight_sync_schemes` of the collector (default: ``None``).
+        metrics_fn: Function of the episodes, ``[N, T_max]`` with ``("collector", "mask")``, that
+            returns a dict of numbers; they are added to the results (default: ``None``).
+        on_result: Function that is called with each result as a TensorDict, in the thread of the
+            evaluation (default: ``None``).
+        busy_policy: Reaction of `trigger_eval` while an evaluation runs: "skip" the new one, raise
+            an "error", or "queue" it (default: "skip").
+        backend: "thread" evaluates in this process, "process" in other processes, "ray" in Ray
+            actors (default: "thread").
+        seed: Play the same episodes in every evaluation. With ``None``, each evaluation plays
+            different episodes (default: ``None``).
+        every: Evaluate on the first and then every n-th call of `trigger_eval` (default: 1).
+        init_fn: Function without arguments that is called in each worker before its environments
+            are made (default: ``None``).
+        ray_kwargs: Ray's options of each actor; `remote_configs` of RayCollector (default:
+            ``None``).
+        num_gpus: Number of GPUs of each actor. Defaults to ``None``: the value in `ray_kwargs`.
+        done_keys: Must be ``("next", "done")``.
+        collector_cls: Must be ``None``, because `backend` selects the collector.
+        dump_video: Accepted without effect; dump a VideoRecorder of the environment yourself
+            (default: ``True``).
+
+    Raises:
+        TypeError, ValueError: An argument is invalid; no environment or process was started.
+    """
+
+    @explained
+    def __init__(
+        self,
+        env: Any,
+        policy: Any = None,
+        *,
+        policy_factory: Callable[..., Any] | None = None,
+        num_trajectories: int = 10,
+        max_steps: int | None = None,
+        frames_per_batch: int | None = None,
+        num_workers: int = 1,
+        collector_kwargs: Mapping[str, Any] | None = None,
+        log_prefix: str = "eval",
+        exploration_type: Any = InteractionType.DETERMINISTIC,
+        reward_keys: Any = _REWARD,
+        device: Any = None,
+        weight_sync_schemes: Mapping[str, Any] | None = None,
+        metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]] | None = None,
+        on_result: Callable[[TensorDictBase], None] | None = None,
+        busy_policy: str = "skip",
+        backend: str = "thread",
+        seed: int | None = None,
+        every: int = 1,
+        init_fn: Callable[[], None] | None = None,
+        ray_kwargs: Mapping[str, Any] | None = None,
+        num_gpus: float | None = None,
+        done_keys: Any = _DONE,
+        collector_cls: Any = None,
+        dump_video: bool = True,
+    ) -> None:
+        _check_given(done_keys, collector_cls)
+        self._wanted = check.check_positive("num_trajectories", num_trajectories)
+        self._every = check.check_positive("every", every)
+        self._busy_policy = check.check_choice(
+            "busy_policy", busy_policy, ("skip", "error", "queue")
+        )
+        self._metrics_fn = check.check_callable("metrics_fn", metrics_fn)
+        self._on_result = check.check_callable("on_result", on_result)
+        self._seed = None if seed is None else check.check_seed(seed)
+        self._prefix, self._policy, self._reward = log_prefix, policy, reward_keys
+        workers = check.check_positive("num_workers", num_workers)
+        _check_kwargs(collector_kwargs)
+        limit = check.check_count("max_steps", max_steps)
+        if frames_per_batch is None:
+            frames_per_batch = _frames_of(env, limit) * workers
+        arguments = {
+            "frames_per_batch": frames_per_batch,
+            "max_frames_per_traj": limit or None,
+            "exploration_type": exploration_type,
+            "policy_device": device,
+            "weight_sync_schemes": weight_sync_schemes,
+            **dict(collector_kwargs or {}),
+        }
+        check.check_choice("backend", backend, _BACKENDS)
+        check.check_factory(policy_factory, policy)
+        if backend == "thread":
+            _check_of_one_process(workers, ray_kwargs, num_gpus)
+            self._collector = _collector_here(env, policy, policy_factory, init_fn, arguments)
+        else:
+            arguments |= {"init_fn": init_fn, "num_collectors": workers, "backend": backend}
+            arguments["backend_options"] = _of_each_actor(backend, ray_kwargs, num_gpus)
+            self._collector = _collector_elsewhere(env, policy, policy_factory, arguments)
+        self._evaluating = FairLock()
+        self._results: deque[Future[Metrics]] = deque()
+        self._triggers = self._steps = 0
+        self._closed = False
+
+    def evaluate(
+        self,
+        weights: Any = None,
+        step: int | None = None,
+        *,
+        weights_dict: Mapping[str, Any] | None = None,
+    ) -> Metrics:
+        """Evaluate, and wait for the result.
+
+        Args:
+            weights: An nn.Module, or weights in any form that `update_policy_weights_` accepts.
+                Defaults to ``None``: the current weights of `policy`.
+            step: Returned with the result. Defaults to ``None``: the number of earlier evaluations
+                without a step.
+            weights_dict: ``{"policy": weights}``. Replaces `weights` (default: ``None``).
+
+        Returns:
+            A dict. Each name starts with `log_prefix` and a slash. The entries are "reward" and
+            "reward_std" (mean and standard deviation of the sum of rewards), "num_episodes",
+            "episode_length" (mean), "fps", "step", and the numbers that `metrics_fn` returned.
+        """
+        return self._evaluate(self._weights_now(weights, weights_dict), self._next_step(step))
+
+    @completed_by(evaluate)
+    def trigger_eval(
+        self,
+        weights: Any = None,
+        step: int | None = None,
+        *,
+        weights_dict: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Start an evaluation in the background.
+
+        Args:
+            ...: See evaluate.
+
+        Returns:
+            Whether an evaluation starts or is queued; `every` and `busy_policy` may skip it. `poll`
+            and `wait` return the result.
+
+        Raises:
+            RuntimeError: An evaluation is running, with ``busy_policy="error"``.
+        """
+        self._evaluating.check_here()
+        check.check_open(self._closed)
+        self._triggers += 1
+        if (self._triggers - 1) % self._every:
+            return False
+        if self.pending and self._busy_policy == "skip":
+            return False
+        if self.pending and self._busy_policy == "error":
+            raise RuntimeError(
+                "trigger_eval: an evaluation is still running; call wait() first, or use "
+                "busy_policy='queue'"
+            )
+        given, number = self._weights_now(weights, weights_dict), self._next_step(step)
+        result: Future[Metrics] = Future()
+        self._results.append(result)
+
+        def once() -> bool:
+            nonlocal result
+            try:
+                result.set_result(self._evaluate(given, number))
+            except BaseException as error:  # without a result, `wait` would never return
+                result.set_exception(error)
+            finally:
+                del result  # breaks the cycle: exception, traceback, this frame
+            return False
+
+        Background().start(once, self.shutdown)
+        return True
+
+    @property
+    def pending(self) -> bool:
+        """Whether a triggered evaluation is still running or queued."""
+        return not self._closed and any(not result.done() for result in self._results)
+
+    def poll(self, timeout: float = 0) -> Metrics | None:
+        """Return the oldest unread result, if it is ready.
+
+        Args:
+            timeout: Maximum number of seconds to wait (default: 0).
+
+        Returns:
+            The dict that `evaluate` returns, or ``None`` if no result is ready.
+
+        Raises:
+            Exception: The evaluation raised it.
+        """
+        return self.wait(timeout)
+
+    def wait(self, timeout: float | None = None) -> Metrics | None:
+        """Wait for the oldest unread result.
+
+        Args:
+            timeout: Maximum number of seconds to wait. ``None`` waits without limit (default:
+                ``None``).
+
+        Returns:
+            The dict that `evaluate` returns. ``None`` if it is not ready in time, or no evaluation
+            was triggered.
+
+        Raises:
+            Exception: The evaluation raised it.
+        """
+        self._evaluating.check_here()
+        if not self._results:
+            return None
+        try:
+            self._results[0].exception(timeout)
+        except FutureTimeoutError:
+            return None
+        return self._results.popleft().result()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Stop a running evaluation after its current batch, and end the workers. Idempotent.
+
+        Args:
+            timeout: Seconds in which workers must close their environments. ``None`` means 30
+                (default: ``None``).
+        """
+        self._closed = True
+        self._collector.shutdown(timeout)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counter of evaluations.
+
+        Returns:
+            A dict with "step_counter", the number of evaluations without a step.
+
+        Raises:
+            RuntimeError: Results are pending or unread.
+        """
+        self._check_idle("state_dict")
+        return {"step_counter": self._steps}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the counter of evaluations.
+
+        Args:
+            state_dict: Result of :meth:`state_dict`.
+
+        Raises:
+            RuntimeError: Results are pending or unread.
+        """
+        self._check_idle("load_state_dict")
+        self._steps = int(state_dict.get("step_counter", 0))
+
+    @staticmethod
+    def extract_weights(policy: nn.Module) -> TensorDictBase:
+        """Return a copy of the policy's current weights in host memory.
+
+        Args:
+            policy: An nn.Module.
+
+        Returns:
+            A TensorDict like the one of `TensorDict.from_module`, for `evaluate`.
+        """
+        weights: TensorDictBase = TensorDict.from_module(policy).data
+        return weights.detach().clone().cpu()
+
+    def __enter__(self) -> Evaluator:
+        """Return the Evaluator itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Shut the Evaluator down."""
+        self.shutdown()
+
+    def _check_idle(self, method: str) -> None:
+        if self._results:
+            raise RuntimeError(
+                f"{method}: an earlier result was not returned yet; call wait() first"
+            )
+
+    def _weights_now(self, weights: Any, by_model: Any) -> Weights:
+        source = source_of({"weights": weights}, None, by_model or None)
+        own = weights_of(self._policy) if source is None else weights_from(source)
+        return replace(own.copied(), modes={})  # the copy stays in evaluation mode
+
+    def _next_step(self, step: int | None) -> int:
+        if step is not None:
+            return step
+        self._steps += 1
+        return self._steps - 1
+
+    def _evaluate(self, weights: Weights, step: int) -> Metrics:
+        with self._evaluating:
+            began = time.perf_counter()
+            if weights:
+                self._collector.update_policy_weights_(weights, wait=True)
+            self._begin()
+            episodes = Episodes(self._wanted)
+            while not episodes.are_enough:
+                episodes.add(self._collector.next())
+            td = episodes.trajectories()
+            result = self._result(td, time.perf_counter() - began, step)
+        if self._on_result is not None:
+            self._on_result(TensorDict({k: torch.as_tensor(v) for k, v in result.items()}))
+        return result
+
+    def _begin(self) -> None:
+        if self._seed is None:
+            self._collector.reset()
+        else:
+            self._collector.set_seed(self._seed)
+
+    def _result(self, td: TensorDictBase, seconds: float, step: int) -> Metrics:
+        mask = td[MASK]
+        rewards = td[self._reward].flatten(2).sum(-1)
+        returns = torch.where(mask, rewards, 0).double().sum(1)
+        own = {
+            "reward": returns.mean().item(),
+            "reward_std": returns.std().item() if len(returns) > 1 else 0.0,
+            "num_episodes": len(td),
+            "episode_length": mask.sum(1).double().mean().item(),
+            "fps": int(mask.sum()) / seconds,
+            "step": step,
+        }
+        more = {} if self._metrics_fn is None else dict(self._metrics_fn(td))
+        return {f"{self._prefix}/{name}": value for name, value in {**own, **more}.items()}
+
+
+def _check_given(done_keys: Any, collector_cls: Any) -> None:
+    if not check.is_one_of(done_keys, (_DONE,)):
+        raise ValueError(
+            f"done_keys: expected {_DONE}, got {done_keys!r}; episodes always end at this flag"
+        )
+    if collector_cls is not None:
+        raise ValueError(
+            f"collector_cls: expected None, got {collector_cls!r}; choose the place with backend"
+        )
+
+
+def _check_kwargs(given: Any) -> None:
+    """Refuse arguments that prevent counting whole episodes."""
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"collector_kwargs: expected a dict or None, got {type(given).__name__}")
+    if unnamed := [name for name in given or () if not isinstance(name, str)]:
+        raise TypeError(f"collector_kwargs: expected strings as keys, got {unnamed}")
+    others = [repr(name) for name, is_off in _OFF.items() if not is_off((given or {}).get(name))]
+    if others:
+        raise ValueError(
+            f"collector_kwargs: cannot contain {', '.join(others)}; an Evaluator counts whole "
+            "episodes, so it needs unlimited, unmodified batches"
+        )
+
+
+def _frames_of(env: Any, limit: int) -> int:
+    """Return the default frames per batch of a worker, rounded up to equal shares."""
+    steps = min(limit, _STEPS) if limit else _STEPS
+    envs = max(len(env), 1) if isinstance(env, (list, tuple)) else 1
+    return -(-steps // envs) * envs
+
+
+def _check_of_one_process(workers: int, ray_kwargs: Any, num_gpus: Any) -> None:
+    if workers != 1:
+        raise ValueError(f"num_workers: expected 1 with backend='thread', got {workers}")
+    _of_each_actor("thread", ray_kwargs, num_gpus)
+
+
+def _of_each_actor(
+    backend: str, ray_kwargs: Mapping[str, Any] | None, num_gpus: float | None
+) -> dict[str, Any] | None:
+    """Return `backend_options` with Ray's options of each actor."""
+    for name, value in (("ray_kwargs", ray_kwargs), ("num_gpus", num_gpus)):
+        if value is not None and backend != "ray":
+            raise ValueError(f"{name}: expected None with backend={backend!r}, got {value}")
+    gpus = {} if num_gpus is None else {"num_gpus": num_gpus}
+    configs = {**(ray_kwargs or {}), **gpus}
+    return {"remote_configs": configs} if configs else None
+
+
+def _collector_here(
+    env: Any, policy: Any, factory: Any, init_fn: Any, arguments: dict[str, Any]
+) -> SyncDataCollector:
+    """Make the collector for "thread"; the factory may receive its environment."""
+    if check.check_callable("init_fn", init_fn) is not None:
+        init_fn()
+    own = evaluated.env_here(env, arguments.pop("create_env_kwargs", None))
+    try:
+        if evaluated.counts_steps(own):
+            arguments["max_frames_per_traj"] = None
+        if factory is None:
+            acting = evaluated.own_policy(policy)
+        else:
+            acting = build(evaluated.MakesPolicy(factory, own))
+        return SyncDataCollector(own, acting, **arguments)
+    except BaseException:
+        if is_env(own):
+            close_quietly(own)
+        raise
+
+
+def _collector_elsewhere(env: Any, policy: Any, factory: Any, arguments: dict[str, Any]) -> Any:
+    own = evaluated.env_elsewhere(env)
+    if factory is not None:
+        arguments["policy_factory"] = evaluated.MakesPolicy(factory, own)
+    envs = [own] * arguments["num_collectors"]
+    return SyncDataCollector(envs, evaluated.own_policy(policy), sync=True, **arguments)

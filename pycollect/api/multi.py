@@ -1,0 +1,326 @@
+"""The collectors that run workers in processes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pycollect import checks as check
+from pycollect.api import arguments as parse
+from pycollect.api.binding import Arguments, explained
+from pycollect.api.central import Central, watched
+from pycollect.api.choosing import Choosing, choose_sync
+from pycollect.api.set_up import NewWorkers, SetUp
+from pycollect.api.signatures import (
+    MultiaSyncDataCollectorSignature,
+    MultiSyncDataCollectorSignature,
+)
+from pycollect.api.single import SyncDataCollector
+from pycollect.compat.many_workers import Asking, ManyWorkers
+from pycollect.compat.torchrl import TorchRLCollector
+from pycollect.compat.weights import WorkerPipe
+from pycollect.docstrings import completed_by
+from pycollect.driver.flow import Flow
+from pycollect.driver.policy_server import ProcessPlan
+from pycollect.driver.policy_servers import NodePlan
+from pycollect.driver.replay import warn_of_slices
+from pycollect.driver.scheduler import Scheduler
+from pycollect.transport.process import Engine
+from pycollect.transport.processes.engine import ProcessEngine
+
+if TYPE_CHECKING:
+    from pycollect.inference.server import InferenceServer
+
+
+class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
+    """A stream of batches from a scheduler, which drives workers through an engine.
+
+    Args:
+        set_up: The checked arguments.
+        engine: Closed when the collector is shut down or cannot be made.
+        server: Inference server in this process or in another one. ``None`` if workers have
+            policies.
+        nodes: How to start inference actors on other nodes. ``None`` if `server` serves their
+            workers.
+    """
+
+    _source: Scheduler
+    _frames_divided_among = "workers and their environments"
+
+    def __init__(
+        self,
+        set_up: SetUp,
+        engine: Engine,
+        server: InferenceServer | ProcessPlan | None = None,
+        nodes: NodePlan | None = None,
+    ) -> None:
+        self._remote, self._template = set_up.remote, set_up.template
+        options, first = set_up.options, set_up.plans[0].spec.options
+        if options.replay_buffer is not None:  # rows of different batches would differ in length
+            options = replace(options, split_trajs=False)
+        warn_of_slices(options, first.set_truncated)
+        flow = Flow(options)
+        policy, plans = set_up.policy, set_up.plans
+        scheduler = Scheduler(flow, set_up.remote, plans, policy, engine, server, nodes)
+        super().__init__(
+            flow, scheduler, set_up.weights, first.pre_collect_hook, first.post_collect_hook
+        )
+
+    def _add(self, new: NewWorkers) -> list[int]:
+        """Start more workers with the arguments of the others; return their ids."""
+        plans = partial(new.plans, self._template, self._remote, self.policy)
+        return self._source.members.add(plans)
+
+    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
+        """Reset environments, and drop their workers' rollouts in flight.
+
+        Args:
+            reset_idx: For each worker, whether to reset its environments. Defaults to ``None``: all
+                workers.
+
+        Raises:
+            ValueError: `reset_idx` does not have one entry per worker.
+            RuntimeError: Only some workers of a sync collector would be reset while `prefetch`
+                rollouts are in flight. The others' rollouts belong to the same batches.
+        """
+        with self._flow.between_rollouts("reset"):
+            self._flow.check_open()
+            self._source.reset(reset_idx)
+
+    def remove_collectors(self, worker_ids: int | Sequence[int]) -> None:
+        """End workers, after they have delivered the rollouts that were already requested.
+
+        A sync collector divides frames among the remaining workers, from the first batch that was
+        not requested yet. Ids are never reused.
+
+        Args:
+            worker_ids: One or several ids, as in `stats()`.
+
+        Raises:
+            ValueError: An id is unknown, or no worker would remain.
+        """
+        self._source.members.remove(worker_ids)
+
+    def stop_remote_collectors(self) -> None:
+        """End all workers and lose rollouts in flight; `add_collectors` can start new workers."""
+        self._source.members.end_all()
+
+    @property
+    def remote_collectors(self) -> list[Any]:
+        """Native handles of the workers, in order: processes or Ray actor handles."""
+        return [worker.process.native for worker in self._workers]
+
+
+class MultiCollector(ScheduledCollector, metaclass=Choosing):
+    """Create a sync or async collector with worker processes on this machine.
+
+    ``MultiCollector(..., sync=True)`` returns a :class:`MultiSyncDataCollector`. With
+    ``sync=False`` it returns a :class:`MultiaSyncDataCollector`.
+
+    Args:
+        create_env_fn: As for that class.
+        policy: As for that class (default: ``None``).
+        sync: Which of the two classes to create.
+        arguments: Other arguments of that class, by name.
+    """
+
+    _choose = classmethod(choose_sync)
+
+    def __init__(
+        self, create_env_fn: Any, policy: Any = None, *, sync: bool, **arguments: Any
+    ) -> None:
+        raise TypeError("MultiCollector: derive from one of its two subclasses")
+
+    def _start(self, sync: bool, given: Arguments) -> None:
+        _check_collector_class(given["collector_class"])
+        if given["num_sub_threads"] is not None:
+            threads = check.check_positive("num_sub_threads", given["num_sub_threads"])
+            given = given.instead(num_threads=threads)
+        entries = parse.env_entries(given["create_env_fn"], "num_workers", given["num_workers"])
+        frames, shares = given["frames_per_batch"], list[int]()
+        if isinstance(frames, (list, tuple)):
+            shares = parse.shares_of(frames, len(entries))
+            given = given.instead(frames_per_batch=sum(shares))
+        self._pipes: dict[int, WorkerPipe] = {}
+        central = Central.of(given, len(entries), sync=sync)
+        own = shares if sync else ()
+        set_up = SetUp.of(given, entries, sync=sync, shares=own, central=central)
+        method = set_up.remote.start_method
+        if central is None:
+            ScheduledCollector.__init__(self, set_up, ProcessEngine(method))
+        else:
+            engine = watched(central.bell, ProcessEngine(method, central.bell))
+            ScheduledCollector.__init__(self, set_up, engine, central.serving(method))
+
+    def add_collectors(
+        self,
+        create_env_fn: Any,
+        num_envs: int = 1,
+        policy: Any = None,
+        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Start more worker processes, and wait until they are ready.
+
+        They have the same arguments as the first workers. An async collector uses them at once. A
+        sync collector includes them in the first batch that was not requested yet, and divides
+        frames equally among all workers from then on.
+
+        Args:
+            create_env_fn: One entry, or a list with one entry per new worker.
+            num_envs: Number of environments per worker, which are stepped as a batch (default: 1).
+            policy: Policy with the same parameters as the collector's. Defaults to ``None``: the
+                collector's own.
+            collector_kwargs: Arguments of the new workers that replace the collector's: a dict, or
+                a list with one dict per new worker (default: ``None``).
+
+        Returns:
+            The ids of the new workers.
+
+        Raises:
+            ValueError: An argument is invalid, or the new workers of a sync collector would return
+                batches of another layout.
+        """
+        return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs))
+
+    @property
+    def pipes(self) -> list[WorkerPipe]:
+        """One pipe per worker, for TorchRL weight updaters that send through them."""
+        for worker in self._workers:
+            give = partial(self._source.weights.push_own, worker)
+            self._pipes.setdefault(worker.index, WorkerPipe(give))
+        return [self._pipes[worker.index] for worker in self._workers]
+
+
+@completed_by(SyncDataCollector)
+class MultiSyncDataCollector(MultiSyncDataCollectorSignature, MultiCollector):
+    """Collect in worker processes; each batch joins the rollouts of all workers.
+
+    Workers write into the batch itself, in unnamed shared memory. They import the main script, so
+    protect its entry point with ``if __name__ == "__main__":``. Workers may start processes of
+    their own. They end when this process ends, even if it is killed.
+
+    Args:
+        create_env_fn: A list with one entry per worker, or one entry that is repeated `num_workers`
+            times. An entry is a callable that returns an environment, a Gymnasium id, or an
+            environment that can be pickled. A list of callables or ids as an entry makes a batch of
+            P environments.
+        policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
+            a copy. ``None`` samples random actions.
+        frames_per_batch (int | Sequence[int]): Number of frames in a batch of all workers. It is
+            divided equally, rounded up with a warning. A list sets the share of each worker; see
+            below.
+        num_workers (int | None = None): Number of workers. Required if `create_env_fn` is not a
+            list.
+        device: Default for `storing_device`, `env_device` and `policy_device`; each of the four may
+            be a list with one device per worker. With ``None``, each has the default described
+            below.
+        create_env_kwargs: Keyword arguments for the callables of `create_env_fn`: a dict, or a list
+            with one dict per worker.
+        init_random_frames: Take random actions until this many frames of all workers have been
+            requested; items already in the replay buffer count.
+        policy_factory: Callable without arguments that returns the policy; each worker calls it.
+            May be a list with one callable per worker. Replaces `policy`; only the factory must be
+            picklable.
+        replay_buffer: Object with an ``extend`` method. Rollouts are written to it, and the
+            iterator yields ``None``. Each worker's rollout, [T] or [P, T], is written separately,
+            in the order of workers, after `postproc`. `cat_results` and `split_trajs` then have no
+            effect. Defaults to ``None``: batches are returned.
+        init_fn: Function without arguments that each worker calls before it makes its environments.
+        pre_collect_hook: Function without arguments that the worker calls before each rollout.
+        post_collect_hook: Function that the worker calls with each of its rollouts, [T] or [P, T].
+            Trajectory ids are still unique only within the worker.
+        num_threads (int = 1): Number of torch threads in each worker. With ``inference="central"``,
+            the policy has as many as this process.
+        num_sub_threads (int | None = None): TorchRL's name for `num_threads`, which it overrides.
+        collector_class (Any = None): What each worker runs: ``None``, SyncDataCollector or
+            "single", which all mean the same.
+        ...: See SyncDataCollector.
+
+    Yields:
+        TensorDicts. For B workers, `cat_results` "stack" gives [B, T] or [B, P, T], 0 gives [B*T]
+        or [B*P, T], and -1 gives [B*T] or [P, B*T]. At most two of the batches that you hold are in
+        shared memory. While you hold both, further batches are copied to private memory.
+
+        With `preemptive_threshold` or unequal shares, the rollouts of a batch differ in length.
+        "stack" pads them with zeros to the length T of the longest share. Padding has trajectory id
+        -1. ("collector", "mask"), bool [B, T] or [B, P, T], is true for real frames. `cat_results`
+        -1, or 0 with one environment per worker, concatenates rollouts along time without padding.
+        Only real frames are counted.
+
+    Raises:
+        TypeError: An argument has the wrong type or an unknown name, or cannot be pickled.
+        ValueError: An argument is invalid, a batch does not fit into memory, or `cat_results` is 0
+            and rollouts of several environments may differ in length.
+        SharedMemoryError: Processes cannot share memory on this system; the message explains why.
+    """
+
+    def _make(self, given: Arguments) -> None:
+        self._start(True, given)
+
+
+@completed_by(MultiSyncDataCollector)
+class MultiaSyncDataCollector(MultiaSyncDataCollectorSignature, MultiCollector):
+    """Collect in worker processes; return each worker's rollout as soon as it is ready.
+
+    Args:
+        frames_per_batch: Number of frames in a batch, which is one worker's rollout. It is rounded
+            up with a warning. A list with one number per worker means their sum.
+        update_after_each_batch: Send the policy's current weights to the worker that returned a
+            batch, before its next rollout starts.
+        prefetch: Number of rollouts per worker, running or finished, beyond the batch being
+            consumed. A batch is at most ``prefetch + 1`` policy versions old, counting the versions
+            that its worker received. ``None`` means 2.
+        cat_results (str | None = None): ``None`` or "stack", without effect, because rollouts are
+            not joined.
+        inference: With "central", workers only step environments and one policy acts for all of
+            them. It runs in a process of its own, an inference server, which serves the workers
+            that are ready. The server has a copy of `policy`, or calls `policy_factory`, and takes
+            weight updates before its next call. If it dies, it is replaced together with the
+            workers. ``None`` gives each worker a copy of the policy.
+        ...: See MultiSyncDataCollector.
+
+    Yields:
+        TensorDicts, [T] or [P, T], each from one worker. At most two of the batches that you hold
+        of each worker are in shared memory. While you hold both, further batches of that worker are
+        copied to private memory.
+
+    Raises:
+        ValueError: An argument is invalid, or a batch does not fit into memory.
+    """
+
+    def _make(self, given: Arguments) -> None:
+        self._start(False, given)
+
+
+@completed_by(MultiaSyncDataCollector)
+class AsyncCollector(MultiaSyncDataCollector):
+    """Collect in one background process.
+
+    Args:
+        create_env_fn: The entry of the only worker.
+        arguments: Other arguments of :class:`MultiaSyncDataCollector`, by name.
+        ...: See MultiaSyncDataCollector.
+
+    Yields:
+        TensorDicts, [T] or [P, T].
+    """
+
+    @explained
+    def __init__(self, create_env_fn: Any, policy: Any = None, **arguments: Any) -> None:
+        count = check.check_positive_or_none("num_workers", arguments.get("num_workers"))
+        if count not in (None, 1):
+            raise ValueError(
+                f"num_workers: expected None or 1, got {count}; "
+                "AsyncCollector has one worker; for several, use MultiaSyncDataCollector"
+            )
+        super().__init__([create_env_fn], policy, **arguments)
+
+
+def _check_collector_class(value: Any) -> None:
+    name = value if isinstance(value, str) else getattr(value, "__name__", value)
+    if not check.is_one_of(name, (None, "single", "SyncDataCollector", "Collector")):
+        raise ValueError(
+            f"collector_class: expected None, SyncDataCollector or 'single', got {value!r}"
+        )

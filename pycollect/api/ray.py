@@ -1,0 +1,298 @@
+"""RayCollector: workers in Ray actors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pycollect.api import arguments as parse
+from pycollect.api.arguments import dict_each
+from pycollect.api.binding import Arguments
+from pycollect.api.central import Central, watched
+from pycollect.api.launched import LaunchedCollector
+from pycollect.api.multi import MultiSyncDataCollector
+from pycollect.api.set_up import NewWorkers, WorkerKind
+from pycollect.api.signatures import RayCollectorSignature
+from pycollect.arguments import check_flag
+from pycollect.compat.ray_service import client_factories, is_inference_service, update_service
+from pycollect.compat.torchrl import Done
+from pycollect.data.devices import Devices
+from pycollect.docstrings import completed_by
+from pycollect.driver.options import RemoteOptions
+from pycollect.driver.policy_servers import NodePlan
+from pycollect.transport.process import Engine
+from pycollect.transport.ray.engine import (
+    PART_OF_A_GPU,
+    RayEngine,
+    actor_options,
+    check_actor_options,
+)
+from pycollect.transport.ray.servers import ServerEngine
+from pycollect.transport.ray.session import check_amounts, import_ray
+
+
+def check_init_config(value: Any) -> dict[str, Any] | None:
+    """None or the arguments of ``ray.init`` as a dict of its own."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise TypeError(f"ray_init_config: expected a dict or None, got {type(value).__name__}")
+    return dict(value)
+
+
+def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
+    """Return one dict of actor options per actor."""
+    configs = dict_each("remote_configs", value, actors)
+    for config in configs:
+        for name in ("max_restarts", "max_task_retries"):
+            if name in config:
+                raise ValueError(
+                    f"remote_configs: {name!r} cannot be set; the collector replaces dead workers "
+                    "itself"
+                )
+        check_amounts("remote_configs", config)
+    return configs
+
+
+if TYPE_CHECKING:
+    from pycollect.inference.in_driver import ServingBell
+
+
+@completed_by(MultiSyncDataCollector, raises=False)
+class RayCollector(RayCollectorSignature, LaunchedCollector):
+    """Collect in Ray actors, on one machine or a cluster; each worker is an actor.
+
+    Args:
+        create_env_fn: A list with one entry per worker, or one entry that is repeated
+            `num_collectors` times. An entry is a callable that returns an environment, a Gymnasium
+            id, or an environment that can be pickled. A list of callables or ids as an entry makes
+            a batch of P environments.
+        policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
+            a copy. ``None`` samples random actions. May also be TorchRL's InferenceServer with
+            service backend "ray": each worker then gets a client, and the policy stays in the
+            server.
+        frames_per_batch (int): Number of frames in a batch. If sync, it is divided equally among
+            all workers; if async, each batch is one worker's rollout. It is rounded up with a
+            warning.
+        collector_class (Any = "SyncDataCollector"): What each worker runs. SyncDataCollector or
+            "single" steps environments in the worker itself. MultiSyncDataCollector or "sync", and
+            MultiaSyncDataCollector or "async", start processes in each worker; a list in
+            `create_env_fn` then has one entry per process.
+        collector_kwargs (Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None): Arguments
+            for each worker's collector: a dict, or a list with one dict per worker. They replace
+            defaults; an argument that is passed to this collector itself wins. If workers have
+            processes, `cat_results` and `prefetch` are allowed and apply to these. Async processes
+            may run ahead of the worker's requests. So they may still use old weights after an
+            update, or random actions after the last random frame.
+        num_workers_per_collector (int = 1): Number of environments per worker, which are stepped as
+            a batch, or the number of processes if workers have them.
+        sync (bool = False): Wait for all workers and join their rollouts, in the order of workers.
+            If ``False``, each rollout is returned as soon as it is ready.
+        cat_results: How to join the rollouts if sync: "stack" along a new first dimension, or
+            concatenate along dimension 0 or -1. ``None`` means "stack".
+        preemptive_threshold: If sync, share of the workers, 0 to 1, that must finish before the
+            others are stopped after their current step, with all their processes. Of B workers,
+            ``ceil(preemptive_threshold * B)`` must finish. If workers have processes, `cat_results`
+            must be "stack". ``None`` waits for all workers.
+        ray_init_config (Mapping[str, Any] | None = None): Arguments of ``ray.init``. ``None`` joins
+            the running cluster, or starts one. A cluster that is started listens on the loopback
+            interface, unless "_node_ip_address" is given.
+        remote_configs (Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None): Ray's actor
+            options: a dict, or a list with one dict per worker. By default an actor reserves 1 CPU
+            and 2 GiB, and 0.2 GPUs if `policy_device`, `env_device` or `device` is a GPU.
+        num_collectors: Number of workers. Required if `create_env_fn` is not a list.
+        update_after_each_batch: Send the policy's current weights automatically. If sync, all
+            workers get them before each batch is collected. If async, the worker that returned a
+            batch gets them before its next rollout starts.
+        prefetch: Number of rollouts per worker, running or finished, beyond the batch being
+            consumed. A batch is at most ``prefetch + 1`` policy versions old, counting the versions
+            that its worker received. ``None`` means 0 if sync and 2 if async.
+        inference: With "central", workers only step environments and one policy acts for all
+            workers of a node. On this node the policy runs in this process if sync, as in
+            :class:`MultiSyncDataCollector`, else in an inference server, as in
+            :class:`MultiaSyncDataCollector`. On each other node an additional actor has a copy of
+            the policy and serves the workers there. Its weights are updated like a worker's, and it
+            is replaced like the inference server if it dies. ``None`` gives each worker a copy of
+            the policy.
+        worker_init_timeout: Number of seconds in which an actor must build its environments,
+            including time in which other programs had the CPU.
+        start_method: How workers start processes, if they have any. "forkserver" forks them from a
+            process that has already imported the modules they need. "spawn" starts new
+            interpreters.
+        ...: See MultiSyncDataCollector.
+
+    Yields:
+        TensorDicts. If async, [T] or [P, T]. If sync with B workers, `cat_results` "stack" gives
+        [B, T] or [B, P, T], 0 gives [B*T] or [B*P, T], and -1 gives [B*T] or [P, B*T]. If workers
+        have W sync processes, [W, T] or [W, P, T] replaces [T] or [P, T].
+
+        With `preemptive_threshold`, rollouts may be shorter. "stack" pads them with zeros; padding
+        has trajectory id -1, and ("collector", "mask") is true for real frames.
+
+        At most two of the batches that you hold (async: of each worker) are in shared memory. While
+        you hold both, further batches are copied to private memory.
+
+    Raises:
+        TypeError: An argument has the wrong type or an unknown name, or cannot be pickled.
+        ValueError: An argument is invalid, or the cluster lacks the resources that the actors
+            reserve. Also raised if a rollout does not fit into memory (on this node) or the object
+            store.
+        ImportError: Ray is not installed.
+    """
+
+    def _make(self, given: Arguments) -> None:
+        init_config = check_init_config(given["ray_init_config"])
+        self._remote_configs = given["remote_configs"]
+        options = partial(self._actor_options, self._remote_configs)
+        self._bell: ServingBell | None = None
+        engine = partial(self._engine, init_config)
+        LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
+
+    def _engine(self, init_config: Mapping[str, Any] | None, remote: RemoteOptions) -> RayEngine:
+        return watched(self._bell, RayEngine(init_config, self._bell))
+
+    def _central(
+        self, given: Arguments, kind: WorkerKind, workers: int, sync: bool
+    ) -> Central | None:
+        """Return the settings of central inference, or ``None`` if workers have copies."""
+        central = Central.of(given, workers, sync=sync)
+        if central is None:
+            return None
+        self._bell = central.bell
+        if kind.team is not None:
+            raise ValueError(
+                "collector_class: expected SyncDataCollector with inference='central', got "
+                f"{given['collector_class']!r}; an actor's processes call the policy themselves"
+            )
+        return central
+
+    def _node_plan(self, central: Central, engine: Engine) -> NodePlan:
+        """Plan one inference actor for each other node."""
+        assert isinstance(engine, RayEngine)
+        gpus = PART_OF_A_GPU if central.elsewhere.needs_gpu else 0
+        return NodePlan(central.elsewhere.plan, ServerEngine(engine, gpus))
+
+    def _with_policies(self, given: Arguments, workers: int) -> Arguments:
+        """Replace an inference service by one client factory per actor."""
+        policy = given["policy"]
+        self._service = policy if is_inference_service(policy) else None
+        if self._service is None:
+            return given
+        factories = client_factories(self._service, given["policy_factory"], workers)
+        return given.instead(policy_factory=factories, policy=None)
+
+    def _actor_options(
+        self, remote_configs: Any, devices: Sequence[Devices]
+    ) -> list[dict[str, Any]]:
+        """Return the checked options of actors with these devices."""
+        configs = check_remote_configs(remote_configs, len(devices))
+        check_actor_options(configs)
+        return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
+
+    def add_collectors(
+        self,
+        create_env_fn: Any,
+        num_envs: int = 1,
+        policy: Any = None,
+        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Start more actors, and wait until they are ready.
+
+        They have the same arguments as the first workers. An async collector uses them at once. A
+        sync collector includes them in the first batch that was not requested yet, and divides
+        frames equally among all workers from then on.
+
+        Args:
+            create_env_fn: One entry, or a list with one entry per new worker.
+            num_envs: Number of environments per worker, which are stepped as a batch, or the number
+                of processes if workers have them (default: 1).
+            policy: Policy with the same parameters as the collector's. Defaults to ``None``: the
+                collector's own.
+            collector_kwargs: `collector_kwargs` of the new workers. Defaults to ``None``: the
+                collector's, if that is a single dict.
+            remote_configs: `remote_configs` of the new workers. Defaults to ``None``: the
+                collector's, if that is a single dict.
+
+        Returns:
+            The ids of the new workers.
+
+        Raises:
+            ValueError: An argument is invalid, or the new workers of a sync collector would return
+                batches of another layout.
+        """
+        configs = parse.one_for_all(remote_configs, self._remote_configs)
+        return self._add(
+            NewWorkers(
+                create_env_fn,
+                num_envs,
+                policy,
+                collector_kwargs,
+                partial(self._actor_options, configs),
+            )
+        )
+
+    @completed_by(LaunchedCollector.update_policy_weights_)
+    def update_policy_weights_(self, policy_or_weights: Any = None, **options: Any) -> None:
+        """Send new weights to the workers, which use them from their next rollout on.
+
+        The call returns at once, also while rollouts run; a queued rollout uses the new weights
+        when it starts. If the policy is an InferenceServer, the server itself is updated before the
+        call returns.
+
+        Args:
+            ...: See WeightUpdates.update_policy_weights_.
+            options: `weights`, `policy`, `policy_weights`, `worker_ids`, `model_id`, `weights_dict`
+                and `wait`, by name, as in :class:`SyncDataCollector`. None of them is allowed with
+                an InferenceServer.
+        """
+        if self._service is not None:
+            update_service(self._service, policy_or_weights)
+        else:
+            super().update_policy_weights_(policy_or_weights, **options)
+
+    @completed_by(LaunchedCollector.shutdown)
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+        *,
+        shutdown_ray: bool = False,
+    ) -> None:
+        """Close environments and end the actors; rollouts in flight are lost. Idempotent.
+
+        Args:
+            ...: See TorchRLNames.shutdown.
+            shutdown_ray: Also disconnect this process from Ray, whether this collector or the
+                program connected it. Other actors that the process started end too (default:
+                ``False``).
+
+        Raises:
+            TypeError: `shutdown_ray` is not a bool.
+        """
+        if not isinstance(shutdown_ray, bool):
+            raise TypeError(f"shutdown_ray: expected True or False, got {shutdown_ray!r}")
+        super().shutdown(timeout, close_env, raise_on_error)
+        if shutdown_ray:
+            import_ray().shutdown()
+
+    @completed_by(shutdown)
+    def async_shutdown(  # type: ignore[override]  # as TorchRL's, which differ
+        self,
+        shutdown_ray: bool = False,
+        *,
+        timeout: float | None = None,
+        close_env: bool = True,
+    ) -> Done:
+        """Shut the collector down, including background collection, and wait until that is done.
+
+        Args:
+            ...: See shutdown.
+
+        Returns:
+            An awaitable, as in TorchRL. Everything is done before it is returned.
+        """
+        self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
+        return Done()

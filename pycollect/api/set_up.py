@@ -1,0 +1,420 @@
+"""From the arguments of a collector with workers in other processes to the plans of its workers.
+
+One order: split the arguments per worker, check the options, make the plans, check across plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pycollect import checks as check
+from pycollect.api import arguments as parse
+from pycollect.api.arguments import batched, check_devices, check_one_place, merged_arguments
+from pycollect.api.binding import Arguments
+from pycollect.arguments import arguments_of, checked, checked_kwargs
+from pycollect.compat.weight_options import WeightOptions
+from pycollect.data.devices import Devices
+from pycollect.driver.options import RemoteOptions, StreamOptions, check_uneven
+from pycollect.driver.records import WorkerPlan
+from pycollect.driver.team import TeamMaker
+from pycollect.envs.make import check_entry
+from pycollect.transport.messages import WorkerSpec, pickled_for_child, pickled_spec
+from pycollect.worker.options import WorkerOptions
+
+
+@dataclass(frozen=True)
+class WorkerKind:
+    """The value of `collector_class`.
+
+    Attributes:
+        team: How the processes of each worker collect, "sync" or "async". None if it has none.
+    """
+
+    team: str | None = None
+
+    @classmethod
+    def checked(cls, value: Any) -> WorkerKind:
+        """Return the kind for a collector class, its name, or TorchRL's class of that name."""
+        name = value if isinstance(value, str) else getattr(value, "__name__", None)
+        if not isinstance(name, str) or name not in _KINDS:
+            raise ValueError(
+                "collector_class: expected SyncDataCollector, a multi-process collector, or one of "
+                f"'single', 'sync', 'async', got {value!r}"
+            )
+        return _KINDS[name]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names that `collector_kwargs` may contain."""
+        own = () if self.team is None else arguments_of(RemoteOptions, in_kwargs=True)
+        return (*parse.WORKER_ARGUMENTS, *own)
+
+    @property
+    def runs(self) -> str:
+        """The class of the collector in each worker."""
+        return _CLASSES[self.team]
+
+    def entries(self, create_env_fn: Any, number: Any, count: Any, name: str) -> list[Any]:
+        """Return the entry of each worker: a batch of environments, or a list with one per process.
+
+        Args:
+            number: Number of workers if `create_env_fn` is not a list.
+            count: Number of environments or processes in each worker.
+            name: Name of the argument with this count.
+
+        Raises:
+            ValueError: An entry is a list, and the count is not 1.
+        """
+        if self.team is None:
+            return batched(parse.env_entries(create_env_fn, "num_collectors", number), count, name)
+        entries = parse.env_entries(create_env_fn, "num_collectors", number, _check_team_entry)
+        processes = check.check_positive(name, count)
+        if processes != 1 and any(isinstance(entry, list) for entry in entries):
+            raise ValueError(
+                f"{name}: expected 1 because create_env_fn contains lists, got {processes}; each "
+                "list has one entry per process"
+            )
+        return [entry if isinstance(entry, list) else [entry] * processes for entry in entries]
+
+    def plans(
+        self,
+        plans: Sequence[WorkerPlan],
+        remote: RemoteOptions,
+        arguments: Sequence[Mapping[str, Any]],
+    ) -> list[WorkerPlan]:
+        """Return the plans for workers of this kind, made from plans for single collectors.
+
+        Args:
+            remote: Options of the outer collector; those about deaths also hold inside workers.
+            arguments: Arguments of each worker.
+
+        Raises:
+            ValueError: An argument is invalid.
+        """
+        if self.team is None:
+            return list(plans)
+        result = []
+        for plan, own in zip(plans, arguments, strict=True):
+            check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))
+            team = TeamMaker(_team_options(self.team == "sync", remote, own))
+            result.append(replace(plan, spec=replace(plan.spec, team=team)))
+        return result
+
+
+_CLASSES = {
+    None: "SyncDataCollector",
+    "sync": "MultiSyncDataCollector",
+    "async": "MultiaSyncDataCollector",
+}
+
+_KINDS = {
+    name: kind
+    for kind, names in {
+        WorkerKind(): ("single", "Collector"),
+        WorkerKind("sync"): ("sync", "MultiSyncCollector"),
+        WorkerKind("async"): ("async", "MultiAsyncCollector"),
+    }.items()
+    for name in (kind.runs, *names)
+}
+
+
+def _check_team_entry(entry: Any) -> Any:
+    """Return the entry of each process of a worker, or a list with one entry per process."""
+    if not isinstance(entry, (list, tuple)):
+        return check_entry(entry)
+    if not entry:
+        raise ValueError("create_env_fn: expected at least one entry per worker, got an empty list")
+    return [check_entry(item) for item in entry]
+
+
+def _team_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> RemoteOptions:
+    try:
+        own_options = checked_kwargs(RemoteOptions, {**own, "sync": sync})
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"collector_kwargs: {error}") from None
+    return replace(
+        remote,
+        sync=sync,
+        # The outer collector stops the team; its processes only make their minimum of steps.
+        preemption=remote.preemption and replace(remote.preemption, threshold=1.0),
+        padded=remote.uneven,
+        update_each=False,
+        update_interval=0,
+        **own_options,
+    )
+
+
+if TYPE_CHECKING:
+    from pycollect.api.central import Central
+    from pycollect.inference.client import Seats
+
+EngineOptions = Callable[[Sequence[Devices]], Sequence[Mapping[str, Any]]]
+"""Returns checked engine options for workers with these devices."""
+
+_SINGLE = WorkerKind()
+
+
+def no_options(devices: Sequence[Devices]) -> list[Mapping[str, Any]]:
+    """Return empty engine options, one per worker."""
+    return [{} for _ in devices]
+
+
+@dataclass(frozen=True)
+class WorkerTemplate:
+    """The arguments of a collector's workers, except their environments and the policy.
+
+    Attributes:
+        values: Values of WORKER_ARGUMENTS as passed to the collector.
+        passed: Names that the caller passed; they override `collector_kwargs`.
+        collector_kwargs: None, a dict, or one per worker.
+        share: Frames of one rollout of each worker.
+        elsewhere: The workers may be on machines with other devices.
+        kind: Kind of collector that each worker runs.
+        server: Calls the policy for the workers. None if they call it.
+    """
+
+    values: Mapping[str, Any]
+    passed: Collection[str]
+    collector_kwargs: Any
+    share: int
+    elsewhere: bool = False
+    kind: WorkerKind = _SINGLE
+    server: Seats | None = None
+
+    def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
+        """Return the arguments of new workers; None means those of the first workers.
+
+        If each of the first workers had its own value, the default applies.
+        """
+        values = {name: parse.one_for_all(None, value) for name, value in self.values.items()}
+        passed = {name for name in self.passed if values.get(name) is self.values.get(name)}
+        kwargs = parse.one_for_all(collector_kwargs, self.collector_kwargs)
+        return merged_arguments(
+            values, passed, kwargs, workers, self.kind.arguments, self.kind.runs
+        )
+
+    def plans(
+        self,
+        entries: Sequence[Any],
+        arguments: Sequence[Mapping[str, Any]],
+        policies: tuple[Sequence[Any], bool],
+        shares: Sequence[int],
+        engine_options: EngineOptions,
+        remote: RemoteOptions,
+        first: int = 0,
+    ) -> list[WorkerPlan]:
+        """Return the checked plans of workers.
+
+        Args:
+            entries: One entry of `create_env_fn` per worker.
+            policies: Policy or factory of each worker, and whether they are factories.
+            shares: Frames of one rollout of each worker.
+            first: Id of the first worker.
+        """
+        devices = [check_devices(own, elsewhere=self.elsewhere) for own in arguments]
+        (sources, built), stepping = policies, devices
+        if self.server is not None:  # the server builds the policy, workers do not
+            sources, built = self.server.policies(len(entries)), False
+            stepping = [own.of_stepping for own in devices]
+        plans = worker_plans(
+            entries,
+            arguments,
+            sources,
+            built,
+            shares,
+            engine_options(stepping),
+            devices,
+            first,
+            remote.masked,
+            self.elsewhere,
+            remote.compress,
+        )
+        plans = self.kind.plans(plans, remote, arguments)
+        check_plans(plans, remote, self.server)
+        return plans
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """All arguments, checked before anything starts.
+
+    Attributes:
+        template: Template of workers that are added later.
+    """
+
+    options: StreamOptions
+    weights: WeightOptions
+    remote: RemoteOptions
+    plans: Sequence[WorkerPlan]
+    template: WorkerTemplate
+    policy: Any
+
+    @classmethod
+    def of(
+        cls,
+        given: Arguments,
+        entries: Sequence[Any],
+        engine_options: EngineOptions = no_options,
+        *,
+        sync: bool,
+        shares: Sequence[int] = (),
+        kind: WorkerKind = _SINGLE,
+        elsewhere: bool = False,
+        central: Central | None = None,
+    ) -> SetUp:
+        """Check the arguments; errors start with an argument's name.
+
+        Args:
+            entries: One entry of `create_env_fn` per worker.
+            shares: Frames of one rollout of each worker, if they differ.
+            kind: Kind of collector that each worker runs.
+            elsewhere: Workers may be on machines with other devices.
+            central: Calls the policy for the workers. None if they call it.
+        """
+        given = given if central is None else central.given
+        workers = len(entries)
+
+        values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
+        kwargs = given.get("collector_kwargs")
+        passed = given.passed if "collector_kwargs" in given else ()
+        arguments = merged_arguments(values, passed, kwargs, workers, kind.arguments, kind.runs)
+
+        common = {**given, **parse.common_values(arguments)}
+        weights = checked(WeightOptions, common)
+        options = weights.stream(checked(StreamOptions, common))
+        remote = RemoteOptions.checked(
+            given,
+            sync=sync,
+            built_by_workers=any(own["policy_factory"] is not None for own in arguments),
+            apart=options.replay_buffer is not None,
+            uneven=len(set(shares)) > 1,
+        )
+        share = -(-options.frames_per_batch // (workers if sync else 1))
+
+        # With factories, a policy only provides weights; an updater would not know of it.
+        with_policy = given["weight_updater"] is None
+        policies = parse.policy_sources(arguments, given["policy"], with_policy)
+        seats = None if central is None else central.seats
+        template = WorkerTemplate(values, passed, kwargs, share, elsewhere, kind, seats)
+        shares = shares or [share] * workers
+        plans = template.plans(entries, arguments, policies, shares, engine_options, remote)
+        return cls(options, weights, remote, plans, template, given["policy"])
+
+
+@dataclass(frozen=True)
+class NewWorkers:
+    """The arguments of `add_collectors`.
+
+    Attributes:
+        options: Returns checked engine options for workers with these devices.
+    """
+
+    create_env_fn: Any
+    num_envs: Any
+    policy: Any
+    collector_kwargs: Any
+    options: EngineOptions = no_options
+
+    def plans(
+        self, template: WorkerTemplate, remote: RemoteOptions, policy: Any, first: int
+    ) -> list[WorkerPlan]:
+        """Check the arguments, and return the plans of the workers.
+
+        Args:
+            policy: The collector's policy; None if workers built it.
+            first: Id of the first new worker.
+        """
+        many = isinstance(self.create_env_fn, (list, tuple))
+        number = None if many else 1
+        entries = template.kind.entries(self.create_env_fn, number, self.num_envs, "num_envs")
+        arguments = template.arguments(self.collector_kwargs, len(entries))
+        factory = any(own["policy_factory"] is not None for own in arguments)
+        given = policy if self.policy is None and not factory else self.policy
+        if template.server is not None and self.policy is not None:
+            raise ValueError(
+                "policy: expected None because inference='central' calls the collector's policy "
+                f"for all workers, got {type(self.policy).__name__}"
+            )
+        if given is None and remote.built_by_workers and not factory and template.server is None:
+            raise ValueError(
+                "policy: expected a policy, or a policy_factory in collector_kwargs, got neither; "
+                "each of the collector's workers has its own policy_factory"
+            )
+        policies = parse.policy_sources(arguments, given)
+        shares = [template.share] * len(entries)
+        return template.plans(entries, arguments, policies, shares, self.options, remote, first)
+
+
+def worker_plans(
+    entries: Sequence[Any],
+    arguments: Sequence[Mapping[str, Any]],
+    sources: Sequence[Any],
+    built_by_workers: bool,
+    shares: Sequence[int],
+    options: Sequence[Mapping[str, Any]],
+    devices: Sequence[Devices],
+    first: int = 0,
+    mask: bool = False,
+    elsewhere: bool = True,
+    compress: bool = False,
+) -> list[WorkerPlan]:
+    """Return the plans of workers; raise TypeError if an argument cannot be pickled.
+
+    Args:
+        sources: Policy or policy factory of each worker.
+        shares: Frames of one rollout of each worker.
+        options: Engine options of each worker.
+        first: Id of the first worker.
+        mask: Record ("collector", "mask") for any environment.
+        elsewhere: The workers are not children of this process, which inherit what it shares.
+        compress: Compress rollouts that leave the machine.
+    """
+    specs = []
+    for index, entry in enumerate(entries):
+        own, places = arguments[index], devices[index]
+        settings = checked(WorkerOptions, own, devices=places, mask=mask, compress=compress)
+        spec = WorkerSpec(
+            first + index,
+            entry,
+            check.check_env_kwargs(own["create_env_kwargs"]),
+            replace(settings, frames=shares[index]),
+            builds_policy=built_by_workers,
+            hides_gpus=_hides_gpus(places, options[index]),
+        )
+        _ = pickled_spec(spec) if elsewhere else pickled_for_child(spec)
+        specs.append(spec)
+    policies = parse.pickled_policies(sources, built_by_workers)
+    return [WorkerPlan(*own) for own in zip(specs, policies, options, strict=True)]
+
+
+def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
+    """Return whether to hide GPUs from a worker; each process that opens one takes memory of it.
+
+    If no device was specified, GPUs are hidden only if the engine counts them and gives it none.
+    """
+    return devices.of_worker == {"cpu"} or (
+        not devices.of_worker and options.get("num_gpus", 1) == 0
+    )
+
+
+def check_plans(plans: Sequence[WorkerPlan], remote: RemoteOptions, server: Seats | None) -> None:
+    """Raise ValueError if workers do not fit together, or an argument does not fit another."""
+    specs = [plan.spec for plan in plans]
+    for spec in specs:
+        parse.check_groups(
+            spec.entry,
+            spec.options.env_groups,
+            server=None if server is None else server.groups,
+            teams=spec.team is not None,
+        )
+    if remote.sync:
+        check_one_place([spec.options.devices for spec in specs])
+    batched = any(isinstance(spec.entry, list) for spec in specs)
+    check_uneven(remote.joined, remote.uneven, batched)
+    if specs[0].team is not None and remote.preemption is not None and remote.joined != "stack":
+        raise ValueError(
+            "cat_results: expected 'stack' with preemptive_threshold and a multi-process "
+            f"collector_class, got {remote.joined}; stopped processes end at different steps"
+        )

@@ -1,0 +1,180 @@
+"""A TensorDict's leaves by key path: taken apart, as the core reads them, and put together."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+
+from pycollect._core import Layout, Leaf, MemoryPool, Placement
+from pycollect.data.layout import Key, dotted, dtype_name, torch_dtype
+from pycollect.data.slabs import slab_tensors
+
+NestedKey = str | tuple[str, ...]
+
+
+def spare_memory() -> MemoryPool:
+    """Memory for results, used again once the last view of one is gone.
+
+    Two blocks are kept, because a caller often holds one result while the next is made.
+    """
+    return MemoryPool(2, os.environ.get("PYCOLLECT_POISON") == "1")
+
+
+class Parts(NamedTuple):
+    """What a TensorDict consists of, by key path.
+
+    Attributes:
+        leaves: strided tensors.
+        nested: the batch sizes of the nested TensorDicts.
+        others: what is neither: NonTensorData, and tensors of other layouts.
+    """
+
+    leaves: dict[Key, torch.Tensor]
+    nested: dict[Key, torch.Size]
+    others: dict[Key, Any]
+
+
+def flatten(td: TensorDictBase) -> Parts:
+    """Take a TensorDict apart; nothing is copied."""
+    parts = Parts({}, {}, {})
+
+    def visit(node: TensorDictBase, path: Key) -> None:
+        for name, value in node.items():
+            key = (*path, name)
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+                parts.leaves[key] = value
+            elif isinstance(value, TensorDictBase) and not _is_non_tensor(value):
+                parts.nested[key] = value.batch_size
+                visit(value, key)
+            else:
+                parts.others[key] = value
+
+    visit(td, ())
+    return parts
+
+
+def refuse(others: Mapping[Key, Any]) -> None:
+    """Raise TypeError that names the first entry that is not a strided tensor."""
+    for key, value in others.items():
+        raise TypeError(
+            f"{dotted(key)}: expected a strided tensor, got {_describe(value)}; "
+            f"exclude it with td.exclude({key!r})"
+        )
+
+
+def restore_nested(
+    result: TensorDict, nested: dict[Key, torch.Size], lead: tuple[int, ...], ndim: int
+) -> None:
+    """Nested TensorDicts keep the batch dimensions that they have beyond the root's."""
+    for key, size in nested.items():
+        target = (*lead, *size[ndim:])
+        if key not in result.keys(include_nested=True):
+            result.set(key, TensorDict({}, batch_size=target))
+        elif len(size) > ndim:
+            result.get(key).batch_size = torch.Size(target)
+
+
+def allocate(
+    memory: MemoryPool, lead: tuple[int, ...], leaves: list[Leaf]
+) -> dict[Key, torch.Tensor]:
+    """Uninitialised tensors [*lead, *frame], all in one block of memory that each keeps alive."""
+    if not leaves or 0 in lead:
+        return {
+            leaf.key: torch.empty((*lead, *leaf.shape), dtype=torch_dtype(leaf.dtype), device="cpu")
+            for leaf in leaves
+        }
+    slab = memory.acquire(Placement(Layout(leaves), 1, math.prod(lead[:-1]), lead[-1]))
+    return slab_tensors(slab, lead, [leaf.key for leaf in leaves])
+
+
+def is_plain(leaf: torch.Tensor) -> bool:
+    """Whether the core can read it on the host, and nothing is lost if it does."""
+    return leaf.device.type == "cpu" and is_raw(leaf)
+
+
+def is_raw(leaf: torch.Tensor) -> bool:
+    """Whether its memory, wherever it is, is all that there is to it."""
+    return (
+        not (leaf.requires_grad and torch.is_grad_enabled())
+        and not leaf.is_conj()
+        and not leaf.is_neg()
+        and _is_numeric(leaf.dtype)
+    )
+
+
+def _is_numeric(dtype: torch.dtype) -> bool:
+    try:
+        dtype_name(dtype)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_non_tensor(value: Any) -> bool:
+    return bool(getattr(value, "_is_non_tensor", False))
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor) and not is_tensor_collection(value):
+        return f"a tensor of layout {value.layout}"
+    return type(value).__name__
+
+
+def as_key(key: NestedKey) -> Key:
+    """The key as a path."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def meta_keys(
+    td: TensorDictBase, prefix: NestedKey | None, trajectory_key: NestedKey | None
+) -> tuple[Key, Key]:
+    """Where the ids and the mask lie."""
+    if trajectory_key is not None:
+        key = as_key(trajectory_key)
+        return key, (*key[:-1], "mask")
+    if prefix is None:
+        prefix = ("collector",) if "collector" in td.keys() else ()  # noqa: SIM118 (not a dict)
+    base = as_key(prefix)
+    return (*base, "traj_ids"), (*base, "mask")
+
+
+def as_int64(key: Key, ids: torch.Tensor | None) -> torch.Tensor | None:
+    """Return trajectory ids for the core; raise ValueError if they are not integers."""
+    if ids is None:
+        return None
+    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+        raise ValueError(f"{dotted(key)}: expected integers, got {ids.dtype}")
+    return ids.to(torch.int64)
+
+
+def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:
+    """Flags of `ndim` batch dimensions, and perhaps ones: of several flags per frame, is any set?
+
+    So a group of agents ends where one of them does.
+    """
+    return done.flatten(ndim).any(-1) if done.shape[ndim:].numel() > 1 else done
+
+
+def any_done(leaves: dict[Key, torch.Tensor], ndim: int) -> torch.Tensor | None:
+    """The batch's done flags: the one under "next", or those nested there together.
+
+    `leaves` are those under "next"; None where there is no done.
+    """
+    if ("done",) in leaves:
+        return any_of(leaves["done",], ndim)
+    found: torch.Tensor | None = None
+    for key, leaf in leaves.items():
+        if key[-1] == "done":
+            done = any_of(leaf, ndim).reshape(leaf.shape[:ndim])
+            found = done if found is None else found | done
+    return found
+
+
+def as_signal(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """As the core can read it."""
+    return None if tensor is None else tensor.detach().cpu()

@@ -1,0 +1,285 @@
+"""Rollouts in, batches of complete trajectories out: implements `trajs_per_batch`."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from pycollect.data.extras import Parcel, with_extras, without_extras
+from pycollect.data.frame import TRAJ_IDS
+from pycollect.data.layout import Key, dotted
+from pycollect.data.slabs import to_tensordict
+from pycollect.data.split import split_trajectories, split_with_plan
+from pycollect.data.tensordicts import any_done, flatten, refuse, restore_nested
+
+Worker = Hashable
+
+
+class TrajectoryBatch(NamedTuple):
+    """N complete trajectories, by rollout; those that end in one are in the order of their starts.
+
+    Attributes:
+        td: "padded": [N, T_max] with ``("collector", "mask")``. "cat": [F], concatenated.
+        offsets: int64 [N + 1]; in the flat layout trajectory i is ``td[offsets[i]:offsets[i +
+            1]]``.
+        lengths: Lengths of the trajectories, int64 [N].
+        frames: Number of frames of each worker; the sum is F.
+    """
+
+    td: TensorDictBase
+    offsets: torch.Tensor
+    lengths: torch.Tensor
+    frames: dict[Any, int]
+
+
+class TrajectoryQueue:
+    """Keeps open trajectories until they are complete, and complete ones until there are N.
+
+    A trajectory is complete with its done flag. It continues in the worker's next rollout with the
+    same id in the same row. If another id comes first, the trajectory was cut and its frames are
+    lost, like those of `cut` and `clear`. So for every worker, the frames pushed are always the sum
+    of those popped, `held` and lost.
+
+    Trajectories get new ids, from 0, in the order in which they are popped, so lost ones leave no
+    gaps. A rollout is copied when it is pushed, so its memory is not held. Frames of open
+    trajectories are held individually, the others until their rollout's last trajectory is popped.
+    Not thread-safe.
+
+    Args:
+        trajectories: Number of trajectories per batch, N, at least 1.
+        form: "padded" or "cat".
+        next_id: First new id.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(self, trajectories: int, form: str = "padded", next_id: int = 0) -> None:
+        if trajectories < 1:
+            raise ValueError(f"trajectories: expected at least 1, got {trajectories}")
+        if form not in ("padded", "cat"):
+            raise ValueError(f'form: expected "padded" or "cat", got {form!r}')
+        if next_id < 0:
+            raise ValueError(f"next_id: expected at least 0, got {next_id}")
+        self.trajectories = trajectories
+        self.form = form
+        self.next_id = next_id
+        self._open: dict[tuple[Worker, int, int], _Trajectory] = {}
+        self._complete: deque[_Trajectory] = deque()
+        self._held: Counter[Worker] = Counter()
+        self._frames: Counter[tuple[Worker, int, int]] = Counter()  # of each row, so far
+
+    @property
+    def complete(self) -> int:
+        """Number of complete trajectories that were not popped."""
+        return len(self._complete)
+
+    @property
+    def held(self) -> dict[Any, int]:
+        """Frames of open trajectories and of complete ones that were not popped, by worker."""
+        return {worker: frames for worker, frames in self._held.items() if frames}
+
+    def push(self, worker: Worker, rollout: TensorDictBase, source: int = 0) -> int:
+        """Add a worker's rollout, in the order of collection.
+
+        Args:
+            worker: Key of the worker's counts.
+            rollout: [T], or [P, T] with the same P each time. Without trajectory ids, a trajectory
+                continues until its done flag. Uncollected cells are not frames.
+            source: Index of the worker's own process; each has its own rows.
+
+        Returns:
+            Number of frames of trajectories that turned out to be cut, lost now.
+
+        Raises:
+            KeyError: The rollout has no done under "next".
+            ValueError, TypeError: As in `split_trajectories`.
+        """
+        flat, plan = split_with_plan(rollout, "cat", prefix=TRAJ_IDS[:-1])
+        chunk = _Chunk.of(flat)
+        under_next = {key[1:]: leaf for key, leaf in chunk.leaves.items() if key[0] == "next"}
+        done = any_done(under_next, 1)
+        if done is None:
+            raise KeyError("rollout: expected next.done, got none")
+        offsets = plan.offsets.tolist()
+        complete: list[_Trajectory] = []
+        ended = done[plan.offsets[1:] - 1].reshape(-1).tolist()
+        known = rollout.get(TRAJ_IDS, None) is not None
+        ids = chunk.leaves[TRAJ_IDS][plan.offsets[:-1]].tolist() if known else [None] * plan.count
+        self._held[worker] += plan.frames
+        lost = 0
+        for i, row in enumerate(plan.rows.tolist()):
+            place = worker, source, row
+            trajectory = self._open.pop(place, None)
+            if trajectory is not None and trajectory.id != ids[i]:
+                lost += trajectory.frames
+                trajectory = None
+            trajectory = trajectory or _Trajectory(worker, ids[i], (self._frames[place], row))
+            self._frames[place] += offsets[i + 1] - offsets[i]
+            trajectory.add(_Piece(chunk, offsets[i], offsets[i + 1]))
+            if ended[i]:
+                complete.append(trajectory)
+            else:
+                self._open[place] = trajectory
+        for (owner, *_), trajectory in self._open.items():
+            if owner == worker:
+                trajectory.own(chunk)
+        self._complete.extend(sorted(complete, key=lambda trajectory: trajectory.begun))
+        self._held[worker] -= lost
+        return lost
+
+    def pop(self, count: int | None = None) -> TrajectoryBatch | None:
+        """Return the next N (or `count`) complete trajectories, or None if there are fewer.
+
+        Raises:
+            ValueError: Their entries differ; nothing was removed.
+        """
+        count = self.trajectories if count is None else count
+        if len(self._complete) < count:
+            return None
+        taken = [self._complete[i] for i in range(count)]
+        lengths = torch.tensor([trajectory.frames for trajectory in taken], device="cpu")
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), lengths.cumsum(0)])
+        ids = torch.arange(self.next_id, self.next_id + count, device="cpu")
+        pieces = [piece for trajectory in taken for piece in trajectory.pieces]
+        td = _joined(pieces)
+        td.set(TRAJ_IDS, ids.repeat_interleave(lengths).to(td.device or "cpu"))
+        if parcel := _joined_extras(pieces):
+            td = with_extras(td, parcel)
+        if self.form == "padded":
+            td = split_trajectories(td, trajectory_key=TRAJ_IDS)
+        frames: Counter[Worker] = Counter()
+        for trajectory in taken:
+            frames[trajectory.worker] += trajectory.frames
+            self._complete.popleft()
+        self._held -= frames
+        self.next_id += count
+        return TrajectoryBatch(td, offsets, lengths, dict(frames))
+
+    def cut(self, worker: Worker) -> int:
+        """Drop the worker's open trajectories, because it died or its environments were reset.
+
+        Returns:
+            Number of their frames, lost now. Its complete trajectories remain.
+        """
+        lost = 0
+        for key in [key for key in self._open if key[0] == worker]:
+            lost += self._open.pop(key).frames
+        self._held[worker] -= lost
+        return lost
+
+    def clear(self) -> dict[Any, int]:
+        """Drop everything, at a new seed or at the end.
+
+        Returns:
+            Number of frames that were held, by worker, lost now.
+        """
+        lost = self.held
+        self._open.clear()
+        self._complete.clear()
+        self._held.clear()
+        return lost
+
+
+@dataclass(eq=False)
+class _Chunk:
+    """The frames of a rollout, trajectory by trajectory."""
+
+    leaves: dict[Key, torch.Tensor]
+    nested: dict[Key, torch.Size]
+    device: torch.device | None
+    parcel: Parcel
+
+    @classmethod
+    def of(cls, td: TensorDictBase) -> _Chunk:
+        dense, parcel = without_extras(td)
+        leaves, nested, others = flatten(dense)
+        refuse(others)
+        return cls(leaves, nested, dense.device, parcel)
+
+    def part(self, start: int, stop: int) -> _Chunk:
+        """Copy some of the frames."""
+        leaves = {key: leaf[start:stop].clone() for key, leaf in self.leaves.items()}
+        return _Chunk(
+            leaves,
+            self.nested,
+            self.device,
+            self.parcel.moved(torch.arange(start, stop, device="cpu")),
+        )
+
+
+class _Piece(NamedTuple):
+    """Frames [start, stop) of a chunk."""
+
+    chunk: _Chunk
+    start: int
+    stop: int
+
+
+@dataclass
+class _Trajectory:
+    """The collected part of a trajectory.
+
+    Attributes:
+        begun: Number of earlier frames in its row, and the row.
+    """
+
+    worker: Worker
+    id: int | None
+    begun: tuple[int, int]
+    pieces: list[_Piece] = field(default_factory=list)
+    frames: int = 0
+
+    def add(self, piece: _Piece) -> None:
+        self.pieces.append(piece)
+        self.frames += piece.stop - piece.start
+
+    def own(self, chunk: _Chunk) -> None:
+        """Copy the frames in that chunk, so that the chunk is not held."""
+        for i, (of, start, stop) in enumerate(self.pieces):
+            if of is chunk:
+                self.pieces[i] = _Piece(chunk.part(start, stop), 0, stop - start)
+
+
+def _joined(pieces: list[_Piece]) -> TensorDict:
+    """Return the frames of all pieces, [F], without their extras."""
+    first = pieces[0].chunk
+    frames = sum(stop - start for _, start, stop in pieces)
+    leaves = {}
+    for key, leaf in first.leaves.items():
+        parts = [of.leaves[key][start:stop] for of, start, stop in pieces if key in of.leaves]
+        for part in parts:
+            if part.dtype != leaf.dtype or part.shape[1:] != leaf.shape[1:]:
+                raise ValueError(
+                    f"{dotted(key)}: expected {leaf.dtype} of shape {list(leaf.shape[1:])} in all "
+                    f"rollouts, got {part.dtype} of shape {list(part.shape[1:])} in another"
+                )
+        leaves[key] = torch.cat(parts)
+    for of, _, _ in pieces:
+        if of.leaves.keys() != first.leaves.keys():
+            odd = next(iter(of.leaves.keys() ^ first.leaves.keys()))
+            raise ValueError(f"{dotted(odd)}: expected this entry in all rollouts or in none")
+    td = to_tensordict(leaves, (frames,), first.device)
+    restore_nested(td, first.nested, (frames,), 1)
+    return td
+
+
+def _joined_extras(pieces: list[_Piece]) -> Parcel:
+    """Return the extras of all pieces; None for a rollout that lacks one."""
+    kinds = {key: kind for of, _, _ in pieces for key, kind in of.parcel.kinds.items()}
+    extras = {}
+    for key in kinds:
+        parts = [
+            of.parcel.extras[key][start:stop]
+            if key in of.parcel.extras
+            else np.full(stop - start, None, np.object_)
+            for of, start, stop in pieces
+        ]
+        extras[key] = np.concatenate(parts)
+    return Parcel(extras, kinds, pieces[0].chunk.parcel.classes)

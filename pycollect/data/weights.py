@@ -1,0 +1,488 @@
+"""Weights of a policy: parameters, buffers, extra state, training modes, packed forms, version."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from pycollect._core import Leaf
+from pycollect.data.layout import dtype_name, torch_dtype
+from pycollect.data.transfer import Packing
+
+_EXTRA_STATE = "_extra_state"  # the last part of such a key, as in `nn.Module.state_dict`
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a policy at one moment, or some of them.
+
+    Attributes:
+        tensors: Parameters and buffers by name ("module.0.weight").
+        extra: Serialized extra state by key ("module.0._extra_state").
+        modes: Training mode by module name ("module.0"); the policy itself has the name "".
+    """
+
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    extra: Mapping[str, bytes] = field(default_factory=dict)
+    modes: Mapping[str, bool] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.tensors or self.extra or self.modes)
+
+    def copied(self) -> Weights:
+        """Return the same weights in tensors of their own."""
+        tensors = {name: value.detach().clone() for name, value in self.tensors.items()}
+        return replace(self, tensors=tensors)
+
+    def updated(self, newer: Weights) -> Weights:
+        """Return these weights, replaced by newer ones of the same name."""
+        return Weights(
+            {**_without(self.tensors, newer.tensors), **newer.tensors},
+            {**_without(self.extra, newer.extra), **newer.extra},
+            {**self.modes, **newer.modes},
+        )
+
+    def equal(self, other: Weights) -> bool:
+        """Return whether `other` contains the same values."""
+        return (
+            all(other.extra.get(key) == value for key, value in self.extra.items())
+            and all(other.modes.get(name) == mode for name, mode in self.modes.items())
+            and all(
+                name in other.tensors and torch.equal(tensor, other.tensors[name].to(tensor.device))
+                for name, tensor in self.tensors.items()
+            )
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors and extra state as `nn.Module.state_dict` does, as copies."""
+        extra = {key: opened_extra_state(key, value) for key, value in self.extra.items()}
+        return {**self.copied().tensors, **extra}
+
+
+NO_WEIGHTS = Weights()
+
+
+def _without(old: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries with other names; newer values of tied parameters must come last."""
+    return {name: value for name, value in old.items() if name not in newer}
+
+
+def weights_from(source: Any) -> Weights:
+    """Return the weights in any accepted form; only a module has training modes.
+
+    Args:
+        source: An nn.Module; a TensorDict of parameters (``TensorDict.from_module``) or a
+            TensorDictParams; a ``state_dict()``; or nested dicts of tensors.
+
+    Raises:
+        TypeError: `source` has another type, or contains a value that cannot be sent.
+        ValueError: A tensor is sparse, or has no values.
+    """
+    if isinstance(source, Weights):
+        return source
+    weights = _weights_from(source)
+    for name, value in weights.tensors.items():
+        if value.is_meta or value.layout != torch.strided:
+            raise ValueError(
+                f"policy_or_weights: expected a dense tensor with values for {name!r}, got "
+                f"{value.layout} on {value.device}"
+            )
+    return weights
+
+
+def _weights_from(source: Any) -> Weights:
+    if isinstance(source, nn.Module) and not isinstance(source, TensorDictBase):
+        return weights_of(source)
+    if not isinstance(source, Mapping | TensorDictBase):
+        raise TypeError(
+            "policy_or_weights: expected an nn.Module, a TensorDict of parameters or a state dict, "
+            f"got {type(source).__name__}"
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    extra: dict[str, bytes] = {}
+    _gather(source, "", tensors, extra)
+    return Weights(tensors, extra)
+
+
+def _gather(
+    source: Any, prefix: str, tensors: dict[str, torch.Tensor], extra: dict[str, bytes]
+) -> None:
+    """Collect the entries of nested dicts by their full names."""
+    for key, value in source.items():
+        name = f"{prefix}{key}"
+        if name.rpartition(".")[2] == _EXTRA_STATE:
+            extra[name] = _serialized(name, value)
+        elif isinstance(value, Mapping | TensorDictBase):
+            _gather(value, f"{name}.", tensors, extra)
+        elif isinstance(value, torch.Tensor):
+            tensors[name] = value.detach()
+        else:
+            raise TypeError(
+                f"policy_or_weights: expected tensors, got {type(value).__name__} for {name!r}"
+            )
+
+
+def weights_of(policy: Any) -> Weights:
+    """Return the weights of a policy, sharing memory with it; none for a plain callable.
+
+    Raises:
+        TypeError: An extra state cannot be pickled.
+        ValueError: A lazy parameter has no shape yet.
+    """
+    if not isinstance(policy, nn.Module):
+        return Weights()
+    modules = list(policy.named_modules())
+    extra = {
+        key: _serialized(key, module.get_extra_state())
+        for name, module in modules
+        if overrides(module, "get_extra_state") and overrides(module, "set_extra_state")
+        for key in [extra_state_key(name)]
+    }
+    return Weights(named_weights(policy), extra, {name: own.training for name, own in modules})
+
+
+def extra_state_key(module: str) -> str:
+    """Return the key of a module's extra state in a state dict."""
+    return f"{module}.{_EXTRA_STATE}" if module else _EXTRA_STATE
+
+
+def overrides(module: nn.Module, method: str) -> bool:
+    """Return whether the module's class has its own `method`."""
+    return getattr(type(module), method) is not getattr(nn.Module, method)
+
+
+def _serialized(key: str, value: Any) -> bytes:
+    """Return an extra state as bytes that are equal for equal tensors."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file, pickle_module=cloudpickle)
+    except Exception as error:
+        raise TypeError(
+            f"policy_or_weights: expected an extra state {key!r} that can be pickled, got "
+            f"{type(value).__name__}: {error}"
+        ) from error
+    return file.getvalue()
+
+
+def opened_extra_state(key: str, serialized: bytes) -> Any:
+    """Return the value of an extra state, its tensors on the CPU."""
+    try:
+        return torch.load(io.BytesIO(serialized), map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise ValueError(
+            f"policy_or_weights: the extra state {key!r} cannot be unpickled here: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def named_weights(policy: Any) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers of a policy by name, detached, sharing the module's memory.
+
+    A parameter used in two places appears once. The result is empty if the policy is not an
+    nn.Module; the attributes of a callable object are not searched. Writing into a tensor changes
+    the module. After a replacement of a tensor (`p.data = x`), call this again.
+
+    Raises ValueError for a lazy parameter that has no shape yet.
+    """
+    if not isinstance(policy, nn.Module):
+        return {}
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in _tensors(policy):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"policy: expected initialized parameters, but {name!r} has no shape yet; "
+                "call the policy once first"
+            )
+        weights[name] = tensor.detach()
+    return weights
+
+
+def device_of(policy: Any) -> torch.device | None:
+    """Where a policy's first parameter or buffer lies; None for one that has none."""
+    return next((tensor.device for _, tensor in _tensors(policy)), None)
+
+
+def check_on_device(policy: Any, device: torch.device) -> None:
+    """Raise ValueError that names the first parameter or buffer on another device."""
+    for name, tensor in _tensors(policy):
+        if tensor.device != device:
+            raise ValueError(
+                f"policy: expected its parameters on {device}, but {name!r} is on "
+                f"{tensor.device}; pass policy_device"
+            )
+
+
+def placed(policy: Any, device: torch.device) -> Any:
+    """The policy with all of its parameters and buffers on that device.
+
+    That is the policy itself where they are, else a copy of it.
+    """
+    if all(tensor.device == device for _, tensor in _tensors(policy)):
+        return policy
+    return copy.deepcopy(policy).to(device)
+
+
+def _tensors(policy: Any) -> Iterable[tuple[str, torch.Tensor]]:
+    if not isinstance(policy, nn.Module):
+        return ()
+    return chain(policy.named_parameters(), policy.named_buffers())
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """Names and shapes of a policy's weights. Hashable; false for a policy without weights.
+
+    Attributes:
+        leaves: Names, dtypes and shapes of parameters and buffers.
+        extra: Keys of the modules that take an extra state.
+        modules: Names of all modules, which have training modes.
+        tied: Further names of the same parameters, buffers or modules, each with the first name.
+    """
+
+    leaves: tuple[Leaf, ...] = ()
+    extra: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    tied: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, policy: Any) -> WeightForm:
+        """Return the form of a policy's weights; ValueError for a lazy parameter."""
+        if not isinstance(policy, nn.Module):
+            return cls()
+        tensors = named_weights(policy).items()
+        modules = dict(policy.named_modules())
+        return cls(
+            tuple(Leaf((name,), dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors),
+            tuple(
+                extra_state_key(name)
+                for name, module in modules.items()
+                if overrides(module, "set_extra_state")
+            ),
+            tuple(modules),
+            tuple(_tied(policy)),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.modules)
+
+    def fitted(self, came: Weights) -> Weights:
+        """Return weights under the first name of each; names may be missing.
+
+        Raises:
+            ValueError: A name or shape is not that of the policy.
+        """
+        tied = dict(self.tied)
+        came = Weights(_renamed(came.tensors, tied), _renamed(came.extra, tied), came.modes)
+        expected = {leaf.key[0]: list(leaf.shape) for leaf in self.leaves}
+        known = expected.keys() | set(self.extra)
+        names = came.tensors.keys() | came.extra.keys()
+        if names - known or (expected and not names):
+            raise _other_names(expected.keys(), known, names)
+        for name, tensor in came.tensors.items():
+            if expected[name] != list(tensor.shape):
+                raise ValueError(
+                    f"policy_or_weights: expected shape {expected[name]} for {name!r}, "
+                    f"got {list(tensor.shape)}"
+                )
+        return came
+
+    def holds(self, weights: Weights) -> bool:
+        """Return whether no value of these changes in the dtypes of this form."""
+        expected = {leaf.key[0]: leaf.dtype for leaf in self.leaves}
+        tensors = self.fitted(weights).tensors
+        return all(dtype_name(own.dtype) == expected[name] for name, own in tensors.items())
+
+    def check_whole(self, came: Weights) -> None:
+        """Raise ValueError unless these are all parameters and buffers, in their shapes."""
+        expected = {leaf.key[0] for leaf in self.leaves}
+        fitted = self.fitted(came)
+        if expected != fitted.tensors.keys():
+            raise _other_names(expected, expected, fitted.tensors.keys())
+
+
+NO_FORM = WeightForm()
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def _other_names(expected: Set[str], known: Set[str], came: Set[str]) -> ValueError:
+    missing, unknown = sorted(expected - came), sorted(came - known)
+    return ValueError(
+        "policy_or_weights: expected the names of the policy's parameters and buffers; "
+        f"missing: {missing or 'none'}, unknown: {unknown or 'none'}"
+    )
+
+
+def _tied(policy: nn.Module) -> list[tuple[str, str]]:
+    """Return each further name of a shared parameter, buffer or extra state, with its first."""
+    modules = policy.named_modules(remove_duplicate=False)
+    named: list[tuple[str, Any]] = [
+        *policy.named_parameters(remove_duplicate=False),
+        *policy.named_buffers(remove_duplicate=False),
+        *((extra_state_key(name), module) for name, module in modules),
+    ]
+    first: dict[int, str] = {}
+    names = [(name, first.setdefault(id(value), name)) for name, value in named]
+    return [(name, own) for name, own in names if name != own]
+
+
+def load_weights(policy: Any, weights: Weights) -> None:
+    """Write weights into a policy in place.
+
+    Modes come first: a module's `train` may change its weights. Parents come before children, as
+    `train` of a parent sets its children, too.
+
+    Raises:
+        ValueError: Names or shapes do not fit, and nothing was changed; or a module refused its
+            extra state.
+    """
+    targets = named_weights(policy)
+    if weights.extra or not _fits(targets, weights.tensors):
+        weights = WeightForm.of(policy).fitted(weights)
+    extra = {key: opened_extra_state(key, value) for key, value in weights.extra.items()}
+    modules = dict(policy.named_modules()) if isinstance(policy, nn.Module) else {}
+    for name, module in modules.items():
+        mode = weights.modes.get(name, module.training)
+        if module.training != mode:
+            module.train(mode)
+    with torch.no_grad():
+        for name, value in weights.tensors.items():
+            if targets[name].data_ptr() != value.data_ptr():
+                targets[name].copy_(value)
+    for name, module in modules.items() if extra else ():
+        key = extra_state_key(name)
+        if key in extra:
+            _set_extra_state(module, key, extra[key])
+
+
+def _set_extra_state(module: nn.Module, key: str, value: Any) -> None:
+    try:
+        module.set_extra_state(value)
+    except Exception as error:
+        raise ValueError(
+            f"policy_or_weights: the policy could not load its extra state {key!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def check_loads(policy: Any, weights: Weights) -> None:
+    """Raise ValueError unless these are all weights of the policy, and it takes their values."""
+    WeightForm.of(policy).check_whole(weights)
+    if weights.extra:  # only the module itself can check it
+        load_weights(copy.deepcopy(policy), weights)
+
+
+def _fits(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether names and shapes fit, without the cost of a WeightForm."""
+    return bool(tensors) and all(
+        name in targets and targets[name].shape == value.shape for name, value in tensors.items()
+    )
+
+
+_NOT_GIVEN = 2
+
+
+def _pickled_extra(weights: Weights) -> bytes:
+    return pickle.dumps(weights.extra) if weights.extra else b""
+
+
+class WeightSlab:
+    """Packs weights of one form, or some of them, into one buffer.
+
+    A buffer holds the tensors, a byte for each (whether it is given), a byte for each module (its
+    training mode, if given), and the extra state, pickled, if there is any.
+
+    Args:
+        form: The form of all weights, of a policy that is a module.
+    """
+
+    def __init__(self, form: WeightForm) -> None:
+        self._form = form
+        self._names = [leaf.key[0] for leaf in form.leaves]
+        forms = [(torch_dtype(leaf.dtype), leaf.shape) for leaf in form.leaves]
+        forms.append((torch.uint8, (len(form.leaves) + len(form.modules),)))
+        self._packing = Packing(
+            torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in forms
+        )
+
+    def bytes(self, weights: Weights) -> int:
+        """Return the size of a buffer with these weights."""
+        return self._packing.bytes + len(_pickled_extra(weights))
+
+    def pack(self, weights: Weights, buffer: npt.NDArray[np.uint8]) -> None:
+        """Copy these weights into a buffer of the size that `bytes` returns."""
+        weights = self._form.fitted(weights)
+        given = [int(name in weights.tensors) for name in self._names]
+        modes = [int(weights.modes.get(name, _NOT_GIVEN)) for name in self._form.modules]
+        size = self._packing.bytes
+        *tensors, flags = self._packing.views(torch.from_numpy(buffer[:size]))
+        with torch.no_grad():
+            flags.copy_(torch.tensor([*given, *modes], dtype=torch.uint8, device="cpu"))
+            for name, target in zip(self._names, tensors, strict=True):
+                if name in weights.tensors:
+                    target.copy_(weights.tensors[name])
+        buffer[size:] = np.frombuffer(_pickled_extra(weights), np.uint8)
+
+    def unpack(self, buffer: npt.NDArray[np.uint8]) -> Weights:
+        """Return the weights in the buffer, as views of it if it is writable.
+
+        Raises:
+            ValueError: The buffer is too short.
+        """
+        size = self._packing.bytes
+        if buffer.nbytes < size:
+            raise ValueError(f"buffer: expected at least {size} bytes, got {buffer.nbytes}")
+        packed, extra = buffer[:size], buffer[size:]
+        block = torch.from_numpy(packed if packed.flags.writeable else packed.copy())
+        *tensors, flags = self._packing.views(block)
+        given, modes = flags[: len(tensors)].tolist(), flags[len(tensors) :].tolist()
+        return Weights(
+            {
+                name: view
+                for name, view, is_given in zip(self._names, tensors, given, strict=True)
+                if is_given
+            },
+            pickle.loads(extra.tobytes()) if extra.nbytes else {},
+            {
+                name: bool(mode)
+                for name, mode in zip(self._form.modules, modes, strict=True)
+                if mode != _NOT_GIVEN
+            },
+        )
+
+
+class PolicyVersion:
+    """Counts updates of the weights.
+
+    Args:
+        tracker: Second counter to increment, such as TorchRL's PolicyVersion, or None.
+
+    Attributes:
+        number: Number of updates; it starts at the tracker's version, else at 0.
+    """
+
+    def __init__(self, tracker: Any = None) -> None:
+        self._tracker = tracker
+        first = getattr(tracker, "version", 0)
+        self.number = first if isinstance(first, int) else 0
+
+    def count(self) -> None:
+        """Increment the version."""
+        self.number += 1
+        if self._tracker is not None:
+            self._tracker.increment_version()

@@ -1,0 +1,324 @@
+"""Accounts of a stream: the ledger of frames, counts and times."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from pycollect.worker.report import Episode
+
+REASONS = (
+    "worker_died",
+    "worker_timeout",
+    "server_died",
+    "env_error",
+    "set_seed",
+    "reset",
+    "load_state_dict",
+    "shutdown",
+    "incomplete",
+    "replay_buffer",
+)
+
+
+@dataclass
+class Account:
+    """One worker's frames. What was issued is delivered, lost, or in flight: there is no fourth."""
+
+    issued: int = 0
+    delivered: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def lost(self) -> int:
+        """Frames that nobody will see."""
+        return sum(self.reasons.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Frames that are being collected, or are collected and not delivered yet."""
+        return self.issued - self.delivered - self.lost
+
+    def report(self) -> dict[str, Any]:
+        """As ints, JSON-able."""
+        return {
+            "issued": self.issued,
+            "delivered": self.delivered,
+            "in_flight": self.in_flight,
+            "lost": self.lost,
+            "reasons": dict(self.reasons),
+        }
+
+
+class Ledger:
+    """The accounts of all workers that there ever were. Any thread may call the methods."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[int, Account] = {}
+        self._writing = threading.RLock()  # a report is of one moment
+
+    def issue(self, worker: int, frames: int) -> None:
+        """A rollout of so many frames was handed to a worker."""
+        with self._writing:
+            self._of(worker).issued += frames
+
+    def take_back(self, worker: int, frames: int) -> None:
+        """A rollout came back with so many frames fewer than were issued: there never were any."""
+        with self._writing:
+            self._of(worker).issued -= frames
+
+    def deliver(self, worker: int, frames: int) -> None:
+        """The caller gets so many frames."""
+        with self._writing:
+            self._of(worker).delivered += frames
+
+    def lose(self, worker: int, frames: int, reason: str) -> None:
+        """So many frames will never be delivered, for one of REASONS."""
+        with self._writing:
+            if frames:
+                reasons = self._of(worker).reasons
+                reasons[reason] = reasons.get(reason, 0) + frames
+
+    def lose_in_flight(self, reason: str) -> None:
+        """Whatever is under way, of any worker, is given up."""
+        with self._writing:
+            for worker, account in self._accounts.items():
+                self.lose(worker, account.in_flight, reason)
+
+    def in_flight_of_each(self) -> dict[int, int]:
+        """Frames in flight by worker."""
+        with self._writing:
+            return {worker: account.in_flight for worker, account in self._accounts.items()}
+
+    @property
+    def delivered(self) -> int:
+        """Frames delivered, over all workers."""
+        with self._writing:
+            return sum(account.delivered for account in self._accounts.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Frames in flight, over all workers."""
+        return sum(self.in_flight_of_each().values())
+
+    def report(self) -> dict[str, Any]:
+        """``{"total": ..., "workers": {id: ...}}``, the total being the workers' sum."""
+        total = Account()
+        with self._writing:
+            for account in self._accounts.values():
+                total.issued += account.issued
+                total.delivered += account.delivered
+                for reason, frames in account.reasons.items():
+                    total.reasons[reason] = total.reasons.get(reason, 0) + frames
+            workers = {worker: own.report() for worker, own in sorted(self._accounts.items())}
+        return {"total": total.report(), "workers": workers}
+
+    def state(self) -> dict[str, Any]:
+        """What has to be kept to go on from the last delivered batch: see `restore`.
+
+        What is in flight is not part of it: a run that is resumed has to issue it again.
+        """
+        with self._writing:
+            return {
+                str(worker): {
+                    "delivered": account.delivered,
+                    "reasons": dict(account.reasons),
+                }
+                for worker, account in self._accounts.items()
+            }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        accounts = {
+            int(worker): Account(
+                issued=kept["delivered"] + sum(kept["reasons"].values()),
+                delivered=kept["delivered"],
+                reasons=dict(kept["reasons"]),
+            )
+            for worker, kept in state.items()
+        }
+        with self._writing:
+            self._accounts = accounts
+
+    def _of(self, worker: int) -> Account:
+        """A worker's account; a new one if it has none."""
+        return self._accounts.setdefault(worker, Account())
+
+
+RECENT_EPISODES = 100
+
+
+class Statistics:
+    """Frames, batches, recent episodes, and the seconds spent in each phase.
+
+    Any thread may ask for what one thread counts.
+    """
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.batches = 0
+        self.episodes = 0
+        self._recent: deque[Episode] = deque(maxlen=RECENT_EPISODES)
+        self._seconds: dict[str, float] = {}
+        self._restored = 0  # frames that an earlier run delivered
+        self._started: float | None = None
+        self._returned: float | None = None
+
+    def timed(self, phase: str) -> AbstractContextManager[None]:
+        """Add the time within to that phase."""
+        return _Timed(self, phase)
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Add to a phase."""
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+    def entered(self) -> None:
+        """The caller asks for a batch: what passed since the last one was its own time."""
+        now = time.perf_counter()
+        if self._started is None:
+            self._started = now
+        if self._returned is not None:
+            self.add_seconds("user", now - self._returned)
+        self._returned = None
+
+    def left(self) -> None:
+        """The caller has its batch, or an exception."""
+        self._returned = time.perf_counter()
+
+    def count_batch(self, frames: int) -> None:
+        """One more batch is delivered, of so many frames."""
+        self.frames += frames
+        self.batches += 1
+
+    def count_episodes(self, episodes: Iterable[Episode]) -> None:
+        """Episodes that ended."""
+        for episode in episodes:
+            self.episodes += 1
+            self._recent.append(episode)
+
+    def restore(self, frames: int, batches: int, episodes: int) -> None:
+        """Go on from counts of another run; the time starts anew."""
+        self.frames, self.batches, self.episodes = frames, batches, episodes
+        self._restored = frames
+        self._recent.clear()
+        self._seconds.clear()
+        self._started = self._returned = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch was asked for."""
+        return self._started is not None
+
+    @property
+    def episode_return(self) -> float | list[float] | None:
+        """The mean return of the last 100 episodes, None before the first has ended.
+
+        For a vector reward, a list with the mean of each objective.
+        """
+        returns: list[Any] = [value for _, value, _ in self._recent.copy()]
+        if returns and isinstance(returns[0], list):
+            return [sum(objective) / len(returns) for objective in zip(*returns, strict=True)]
+        return mean(returns)
+
+    def report(self) -> dict[str, Any]:
+        """Everything above, JSON-able."""
+        now = time.perf_counter()
+        elapsed = 0.0 if self._started is None else now - self._started
+        seconds = dict(self._seconds)
+        if (returned := self._returned) is not None:  # the caller has had its batch since then
+            seconds["user"] = seconds.get("user", 0.0) + now - returned
+        return {
+            "frames": self.frames,
+            "batches": self.batches,
+            "frames_per_second": (self.frames - self._restored) / elapsed if elapsed else 0.0,
+            "episodes": self.episodes,
+            "episode_return": self.episode_return,
+            "episode_length": mean(float(length) for _, _, length in self._recent.copy()),
+            "seconds": {**seconds, "elapsed": elapsed},
+        }
+
+
+class _Timed:
+    """A phase that is being timed; a generator in its place would take three times as long."""
+
+    __slots__ = ("_phase", "_start", "_statistics")
+
+    def __init__(self, statistics: Statistics, phase: str) -> None:
+        self._statistics, self._phase = statistics, phase
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *raised: object) -> None:
+        self._statistics.add_seconds(self._phase, time.perf_counter() - self._start)
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """The mean, or None of no values."""
+    collected = list(values)
+    return sum(collected) / len(collected) if collected else None
+
+
+def count_slow_paths(workers: Iterable[Iterable[str]]) -> dict[str, int]:
+    """How many workers take each of the slow paths.
+
+    "policy_tensordict" and "env_tensordict": one TensorDict per step for the policy, for a TorchRL
+    environment; "extras": leaves without a fixed shape and numeric dtype, kept in Python.
+    """
+    counts = {"policy_tensordict": 0, "env_tensordict": 0, "extras": 0}
+    for names in workers:
+        for name in names:
+            counts[name] += 1
+    return counts
+
+
+def flat(
+    counts: Mapping[str, Any], report: Mapping[str, Any], workers: str
+) -> dict[str, int | float | bool]:
+    """A collector's statistics as numbers alone, under TorchRL's names.
+
+    Args:
+        workers: "aggregate": of the collector; "per_worker": of its workers; or "both".
+    """
+    each: Mapping[Any, Mapping[str, Any]] = report["workers"]
+    numbers: dict[str, Any] = {}
+    if workers != "per_worker":
+        numbers = {"frames": report["frames"], "batches": report["batches"], **counts}
+        numbers["worker_frames"] = sum(own["frames"] for own in each.values())
+    numbers["workers"] = len(each)
+    numbers["workers_alive"] = report["workers_alive"]
+    if workers != "aggregate":
+        numbers |= {
+            f"worker_{index}/{name}": value
+            for index, own in each.items()
+            for name, value in own.items()
+            if isinstance(value, int | float)
+        }
+    return numbers
+
+
+class Progress:
+    """A bar of delivered frames with the episode return and the policy's lag beside it."""
+
+    def __init__(self, total_frames: int | None) -> None:
+        self._bar = tqdm(total=total_frames, unit="frames", unit_scale=True, dynamic_ncols=True)
+
+    def update(self, frames: int, episode_return: float | list[float] | None, lag: int) -> None:
+        """So many frames more."""
+        postfix = {}
+        if episode_return is not None:
+            returns = episode_return if isinstance(episode_return, list) else [episode_return]
+            postfix = {"return": " ".join(f"{value:.1f}" for value in returns)}
+        self._bar.set_postfix({**postfix, "lag": lag}, refresh=False)
+        self._bar.update(frames)
+
+    def close(self) -> None:
+        """Leave the bar as it stands. Idempotent."""
+        self._bar.close()

@@ -1,0 +1,161 @@
+"""Turn an assembled batch into the TensorDict for the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from math import prod
+
+import torch
+from tensordict import TensorDictBase
+
+from pycollect._core import Slab
+from pycollect.data import gather_cuda as on_cuda
+from pycollect.data.devices import CPU
+from pycollect.data.extras import cells_of, with_extras
+from pycollect.data.frame import MASK, TRAJ_IDS
+from pycollect.data.layout import Key, torch_dtype
+from pycollect.data.multistep import MultiStep
+from pycollect.data.slabs import slab_tensors, to_tensordict
+from pycollect.data.split import split_with_plan
+from pycollect.data.upload import Uploads
+from pycollect.driver.options import StreamOptions
+from pycollect.driver.source import Batch
+from pycollect.worker.worker import Worker
+
+
+def blank_batch(
+    worker: Worker, slab: Slab, place: torch.device, reported: torch.device | None
+) -> Batch:
+    """A batch of zeros as this worker's are.
+
+    Its extras are absent, and with `set_truncated` the flags of its last frames are set.
+
+    Args:
+        place, reported: as a Batch's.
+    """
+    shape = worker.batch_shape
+    tensors = slab_tensors(slab, shape, worker.slab_leaves.keys)
+    for tensor in tensors.values():
+        tensor.zero_()
+    kept = worker.slab_leaves.keys
+    on_device = {
+        leaf.key: torch.zeros([*shape, *leaf.shape], dtype=torch_dtype(leaf.dtype), device="cpu")
+        for leaf in worker.leaves.all
+        if leaf.key not in kept and leaf.key in worker.leaves.keys
+    }
+    if worker.options.set_truncated:
+        every = {**tensors, **on_device}
+        for key, tensor in every.items():
+            knows = key[0] == "next" and (*key[:-1], "truncated") in every
+            if knows and key[-1] in ("done", "truncated"):
+                tensor.select(len(shape) - 1, -1).fill_(True)
+    extras = {
+        extra.key: cells_of([extra.absent() for _ in range(prod(shape))], shape)
+        for extra in worker.leaves.extras
+    }
+    return Batch(
+        slab,
+        tensors,
+        shape,
+        worker.leaves,
+        extras=extras or None,
+        place=place,
+        reported=reported,
+        on_device=on_device,
+    )
+
+
+def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
+    """The batch as a TensorDict, its observations in the dtype that was asked for.
+
+    Args:
+        uploads: what brings it to its place; None: it stays on the host.
+    """
+    cast = partial(options.cast.apply, leaves=batch.leaves) if options.cast else None
+    tensors, device = batch.tensors, batch.reported
+    if batch.place.type == "cpu" or uploads is None:
+        tensors = tensors if cast is None else cast(tensors)
+        device = device if batch.place.type == "cpu" else None
+    elif tensors:
+        uploader = uploads.to(batch.place)
+        tensors = uploader.upload(batch.slab, tensors, cast)
+        device = uploader.device
+    if batch.on_device:
+        place = batch.place if uploads is not None else CPU
+        own = {key: tensor.to(place) for key, tensor in batch.on_device.items()}
+        tensors = {**tensors, **(own if cast is None else cast(own))}
+        tensors = {key: tensors[key] for key in batch.leaves.keys if key in tensors}
+    td: TensorDictBase = to_tensordict(tensors, batch.shape, device, batch.leaves.shapes)
+    if parcel := batch.leaves.parcel(batch.extras):
+        td = with_extras(td, parcel)  # those of tensors follow to its device
+    return td if device is None or batch.reported is not None else td.clear_device_()
+
+
+def prepare(options: StreamOptions, uploads: Uploads) -> None:
+    """Load what `finished` needs on a device, before anybody waits for a batch."""
+    if options.split_trajs or isinstance(options.postproc, MultiStep):
+        for device in uploads.devices:
+            on_cuda.prepare(device)
+
+
+def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
+    """The rollouts in a batch: worker, which of its processes, and its frames, [T] or [*P, T]."""
+    workers, how = list(batch.frames_of), batch.how
+    if how is None:
+        parts: Iterable[TensorDictBase] = [td]
+    elif how == "stack":
+        parts = td.unbind(0)
+    else:
+        parts = td.split(list(batch.parts), td.ndim - 1 if how == -1 else 0)
+    for worker, part in zip(workers, parts, strict=True):
+        sources = batch.sources.get(worker, (0,))
+        if len(sources) == 1:
+            yield worker, sources[0], part
+            continue
+        steps = part.shape[-1] // len(sources)
+        for source, own in zip(sources, part.split(steps, part.ndim - 1), strict=True):
+            yield worker, source, own
+
+
+def finished(
+    td: TensorDictBase, options: StreamOptions, host: Mapping[Key, torch.Tensor]
+) -> TensorDictBase:
+    """Return the batch for the caller: split, without ids if not requested, post-processed.
+
+    Args:
+        host: Entries of the batch that are also in host memory, by key, to find trajectories.
+    """
+    if options.split_trajs and not options.trajs_per_batch:
+        td, _ = split_with_plan(td, "padded", signals=host)
+    if options.drop_uncollected:
+        td = _collected(td, host)
+    if not options.track_traj_ids:
+        td = _without(td, TRAJ_IDS)
+    if options.postproc is not None:
+        td = options.postproc(td)
+        if td is None:
+            raise TypeError(
+                "postproc: expected a function that returns the batch, got one that returned None"
+            )
+    return td
+
+
+def _collected(td: TensorDictBase, host: Mapping[Key, torch.Tensor]) -> TensorDictBase:
+    """The frames alone, [N], one environment's rollout after the other."""
+    flat = td.flatten(0, td.ndim - 1) if td.ndim > 1 else td
+    mask = td.get(MASK, None)
+    if mask is None:
+        return flat
+    there = host.get(MASK, mask)
+    if there.numel() != mask.numel():  # this is a part of the batch
+        there = mask
+    rows = there.flatten().nonzero().squeeze(-1)
+    return _without(flat, MASK)[rows.to(mask.device)]
+
+
+def _without(td: TensorDictBase, key: Key) -> TensorDictBase:
+    td = td.exclude(key)
+    if td.get("collector").is_empty():
+        td = td.exclude("collector")
+    return td

@@ -1,0 +1,318 @@
+"""A source of batches that is one worker in this process; the policy is the caller's, live."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from pycollect._core import RolloutControl, SharedNumber, Slab, Uninterrupted, copy
+from pycollect.data.devices import indexed
+from pycollect.data.extras import joined
+from pycollect.data.frame import TRAJ_IDS
+from pycollect.data.layout import Key
+from pycollect.data.policy_stream import PolicyStream
+from pycollect.data.slabs import check_lease, make_pool, slab_tensors
+from pycollect.data.weights import load_weights
+from pycollect.driver.accounts import count_slow_paths
+from pycollect.driver.delivery import blank_batch
+from pycollect.driver.flow import Flow, ShutDownError
+from pycollect.driver.source import Batch
+from pycollect.driver.state import CollectorState, WorkerState, check_generators
+from pycollect.driver.weights import LivePolicy
+from pycollect.envs.groups import EnvGroups
+from pycollect.errors import WorkerError, is_interrupt
+from pycollect.worker.generators import GeneratorState, derived_seeds, seed_chain
+from pycollect.worker.options import POST, PRE, PostHook
+from pycollect.worker.report import RolloutReport
+from pycollect.worker.worker import Worker
+
+# The newest batch, the one before it that a learner still reads, and one to write into.
+_SLABS_KEPT = 3
+
+
+class OwnStreams:
+    """The random streams of the one worker.
+
+    Attributes:
+        report: of its last rollout in this run; None before it.
+    """
+
+    def __init__(self, worker: Worker, weights: LivePolicy) -> None:
+        self._worker, self._weights = worker, weights
+        self.report: RolloutReport | None = None
+
+    def seed(self, root: int, static: bool) -> int:
+        """Seed and reset everything; return the next seed of the chain."""
+        seeds, following = seed_chain(root, self._worker.env.num_seeds, static)
+        self._worker.set_seed(seeds, root)
+        return following
+
+    def states(self) -> dict[int, WorkerState]:
+        """Where its generators stand."""
+        return {0: WorkerState(self._worker.generator_state())}
+
+    def check(self, states: Mapping[int, WorkerState]) -> None:
+        """Raise ValueError unless the state fits the worker."""
+        check_generators(0, states[0], 0, self._worker.env.num_envs)
+        if states[0].policy:
+            raise ValueError(
+                "state_dict: expected no 'policies' for a collector without worker processes"
+            )
+
+    def resume(self, state: CollectorState) -> None:
+        """Take over weights and generators; reset."""
+        if state.policy:
+            load_weights(self._weights.policy, state.policy)
+            self._weights.renew_copy()
+        own = state.workers[0].generators
+        seeds = derived_seeds(self._worker.env.num_seeds, state.entropy, state.batches, 0)
+        if own is None:
+            self._worker.set_seed(seeds, derived_seeds(1, state.entropy, state.batches)[0])
+        else:
+            assert isinstance(own, GeneratorState)  # as was checked
+            self._worker.resume(own, seeds)
+        self.report = None
+
+
+class InProcess:
+    """One worker that collects a batch when it is asked for one.
+
+    Args:
+        policy: the caller's, or what was built for him.
+        is_ours: it was; then it is the worker's own, on its device.
+        post_hook: is called with each batch that is about to be given away.
+
+    Attributes:
+        worker: steps the environments.
+    """
+
+    elsewhere = False
+
+    def __init__(
+        self, flow: Flow, worker: Worker, policy: Any, is_ours: bool, post_hook: PostHook | None
+    ) -> None:
+        self._flow = flow
+        self.worker = worker
+        self.policy = worker.policy if is_ours else policy
+        flow.policy_stream = PolicyStream(indexed(worker.acting_device))
+        self.weights = LivePolicy(flow, worker, self.policy, is_ours, _only_worker)
+        self.streams = OwnStreams(worker, self.weights)
+        self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None
+        self._post_hook = post_hook
+        self._numbered = 0  # trajectories that were numbered on the environments' device
+        devices = worker.options.devices
+        self._place = devices.batch_device or worker.device, devices.reported
+        uploader = flow.uploads.uploader_for(self._place[0])
+        allocate = None if uploader is None else uploader.allocate
+        self._control = RolloutControl(flow.stop, 1, 1, SharedNumber())
+        self._pool = make_pool(worker.placement, _SLABS_KEPT, allocate)
+
+    def start(self) -> None:
+        """Check the environment; it is there already."""
+        self._flow.check_environment(self.worker.leaves, self.worker.bounded)
+
+    @property
+    def batch_frames(self) -> int:
+        """Frames of a batch."""
+        return self.worker.env.num_envs * self.worker.steps
+
+    # Collecting
+
+    def collect(self) -> None:
+        """See :meth:`Source.collect`. What an environment raises has a WorkerError as its cause."""
+        flow = self._flow
+        issued = 0
+        try:
+            if self._pre_hook is not None:
+                self._pre_hook()  # which may seed or reset the collector, or end it
+                flow.check_not_closed()
+            random, slab = flow.is_random, self._pool.acquire()
+            with Uninterrupted():
+                issued = self.batch_frames
+                flow.ledger.issue(0, issued)
+            report = self._rollout(slab, random)
+            if flow.stop.value or flow.released:  # the latter by the environment or the policy
+                self._lose(issued, "shutdown")
+                flow.check_not_closed()
+            with Uninterrupted():
+                flow.unclaimed = self._batch_of(slab, report)
+        except ShutDownError:
+            raise
+        except BaseException as error:
+            if is_interrupt(error):  # the rollout was given up
+                if flow.unclaimed is None:
+                    self._lose(issued, "incomplete")
+                raise
+            self._lose(issued, "env_error")
+            text = f"worker 0 raised {type(error).__name__}: {error}"
+            failure = WorkerError(text, 0, 0, traceback.format_exc())
+            failure.__cause__ = error.__cause__
+            raise error from failure
+
+    def _rollout(self, slab: Slab, random: bool) -> RolloutReport:
+        flow = self._flow
+        flow.collecting = True
+        try:
+            return self.worker.collect(slab, 0, flow.version.number, random, self._control)
+        finally:
+            flow.collecting = False
+
+    def _lose(self, frames: int, reason: str) -> None:
+        if not self._flow.released:  # else they are lost already
+            self._flow.ledger.lose(0, frames, reason)
+
+    def _batch_of(self, slab: Slab, report: RolloutReport) -> Batch:
+        worker = self.worker
+        with self._flow.statistics.timed("assemble"):
+            check_lease(slab, slab.header())
+            tensors = slab_tensors(slab, worker.batch_shape, worker.slab_leaves.keys)
+            report = _placed(report, tensors)
+            self._number(tensors, report)
+            own = report.extras
+            extras = None if own is None else joined([own.value], -1, worker.env.batch_size)
+        self.streams.report = report
+        self._flow.ledger.take_back(0, self.batch_frames - report.frames)
+        return Batch(
+            slab,
+            tensors,
+            worker.batch_shape,
+            worker.leaves,
+            {0: report.frames},
+            report.episodes,
+            extras,
+            *self._place,
+            report.on_device,
+        )
+
+    def _number(self, tensors: Mapping[Key, torch.Tensor], report: RolloutReport) -> None:
+        """Make trajectory ids those of the whole run."""
+        ids = self._flow.ids
+        if TRAJ_IDS in tensors:
+            shape = self.worker.env.num_envs, self.worker.steps
+            ids.renumber(0, tensors[TRAJ_IDS].view(shape))
+        else:  # numbered on the device, from 0 on
+            own = report.on_device[TRAJ_IDS]
+            before, self._numbered = self._numbered, self.worker.trajectories
+            if offset := ids.issue(self._numbered - before) - before:
+                own += torch.where(own < 0, 0, offset)
+
+    def before_delivery(self, td: TensorDictBase) -> None:
+        """Call the hook of the user's."""
+        if self._post_hook is not None:
+            self._post_hook(td)
+
+    def drop(self) -> None:
+        """There are none beside the one that is being collected."""
+
+    def reset(self, index: Any) -> None:
+        """Reset those of P environments that stand at an index into their batch dimensions.
+
+        Raises RuntimeError and IndexError as :func:`rows_at`.
+        """
+        self.worker.reset_rows(rows_at(self.worker.env, index))
+
+    def blank(self) -> Batch:
+        """A batch of zeros."""
+        return blank_batch(self.worker, self._pool.acquire(), *self._place)
+
+    # Hooks and calls
+
+    def set_hook(
+        self, name: str, hook: Callable[..., Any] | None, workers: Sequence[int] | None = None
+    ) -> None:
+        """Call this hook from the next batch on."""
+        if workers is not None and 0 not in workers:
+            return
+        if name == PRE:
+            self._pre_hook = hook
+        elif name == POST:
+            self._post_hook = hook
+
+    def call(self, function: Callable[..., Any], calls: Mapping[int, Sequence[Any]]) -> list[Any]:
+        """Call a function with the worker."""
+        return [function(self.worker, *arguments) for arguments in calls.values()]
+
+    # What it is and does
+
+    @property
+    def policy_lag(self) -> dict[int, int]:
+        """Always 0 after the first batch that follows an update: the module is live."""
+        report = self.streams.report
+        return {0: self._flow.version.number - report.policy_version if report else 0}
+
+    def report(self) -> dict[str, Any]:
+        """What `stats` tells.
+
+        "seconds" has the phases env, policy, record, assemble, deliver and user, which add up to
+        "elapsed"; the first three are split by a sample of the steps. "slow_paths" counts what goes
+        through one TensorDict per step (the policy, the environment), and "extras".
+        """
+        report = self.streams.report
+        statistics = self._flow.statistics.report()
+        own = self.worker.seconds.report()
+        statistics["seconds"].update({phase: own[phase] for phase in ("env", "policy", "record")})
+        return {
+            **statistics,
+            "frames_stepped": report.stepped if report else 0,
+            "slow_paths": count_slow_paths([report.slow_paths] if report else []),
+            "workers": {
+                0: {
+                    "pid": os.getpid(),
+                    "node": socket.gethostname(),
+                    "version": report.policy_version if report else 0,
+                    "restarts": 0,
+                    "frames": self._flow.statistics.frames,
+                    "seconds": own,
+                }
+            },
+            "workers_alive": 0 if self._flow.closed else 1,
+        }
+
+    def check_close_env(self, close_env: bool) -> None:
+        """Here they can stay open: they are the caller's."""
+
+    def close(self, timeout: float | None, close_env: bool) -> None:
+        """Close the environments if they are to be."""
+        if close_env:
+            self.worker.close()
+
+
+def _placed(report: RolloutReport, tensors: Mapping[Key, torch.Tensor]) -> RolloutReport:
+    """Return the report of a rollout whose tensors have memory of their own, or are in the slab."""
+    own = {}
+    for key, recorded in report.on_device.items():
+        if key in tensors:
+            copy(tensors[key], recorded)
+        else:
+            # Of one environment, or one step, memory that is used again is contiguous already.
+            own[key] = recorded.clone() if 1 in recorded.shape[:2] else recorded.contiguous()
+    return report._replace(on_device=own)
+
+
+def _only_worker() -> Sequence[int]:
+    """The ids of the workers that there are."""
+    return [0]
+
+
+def rows_at(env: EnvGroups, index: Any) -> list[int]:
+    """Return which of P environments an index into their batch dimensions selects.
+
+    Raises:
+        RuntimeError: There is no batch of environments, or they cannot be reset one by one.
+        IndexError: The index is out of range.
+    """
+    if not env.batch_size:
+        raise RuntimeError("index: expected None because there is a single environment")
+    if not env.can_reset:
+        raise RuntimeError(
+            "index: expected None because this vector environment may not support "
+            "options={'reset_mask': ...}"
+        )
+    rows = torch.arange(env.num_envs, device="cpu").view(env.batch_size)
+    return sorted(set(rows[index].reshape(-1).tolist()))

@@ -1,0 +1,160 @@
+"""Workers that come and go while batches are collected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pycollect.checks import check_open, check_worker_ids
+from pycollect.driver.assembly import Assembly
+from pycollect.driver.flow import Flow
+from pycollect.driver.options import RemoteOptions, check_uneven
+from pycollect.driver.records import WorkerPlan, WorkerRecord
+from pycollect.driver.waiting import Awaiting
+from pycollect.driver.weights import WorkerWeights
+from pycollect.driver.workers import WorkerGroup, check_alike
+from pycollect.errors import warn_user
+
+
+class Membership:
+    """Starts a group of workers, and lets others come and go.
+
+    Async, who comes is asked at once, and who leaves is gone once it owes nothing. Sync, they
+    change all at once between two rounds, and share the frames of a batch anew.
+
+    Attributes:
+        batch_frames: of a full batch.
+        changed: sync: the workers are not those that share the frames now.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        group: WorkerGroup,
+        awaiting: Awaiting,
+        updates: WorkerWeights,
+        assembly: Assembly,
+        options: RemoteOptions,
+    ) -> None:
+        self._flow, self._group, self._awaiting = flow, group, awaiting
+        self._updates, self._assembly, self._options = updates, assembly, options
+        self._next_index = 0
+        self.batch_frames = 0
+        self.changed = False
+
+    def start(self, plans: Sequence[WorkerPlan]) -> None:
+        """Start the first workers, and check what they turned out to be."""
+        self._group.start(plans)
+        self._next_index = len(plans)
+        if self._options.sync:
+            check_alike(self._group.infos)
+        self._check(self._group.present)
+        frames = [info.frames for info in self._group.infos.values()]
+        self.batch_frames = sum(frames) if self._options.sync else max(frames)
+
+    def prepare_slabs(self) -> None:
+        """Make the slabs that the present workers will write; let those of others go."""
+        present = self._group.present
+        in_place = [worker.index for worker in present if worker.in_place]
+        uploaders = {
+            worker.index: self._flow.uploads.uploader_for(worker.place) for worker in present
+        }
+        self._assembly.prepare(self._group.infos, in_place, uploaders)
+
+    def _check(self, workers: Sequence[WorkerRecord]) -> None:
+        for worker in workers:
+            info = worker.info
+            check_uneven(self._options.joined, self._options.ragged, bool(info.batch_size))
+            self._flow.check_environment(info.leaves, info.bounded)
+
+    def add(self, plans: Callable[[int], Sequence[WorkerPlan]]) -> list[int]:
+        """Start more workers; return their ids.
+
+        Args:
+            plans: makes theirs, for ids from that one on; it raises what is wrong with them.
+        """
+        with self._flow.between_rollouts("add_collectors"):
+            self._flow.check_open()
+            made = plans(self._next_index)
+            self._next_index += len(made)
+            workers = self._group.start(made)
+            try:
+                self._take_in(workers)
+            except BaseException:
+                self._group.refuse(workers)
+                raise
+            self.changed = self._options.sync
+            return [worker.index for worker in workers]
+
+    def _take_in(self, workers: Sequence[WorkerRecord]) -> None:
+        if self._options.sync:
+            check_alike(self._group.infos)
+        self._check(workers)
+        self._updates.check_new(workers)
+        if not self._options.sync:
+            self.prepare_slabs()
+        for worker in workers:
+            self._begin_with(worker)
+
+    def _begin_with(self, worker: WorkerRecord) -> None:
+        """A new worker has the newest weights and, where there is a seed, streams from it."""
+        flow = self._flow
+        self._group.weights.give_newest(worker)
+        self._group.hooks.give(worker)
+        if flow.seeded:
+            seeds = worker.seeds(flow.entropy, flow.statistics.batches)
+            worker.initial_call = ("set_seed", seeds, flow.entropy)
+            self._awaiting.call_all({worker.index: worker.initial_call})
+
+    def remove(self, worker_ids: int | Sequence[int]) -> None:
+        """Let workers go once they owe nothing any more.
+
+        Raises:
+            ValueError: an unknown id, or no worker would be left.
+        """
+        with self._flow.between_rollouts("remove_collectors"):
+            self._flow.check_open()
+            staying = [worker.index for worker in self._group.present if not worker.leaving]
+            ids = check_worker_ids(worker_ids, staying)
+            if len(set(ids)) == len(staying):
+                raise ValueError(
+                    f"worker_ids: at least one worker must stay, got all of them: {ids}; use "
+                    "stop_remote_collectors() to end all workers"
+                )
+            for worker in self._group.of(ids):
+                worker.leaving = True
+            self.changed = self._options.sync or self.changed
+            self.settle()
+
+    def end_all(self) -> None:
+        """End all workers; what is in flight is lost."""
+        with self._flow.between_rollouts("stop_remote_collectors"):
+            check_open(self._flow.closed)
+            self._flow.drop("shutdown")
+            for worker in self._group.present:
+                worker.drop()
+            self._group.end(self._group.present)
+            self.changed = False
+
+    def settle(self) -> None:
+        """Let workers go that owe nothing any more; sync: all at once, between two rounds."""
+        present = self._group.present
+        gone = [worker for worker in present if worker.leaving and not worker.requests]
+        if self._options.sync and any(worker.requests for worker in present):
+            return
+        if gone:
+            self._group.end(gone)
+        if self.changed:
+            self.changed = False
+            self._share_out()
+        elif gone:
+            self.prepare_slabs()
+
+    def _share_out(self) -> None:
+        """Every worker of a sync collector collects an equal share from now on."""
+        workers = self._group.present
+        self._awaiting.resized(-(-self._flow.options.frames_per_batch // len(workers)))
+        self.batch_frames = sum(worker.info.frames for worker in workers)
+        self.prepare_slabs()
+        shape = self._assembly.shape([worker.info for worker in workers])
+        count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
+        warn_user(f"from the next batch on, batches come from {count} and have shape {shape}")

@@ -1,0 +1,187 @@
+"""Write rollouts and trajectories to a replay buffer, and count them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from pycollect._core import Uninterrupted
+from pycollect.data.frame import MASK
+from pycollect.driver.accounts import Ledger
+from pycollect.driver.delivery import rollouts_of
+from pycollect.driver.options import StreamOptions
+from pycollect.driver.source import Batch
+from pycollect.errors import warn_user
+
+
+def pieces(
+    td: TensorDictBase, batch: Batch, options: StreamOptions
+) -> Iterator[tuple[Mapping[int, int], TensorDictBase]]:
+    """What a batch is given to the buffer in: frames of each worker, and these.
+
+    That is each rollout, [T] or [*P, T]; or all of a sync batch one after the other, without a
+    copy, where the buffer takes items only and could not tell.
+    """
+    if batch.how == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
+        td.names = None
+        yield batch.frames_of, td.flatten(0, 2 if batch.beside else 1)
+        return
+    for worker, frames, rollout in _rollouts(td, batch):
+        yield {worker: frames}, rollout
+
+
+def _takes_items(options: StreamOptions, td: TensorDictBase) -> bool:
+    buffer = options.replay_buffer
+    transform = getattr(buffer, "transform", None)
+    return (
+        options.extend_buffer
+        and options.postproc is None
+        and getattr(buffer, "dim_extend", None) == 0
+        and (transform is not None and len(transform) == 0)
+        and getattr(buffer.storage, "max_size", 0) >= td.numel()
+    )
+
+
+def _rollouts(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
+    """Worker, number of frames, and these, of each rollout.
+
+    Empty cells behind the last step of one that ended before the others are left out.
+    """
+    for worker, _, rollout in rollouts_of(td, batch):
+        for own in rollout.unbind(0) if batch.beside else (rollout,):
+            own.names = None  # of a buffer's items, none is the time
+            mask = own.get(MASK, None)
+            if mask is None:
+                yield worker, own.numel(), own
+            elif frames := int(mask.sum()):
+                yield worker, frames, _without_end(own, mask)
+
+
+def extend(td: TensorDictBase, options: StreamOptions) -> None:
+    """Give a rollout to the buffer: as it is, or step by step.
+
+    Step by step, an item is what all environments of the worker did in one step: [] or [*P]. Steps
+    in which none of them did anything are left out.
+    """
+    put(td if options.extend_buffer else _steps(td, options.replay_buffer), options.replay_buffer)
+
+
+def put(td: TensorDictBase, buffer: Any) -> None:
+    """Extend the buffer by frames, which say the device that its storage names, if they say none.
+
+    Where the storage does not name one ("auto", say), they say what they said.
+    """
+    device = getattr(getattr(buffer, "storage", None), "device", None)
+    if isinstance(device, torch.device) and isinstance(td, TensorDictBase) and td.device is None:
+        td = td.to(device)
+    buffer.extend(td)
+
+
+def written_before(options: StreamOptions) -> int:
+    """How many items were written into the buffer already, as far as that matters and it tells."""
+    if not options.init_random_frames:
+        return 0
+    return int(getattr(options.replay_buffer, "write_count", 0))
+
+
+def _without_end(rollout: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+    if mask[..., -1].any():
+        return rollout
+    return rollout[..., : int(_stepped(mask).nonzero()[-1]) + 1]
+
+
+def _stepped(mask: torch.Tensor) -> torch.Tensor:
+    """Of which steps there is a frame of any environment, bool [T]."""
+    return mask.reshape(-1, mask.shape[-1]).any(0)
+
+
+def _steps(rollout: TensorDictBase, buffer: object) -> TensorDictBase:
+    mask = rollout.get(MASK, None)
+    if mask is not None:
+        rollout = rollout[..., _stepped(mask)]
+    if getattr(buffer, "dim_extend", 0) == rollout.ndim - 1:  # it puts that dimension first itself
+        return rollout
+    return rollout.permute(rollout.ndim - 1, *range(rollout.ndim - 1))
+
+
+def warn_of_slices(options: StreamOptions, set_truncated: bool) -> None:
+    """Warn if slices sampled by done flags would run from one worker's rollout to the next.
+
+    In the buffer, rollouts of several workers follow each other, and few of them end with a done.
+    """
+    sampler = getattr(options.replay_buffer, "sampler", None)
+    by_flags = not getattr(sampler, "_fetch_traj", True)  # a SliceSampler with an end_key
+    if by_flags and not options.trajs_per_batch and not set_truncated:
+        warn_user(
+            "replay_buffer: its sampler finds trajectories by done flags, so it joins rollouts of "
+            'different workers that end without one; use traj_key=("collector", "traj_ids"), '
+            "trajs_per_batch or set_truncated=True"
+        )
+
+
+def warn_of_training(options: StreamOptions) -> None:
+    """Warn if `start` would run modules in the background that the learner may train.
+
+    For example, a value estimator switches off the gradients of its network while it runs.
+    """
+    postproc = options.postproc
+    inside = vars(postproc).values() if isinstance(postproc, nn.Module) else ()
+    modules = [one for one in (postproc, *inside) if isinstance(one, nn.Module)]
+    if any(own.requires_grad for one in modules for own in one.parameters()):
+        warn_user(
+            "start: postproc has parameters and runs in a background thread, while this thread may "
+            "train them; give postproc copies of trained modules (copy.deepcopy)"
+        )
+
+
+class Filling:
+    """One batch that goes into a replay buffer, piece by piece, as the ledger has it.
+
+    At the end of the block, frames that were expected and did not come to the buffer are lost:
+    something raised on their way there.
+
+    Attributes:
+        frames: that are in the buffer.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._expected: Counter[int] = Counter()
+        self.frames = 0
+
+    def expect(self, frames_of: Mapping[int, int]) -> None:
+        """So many frames of each worker are to go there.
+
+        They count as delivered from now on: the buffer may shut the collector down, or seed it,
+        which loses what is in flight.
+        """
+        with Uninterrupted():
+            for worker, frames in frames_of.items():
+                self._expected[worker] += frames
+                self._ledger.deliver(worker, frames)
+
+    def count(self, frames_of: Mapping[int, int]) -> None:
+        """So many of them are there."""
+        with Uninterrupted():
+            for worker, frames in frames_of.items():
+                self._expected[worker] -= frames
+                self.frames += frames
+
+    def __enter__(self) -> Filling:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for worker, frames in self._expected.items():
+            self._ledger.deliver(worker, -frames)
+            self._ledger.lose(worker, frames, "replay_buffer")

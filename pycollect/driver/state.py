@@ -1,0 +1,237 @@
+"""What a collector's state consists of, and how it is checked when it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pycollect.data.weights import NO_WEIGHTS, Weights, weights_from
+from pycollect.worker.generators import GeneratorState, TeamState, from_plain
+
+_FORMAT = "pycollect 1"
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """Of one worker, at the end of its last delivered rollout.
+
+    Attributes:
+        generators: None where the worker draws from generators that are not its own.
+        policy: weights by name, where it was given others than the other workers.
+    """
+
+    generators: GeneratorState | TeamState | None = None
+    policy: Weights = NO_WEIGHTS
+
+
+def check_generators(worker: int, state: WorkerState, processes: int, envs: int) -> None:
+    """Raise ValueError unless a state fits a worker with these processes and environments.
+
+    Args:
+        processes: Number of the worker's own processes; 0 if it collects itself.
+        envs: Number of environments in a batch. If rollouts of processes are joined along time,
+            each process has this number; otherwise the processes share them.
+    """
+    own = state.generators
+    if own is None:
+        return
+    came = len(own.processes) if isinstance(own, TeamState) else 0
+    if came != processes:
+        raise ValueError(
+            f"state_dict: expected random generators of {processes} processes for worker {worker}, "
+            f"got those of {came}"
+        )
+    each = [own] if isinstance(own, GeneratorState) else own.processes
+    for state_of_one in each:
+        actions = len(state_of_one.actions)
+        if actions != envs and actions * processes != envs:
+            raise ValueError(
+                f"state_dict: expected random generators of {envs} environments for worker "
+                f"{worker}, got those of {actions * len(each)}"
+            )
+
+
+@dataclass(frozen=True)
+class CollectorState:
+    """Where a collector's stream stands after a delivered batch.
+
+    Attributes:
+        entropy: where resumed streams come from that no worker's generators give.
+        trajectories: how many ids were given.
+        policy: weights by name; empty where the collector knows none.
+        ledger: as :meth:`Ledger.state` makes it.
+    """
+
+    entropy: int
+    batches: int
+    episodes: int
+    trajectories: int
+    policy_version: int
+    policy: Weights
+    ledger: dict[str, Any]
+    workers: dict[int, WorkerState]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return tensors, numbers, strings, lists and dicts of these, as copies.
+
+        The extra state of a module has the type that the module gave it.
+        """
+        return {
+            "format": _FORMAT,
+            "entropy": self.entropy,
+            "batches": self.batches,
+            "episodes": self.episodes,
+            "trajectories": self.trajectories,
+            "policy_version": self.policy_version,
+            "policy": self.policy.state_dict(),
+            "policies": {
+                str(index): worker.policy.state_dict()
+                for index, worker in self.workers.items()
+                if worker.policy
+            },
+            "training": {
+                name: dict(policy.modes)
+                for name, policy in [
+                    ("policy", self.policy),
+                    *((str(index), worker.policy) for index, worker in self.workers.items()),
+                ]
+                if policy.modes
+            },
+            "ledger": self.ledger,
+            "workers": {
+                str(index): None if worker.generators is None else worker.generators.plain()
+                for index, worker in self.workers.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, source: Any, workers: Iterable[int]) -> CollectorState:
+        """Return the state from a dict of `to_dict`, or from a state of TorchRL.
+
+        Args:
+            workers: Ids of the collector's workers, which the state must have.
+
+        Raises:
+            TypeError: The source is neither a dict nor a list of dicts.
+            ValueError: Entries are missing, of a wrong type, or of other workers.
+        """
+        ids = sorted(workers)
+        if isinstance(source, Sequence) and not isinstance(source, str):
+            return _from_torchrl(list(source), ids)
+        if not isinstance(source, Mapping):
+            raise TypeError(
+                "state_dict: expected a dict, or TorchRL's list of dicts, got "
+                f"{type(source).__name__}"
+            )
+        if "format" not in source and "iter" in source:
+            return _from_torchrl([source], ids)
+        if source.get("format") != _FORMAT:
+            raise ValueError(
+                f"state_dict: expected the format {_FORMAT!r}, got {source.get('format')!r}"
+            )
+        return _checked(source, ids)
+
+
+def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
+    count = {name: _count(source, name) for name in ("batches", "episodes", "trajectories")}
+    names = {str(index): index for index in ids}
+    own = _mapping(source, "workers")
+    policies = _mapping({"policies": {}, **source}, "policies")
+    modes = _mapping({"training": {}, **source}, "training")
+    if own.keys() != names.keys():
+        raise ValueError(f"state_dict: expected the workers {[*names]}, got {list(own)}")
+    _check_names("policies", policies, [*names])
+    _check_names("training", modes, ["policy", *names])
+    return CollectorState(
+        entropy=_count(source, "entropy"),
+        policy_version=_count(source, "policy_version"),
+        policy=_weights(source, "policy", modes),
+        ledger=_checked_ledger(_mapping(source, "ledger")),
+        workers={
+            index: WorkerState(
+                None if own[name] is None else from_plain(own[name], f"'workers', {name!r}"),
+                _weights({name: {}, **policies}, name, modes),
+            )
+            for name, index in names.items()
+        },
+        **count,
+    )
+
+
+def _weights(source: Mapping[str, Any], name: str, modes: Mapping[str, Any]) -> Weights:
+    """Return the weights under that name, with their training modes."""
+    own = _mapping({name: {}, **modes}, name)
+    if not all(isinstance(key, str) and isinstance(mode, bool) for key, mode in own.items()):
+        raise ValueError(
+            f"state_dict: expected a dict of bools in 'training' for {name!r}, got {own}"
+        )
+    return replace(weights_from(_mapping(source, name)), modes=own)
+
+
+def _check_names(entry: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    others = [name for name in given if name not in known]
+    if others:
+        raise ValueError(f"state_dict: expected keys among {known} in {entry!r}, got {others}")
+
+
+def _count(source: Mapping[str, Any], name: str) -> int:
+    value = source.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"state_dict: expected an int >= 0 for {name!r}, got {value!r}")
+    if value >= 2**62 and name != "entropy":  # counters are int64 elsewhere, and go on from here
+        raise ValueError(f"state_dict: expected an int < 2**62 for {name!r}, got {value!r}")
+    return value
+
+
+def _mapping(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = source.get(name)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"state_dict: expected a dict for {name!r}, got {type(value).__name__}")
+    return value
+
+
+def _checked_ledger(source: Mapping[str, Any]) -> dict[str, Any]:
+    accounts = {}
+    for worker, account in source.items():
+        is_id = isinstance(worker, str) and worker.isdecimal() and worker == str(int(worker))
+        if not (is_id and isinstance(account, Mapping)):
+            raise ValueError(
+                f"state_dict: expected dicts by worker id in 'ledger', got {worker!r}: {account!r}"
+            )
+        reasons = _mapping(account, "reasons")
+        accounts[worker] = {
+            "delivered": _count(account, "delivered"),
+            "reasons": {reason: _count(reasons, reason) for reason in reasons},
+        }
+    return accounts
+
+
+def _from_torchrl(sources: Sequence[Any], ids: list[int]) -> CollectorState:
+    """Return weights of the first dict and counters of all; TorchRL has no generators or ids."""
+    for source in sources:
+        if not (isinstance(source, Mapping) and "iter" in source):
+            raise TypeError(
+                "state_dict: expected dicts with an entry 'iter', as TorchRL makes them"
+            )
+    if len(sources) not in (1, len(ids)):
+        raise ValueError(
+            f"state_dict: expected one dict or one per worker ({len(ids)}), got {len(sources)}"
+        )
+    frames = [_count(source, "frames") if "frames" in source else 0 for source in sources]
+    first = _mapping({"policy_state_dict": {}, **sources[0]}, "policy_state_dict")
+    # A TensorDict's own state_dict() describes itself in entries such as "__batch_size".
+    first = {name: value for name, value in first.items() if "__" not in str(name)}
+    return CollectorState(
+        entropy=sum(frames),
+        batches=max(_count(source, "iter") for source in sources),
+        episodes=0,
+        trajectories=0,
+        policy_version=0,
+        policy=weights_from(first),
+        ledger={
+            str(index): {"delivered": count, "reasons": {}}
+            for index, count in zip(ids, frames, strict=False)
+        },
+        workers={index: WorkerState() for index in ids},
+    )

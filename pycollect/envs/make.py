@@ -1,0 +1,341 @@
+"""Entries of `create_env_fn`: checked, and made into an EnvBatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from torch import nn
+
+from pycollect.data.devices import Devices
+from pycollect.envs.base import Arrays, EnvBatch
+from pycollect.envs.callables import CallablesEnv
+from pycollect.envs.compiled import CompiledEnvBatch, is_compiled_env
+from pycollect.envs.gymnasium_support import has_time_limit, maker
+from pycollect.envs.info import InfoKeys, with_info
+from pycollect.envs.pettingzoo import PettingZooEnvs, is_pettingzoo_env
+from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.single import close_quietly, make_single_env
+from pycollect.envs.spaces import describe
+from pycollect.envs.vector import OBSERVATION_VALID, make_vector_env
+from pycollect.envs.vector_api import is_old_envpool, is_vector_env
+
+ENVS = (
+    "a gymnasium.Env, a gymnasium.vector.VectorEnv, a PettingZoo environment, a TorchRL EnvBase or "
+    "C++ environments (python_env.h)"
+)
+
+_ADAPTERS = {
+    "brax": "TorchRL's BraxWrapper",
+    "dm_control": "Shimmy's DmControlCompatibilityV0",
+    "dm_env": "Shimmy's DmControlCompatibilityV0",
+    "gym": "Shimmy's GymV26CompatibilityV0(env=env), or GymV21CompatibilityV0 before gym 0.26",
+    "gym3": "gym3.ToGymEnv, and around it Shimmy's GymV21CompatibilityV0",
+    "gymnax": "gymnax.wrappers.GymnaxToGymWrapper",
+    "jumanji": "jumanji.wrappers.JumanjiToGymWrapper",
+    "vmas": "TorchRL's VmasWrapper, around vmas.make_env(...) without its argument wrapper",
+}
+"""Adapters for environments with other interfaces, by the package that defines the interface."""
+
+
+def check_entry(entry: Any) -> Any:
+    """Return an entry as a callable, a list of callables, or an environment.
+
+    A Gymnasium id or EnvSpec becomes a callable.
+
+    Raises:
+        TypeError: The entry has another type, or its list contains an environment.
+        ValueError: The list is empty.
+        gymnasium.error.Error: No environment has that id.
+    """
+    if isinstance(entry, (list, tuple)):
+        if not entry:
+            raise ValueError("create_env_fn: expected at least one callable, got an empty list")
+        return [_checked_item(i, item) for i, item in enumerate(entry)]
+    if isinstance(entry, str | EnvSpec):
+        return maker("create_env_fn", entry)
+    is_policy = isinstance(entry, nn.Module)  # as TorchRL's environments are, too
+    if (is_policy or not callable(entry)) and not is_env(entry) and not hasattr(entry, "step"):
+        raise TypeError(
+            "create_env_fn: expected a callable, a Gymnasium id, a list of these or an "
+            f"environment, got {describe(entry)}{adapter_for(entry)}"
+        )
+    if not is_env(entry) and not callable(entry):
+        raise TypeError(
+            f"create_env_fn: expected {ENVS}, got {describe(entry)}{adapter_for(entry)}"
+        )
+    return entry
+
+
+def adapter_for(value: Any) -> str:
+    """Return the end of an error message: the adapter for an object of a known package."""
+    packages = (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
+    found = next((_ADAPTERS[name] for name in packages if name in _ADAPTERS), None)
+    return "" if found is None else f"; wrap it with {found}"
+
+
+def check_vector_attributes(env: Any) -> None:
+    """Raise a TypeError if a vector environment lacks an attribute of Gymnasium's interface."""
+    names = ("num_envs", "single_observation_space", "single_action_space")
+    missing = [name for name in names if not hasattr(env, name)]
+    if missing and not is_old_envpool(env):
+        raise TypeError(
+            f"create_env_fn: expected a vector environment with {', '.join(names)}, got a "
+            f"{type(env).__name__} without {', '.join(missing)}{adapter_for(env) or '; set them'}"
+        )
+
+
+def _checked_item(i: int, item: Any) -> Any:
+    if isinstance(item, str | EnvSpec):
+        return maker(f"create_env_fn[{i}]", item)
+    if is_env(item):
+        raise TypeError(
+            f"create_env_fn[{i}]: expected a callable that returns an environment, got the "
+            f"environment {describe(item)}; pass for example lambda: gymnasium.make(...)"
+        )
+    if isinstance(item, nn.Module) or not callable(item):
+        raise TypeError(
+            f"create_env_fn[{i}]: expected a callable that returns an environment, or a Gymnasium "
+            f"id, got {describe(item)}{adapter_for(item)}"
+        )
+    return item
+
+
+def is_env(value: Any) -> bool:
+    """Whether it is an environment, of whatever kind, and not what makes one."""
+    if isinstance(value, type):
+        return False
+    return (
+        isinstance(value, gymnasium.Env)
+        or is_torchrl_env(value)
+        or is_compiled_env(value)
+        or is_vector_env(value)
+        or is_pettingzoo_env(value)
+    )
+
+
+def is_torchrl_env(value: Any) -> bool:
+    """Whether it is a TorchRL `EnvBase`: told by its classes' names, TorchRL is not imported."""
+    return any(
+        kind.__name__ == "EnvBase" and kind.__module__ == "torchrl.envs.common"
+        for kind in type(value).__mro__
+    )
+
+
+def check_distinct(envs: Sequence[Any]) -> None:
+    """Check that no two places of a batch are the same environment.
+
+    Wrappers around one environment count as that environment. Environments inside a vector
+    environment are compared, too, unless they are in other processes.
+
+    Args:
+        envs: Environments of one worker.
+
+    Raises:
+        ValueError: Some are the same; the message has their numbers, counted from 0 in this order.
+    """
+    inner = [own for env in envs for own in _inside(env)]
+    places: dict[int, list[int]] = {}
+    for place, env in enumerate(inner):
+        places.setdefault(id(env), []).append(place)
+    same = next((own for own in places.values() if len(own) > 1), None)
+    if same is not None:
+        raise ValueError(
+            f"create_env_fn: environments {same} are the same object, "
+            f"{describe(inner[same[0]])}; create a new environment in each call"
+        )
+
+
+def _inside(env: Any) -> list[Any]:
+    """Return the unwrapped environment, or those inside a vector environment."""
+    within: Any
+    if is_torchrl_env(env):
+        from pycollect.envs.torchrl import inside
+
+        within = inside(env)
+    else:
+        env = getattr(env, "unwrapped", env)
+        within = getattr(env, "envs", None) if is_vector_env(env) else None
+    if isinstance(within, (list, tuple)) and within and all(map(is_env, within)):
+        return [own for each in within for own in _inside(each)]
+    return [env]
+
+
+__all__ = ["ActionSampler", "Arrays", "EnvBatch", "check_entry", "make_env_batch"]
+
+
+def make_env_batch(
+    create_env_fn: Any,
+    create_env_kwargs: Mapping[str, Any] | None = None,
+    autoreset_mode: Any = None,
+    info_keys: InfoKeys | None = None,
+    devices: Devices | None = None,
+    final_observation: str | None = None,
+    as_arrays: bool = False,
+) -> EnvBatch:
+    """Make one worker's environments.
+
+    Args:
+        create_env_fn: The worker's entry. A callable may return a `gymnasium.Env` (not batched), a
+            vector environment, a TorchRL environment or C++ environments of a class from
+            `python_env.h`, or a PettingZoo environment. A list of callables that each return a
+            `gymnasium.Env`, a TorchRL or a PettingZoo environment makes a batch, even if the list
+            has one item. The entry may also be an environment. A Gymnasium id may replace any
+            callable.
+        create_env_kwargs: Keyword arguments of each callable.
+        autoreset_mode: NEXT_STEP, SAME_STEP or DISABLED. Used only for a vector environment that
+            does not declare its mode.
+        info_keys: Entries of Gymnasium's info to record, see `with_info`.
+        devices: Devices of TorchRL environments.
+        final_observation: "unknown" for a vector environment that resets in the same step and may
+            not return the last observation of an episode.
+        as_arrays: Step vector environments of tensors with numpy arrays. With `info_keys`, or
+            observations without a fixed shape and numeric dtype, this is always done.
+
+    Returns:
+        The environments; close them after use. A vector environment has been reset.
+
+    Raises:
+        TypeError: The entry, or a callable's return value, has the wrong type.
+        ValueError: The list is empty, `info_keys` overlap the observation's keys, environments do
+            not fit together, an environment appears twice, a space is not supported,
+            `autoreset_mode` is wrong or missing, or an environment is passed with kwargs.
+    """
+    vector = autoreset_mode, final_observation, as_arrays or bool(info_keys)
+    env = _make(create_env_fn, create_env_kwargs, vector, devices)
+    try:
+        if final_observation is not None:
+            _check_resets_in_same_step(env, final_observation)
+        if not info_keys:
+            return env
+        informed = with_info(env, info_keys)
+        informed.original = env.original
+        return informed
+    except BaseException:
+        if not is_env(create_env_fn):
+            env.close()
+        raise
+
+
+def _check_resets_in_same_step(env: EnvBatch, final_observation: str) -> None:
+    if all(leaf.key != OBSERVATION_VALID for leaf in env.step_only):
+        raise ValueError(
+            f"final_observation: expected None, got {final_observation!r}; only vector "
+            "environments that reset in the same step (SAME_STEP) may lack last observations, "
+            f"{env.original} does not"
+        )
+
+
+def _make(
+    create_env_fn: Any,
+    create_env_kwargs: Mapping[str, Any] | None,
+    vector: tuple[Any, str | None, bool],
+    devices: Devices | None,
+) -> EnvBatch:
+    kwargs = {} if create_env_kwargs is None else dict(create_env_kwargs)
+    create_env_fn = check_entry(create_env_fn)
+    if isinstance(create_env_fn, list):
+        return _make_callables(create_env_fn, kwargs, devices)
+    if is_env(create_env_fn):
+        if kwargs and hasattr(create_env_fn, "update_kwargs"):
+            create_env_fn.update_kwargs(kwargs)  # a batched env of TorchRL that has not started
+        elif kwargs:
+            raise ValueError(
+                f"create_env_kwargs: expected None if create_env_fn is an environment, got {kwargs}"
+            )
+        return _wrap(create_env_fn, vector, devices)
+    env = create_env_fn(**kwargs)
+    if not is_env(env):
+        raise TypeError(
+            f"create_env_fn: {create_env_fn!r} returned {describe(env)}; expected {ENVS}"
+            f"{adapter_for(env)}"
+        )
+    try:
+        return _wrap(env, vector, devices)
+    except BaseException:
+        close_quietly(env)
+        raise
+
+
+def _make_callables(entry: list[Any], kwargs: dict[str, Any], devices: Devices | None) -> EnvBatch:
+    envs: list[Any] = []
+    try:
+        for i, fn in enumerate(entry):
+            env = fn(**kwargs)
+            envs.append(env)
+            _check_single(env, fn, i)
+        check_distinct(envs)
+        _check_one_kind(envs)
+        if is_torchrl_env(envs[0]):
+            from pycollect.envs.torchrl import make_torchrl_batch
+
+            return make_torchrl_batch(envs, devices)
+        batch: EnvBatch
+        if is_pettingzoo_env(envs[0]):
+            batch = PettingZooEnvs(envs, batched=True)
+        else:
+            batch = CallablesEnv(envs)
+        batch.original = envs
+        batch.time_limit = all(map(has_time_limit, envs))
+        return batch
+    except BaseException:
+        for env in envs:
+            close_quietly(env)
+        raise
+
+
+def _check_one_kind(envs: list[Any]) -> None:
+    kinds = [_kind_of(env) for env in envs]
+    if len({*kinds}) > 1:
+        raise TypeError(
+            "create_env_fn: the environments of a list must be of one kind, got "
+            f"{[type(env).__name__ for env in envs]} of {kinds}"
+        )
+
+
+def _kind_of(env: Any) -> str:
+    if is_torchrl_env(env):
+        return "TorchRL"
+    return "PettingZoo" if is_pettingzoo_env(env) else "Gymnasium"
+
+
+def _check_single(env: Any, fn: Any, i: int) -> None:
+    if is_torchrl_env(env) or is_pettingzoo_env(env):
+        return
+    if is_vector_env(env) or is_compiled_env(env):
+        raise TypeError(
+            f"create_env_fn[{i}]: a list of environments is stepped one by one, but {fn!r} "
+            f"returned the vector environment {env}; pass the callable itself instead of a list"
+        )
+    if not isinstance(env, gymnasium.Env):
+        raise TypeError(
+            f"create_env_fn[{i}]: {fn!r} returned {describe(env)}; expected a gymnasium.Env, a "
+            f"PettingZoo environment or a TorchRL EnvBase{adapter_for(env)}"
+        )
+
+
+def _wrap(env: Any, vector: tuple[Any, str | None, bool], devices: Devices | None) -> EnvBatch:
+    check_distinct([env])
+    if is_torchrl_env(env):
+        from pycollect.envs.torchrl import make_torchrl_env
+
+        return make_torchrl_env(env, devices)
+    if is_compiled_env(env):
+        compiled = CompiledEnvBatch(env)
+        compiled.original, compiled.time_limit = env, has_time_limit(env)
+        return compiled
+    if is_pettingzoo_env(env):
+        agents = PettingZooEnvs([env], batched=False)
+        agents.original = env
+        return agents
+    batch: EnvBatch
+    if is_vector_env(env):  # EnvPool's are also a gymnasium.Env, without its interface
+        check_vector_attributes(env)
+        batch = make_vector_env(env, *vector)
+    else:
+        batch = make_single_env(env)
+    batch.original = env
+    batch.time_limit = has_time_limit(env)
+    return batch

@@ -1,0 +1,299 @@
+"""How driver and rank meet: the invitation that they exchange, and a process group of two."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from pycollect.errors import without_frames
+from pycollect.transport.distributed.address import (
+    SIGNATURE_BYTES,
+    ForgedError,
+    Invitation,
+    RankAddress,
+    Seal,
+    is_signed,
+    signature,
+)
+
+DRIVER, WORKER = 0, 1
+"""The ranks in each group."""
+
+_CONNECT_SECONDS = 30.0  # both are there already
+
+BACKENDS = ("gloo", "nccl", "mpi", "ucc")
+
+
+def check_backend(name: Any) -> str:
+    """Return the name of a backend that can carry messages.
+
+    Raises:
+        ValueError: The name is unknown, torch was built without it, or it cannot carry messages.
+    """
+    if not isinstance(name, str) or name not in BACKENDS:
+        raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {name!r}")
+    backend = str(name)
+    if not dist.is_available() or not getattr(dist, f"is_{backend}_available")():
+        raise ValueError(f"backend: this torch was built without {backend!r}; use 'gloo'")
+    if backend in ("nccl", "mpi"):
+        raise ValueError(
+            f"backend: expected 'gloo' or 'ucc', got {backend!r}; NCCL cannot send rollouts from "
+            "host memory, and MPI cannot add ranks one by one"
+        )
+    return backend
+
+
+def group_of_two(backend: str, store: Any, rank: int, host: str) -> Any:
+    """The group of the driver and one worker. Waits for the other one.
+
+    Args:
+        store: through which both find each other; it must not believe another process.
+        host: the address of this rank's own interface; it listens there alone.
+
+    Raises:
+        RuntimeError: they have not.
+    """
+    limit = timedelta(seconds=_CONNECT_SECONDS)
+    if backend == "ucc":
+        return dist.ProcessGroupUCC(store, rank, 2, limit)
+    kind: Any = dist.ProcessGroupGloo  # whose stub lacks its options
+    options = kind._Options()
+    options._timeout = limit
+    options._devices = [kind.create_device(hostname=host)]
+    return kind(store, rank, 2, options)
+
+
+NONCE_BYTES = 32
+HELLO_BYTES = NONCE_BYTES + 32 + SIGNATURE_BYTES
+"""The first message of a rank: a nonce, its padded name, a signature."""
+
+REFUSAL = "refusal"
+"""Key of the reason why a rank cannot share memory."""
+
+_INVITATION = "invitation"
+_HEAD = struct.Struct(f"<Q{SIGNATURE_BYTES}s")  # size and signature of a value
+_MOST_BYTES = 1 << 24  # of a value
+_CHUNK_BYTES = 1 << 16
+_RETRY_SECONDS = 0.1
+
+
+class Meeting(Store):
+    """One end of a connection between the driver and a rank.
+
+    It is a store of torch.distributed, through which a process group finds its other end: a value
+    that one end sets is sent to the other. Only one thread at a time may use an end.
+
+    Args:
+        address: of the rank.
+        invitation: Pickled; sent to the rank when it connects. Driver only.
+    """
+
+    def __init__(self, address: RankAddress, invitation: bytes = b"") -> None:
+        super().__init__()
+        self.address = address
+        self._invitation = invitation
+        self.key = b""
+        """Key of this connection, once both ends are connected."""
+        self._joined = threading.Event()
+        self._receiving = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._failure: Exception | None = None
+        self._received = bytearray()
+        self._values: dict[str, bytes] = {}
+
+    def join(self, connection: socket.socket, key: bytes, end: int) -> None:
+        """Use this connection, whose other end has proved that it knows the token.
+
+        The driver's end sends the invitation before any thread that waits in `set` goes on: two
+        threads that sign messages at once would spoil each other's signatures.
+
+        Args:
+            end: DRIVER or WORKER, this end.
+        """
+        self.key = key
+        self._own, self._other = Seal(key, end), Seal(key, DRIVER + WORKER - end)
+        self._connection = connection
+        if end == DRIVER:
+            with contextlib.suppress(OSError):  # the rank is gone already
+                self._send(_INVITATION, self._invitation)
+        if self._failure is not None:  # it was closed meanwhile
+            connection.close()
+        self._joined.set()
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override] # torch gives bytes
+        """Set a value for both ends."""
+        self._values[key] = value
+        if not self._joined.wait(self.address.timeout):
+            raise TimeoutError(f"rank {self.address.rank!r} did not connect in time")
+        if self._failure is not None:
+            raise without_frames(self._failure)
+        self._send(key, value)
+
+    def _send(self, key: str, value: bytes) -> None:
+        assert self._connection is not None
+        data = key.encode() + b"\0" + value
+        self._own.advance()
+        self._connection.settimeout(self.address.timeout)
+        self._connection.sendall(_HEAD.pack(len(data), self._own.sign(0, data)) + data)
+
+    def get(self, key: str) -> bytes:
+        """Return the value that either end has set. Waits.
+
+        Raises:
+            TimeoutError: it was not set in time.
+            ConnectionError: the other end is gone.
+            ForgedError: a message is not signed by the other end.
+        """
+        return self._awaited(key, self.address.timeout)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until these values are set."""
+        seconds = self.address.timeout if timeout is None else timeout.total_seconds()
+        for key in keys:
+            self._awaited(key, seconds)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether these values are set. Does not wait."""
+        if self._joined.is_set() and self._failure is None:
+            self._receive(0.0)
+        return all(key in self._values for key in keys)
+
+    def publish(self, key: str, value: Any) -> None:
+        """Pickle a value, and set it for both ends."""
+        self.set(key, pickle.dumps(value))
+
+    def read(self, key: str) -> Any:
+        """Return the value that the other end published. Waits; raises the errors of `get`."""
+        return pickle.loads(self.get(key))  # its signature was checked
+
+    def await_end(self) -> None:
+        """Wait until the other end is gone."""
+        while self._failure is None:
+            self._receive(None)
+
+    def close(self) -> None:
+        """Close this end, and wake a thread that waits there. Idempotent."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # the other end has closed it
+                self._connection.shutdown(socket.SHUT_RDWR)
+        with self._receiving:
+            self._fail(ConnectionError("the connection was closed"))
+        self._joined.set()
+
+    def _awaited(self, key: str, seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
+        while key not in self._values:
+            if self._failure is not None:
+                raise without_frames(self._failure)
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._joined.wait(left):
+                text = f"rank {self.address.rank!r} and its driver did not connect in time"
+                raise TimeoutError(text)
+            if self._failure is None:
+                self._receive(max(left, 0.0))
+        return self._values[key]
+
+    def _receive(self, seconds: float | None) -> None:
+        """Take in the next bytes; wait for them for that time at most."""
+        assert self._connection is not None
+        with self._receiving:
+            try:
+                self._connection.settimeout(seconds)
+                data = self._connection.recv(_CHUNK_BYTES)
+                if not data:
+                    raise ConnectionError("the other end has closed the connection")
+                self._received += data
+                self._take_values()
+            except (BlockingIOError, TimeoutError):
+                return
+            except (OSError, ForgedError) as error:
+                self._fail(error)
+
+    def _take_values(self) -> None:
+        while len(self._received) >= _HEAD.size:
+            size, signed = _HEAD.unpack_from(self._received)
+            if size > _MOST_BYTES:
+                raise ForgedError(f"a message of {size} bytes exceeds the limit of {_MOST_BYTES}")
+            end = _HEAD.size + size
+            if len(self._received) < end:
+                return
+            data = bytes(self._received[_HEAD.size : end])
+            self._other.advance()
+            self._other.check(0, signed, data)
+            key, _, value = data.partition(b"\0")
+            self._values[key.decode()] = value
+            del self._received[:end]
+
+    def _fail(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failure = without_frames(error)
+        if self._connection is not None:
+            self._connection.close()
+
+
+def meet(address: RankAddress) -> tuple[Meeting, Invitation]:
+    """Connect this rank to its driver; return its end and the invitation. Waits.
+
+    Raises:
+        TimeoutError: the driver did not answer in time.
+    """
+    deadline = time.monotonic() + address.timeout
+    while True:
+        meeting = Meeting(address)
+        try:
+            _connect(meeting, deadline - time.monotonic())
+            return meeting, meeting.read(_INVITATION)
+        except (OSError, ForgedError) as error:
+            meeting.close()
+            if time.monotonic() > deadline:
+                text = f"no driver accepted {address}: {error}"
+                raise TimeoutError(text) from error
+            time.sleep(_RETRY_SECONDS)
+
+
+def _connect(meeting: Meeting, seconds: float) -> None:
+    """Prove to the driver that this process knows the token."""
+    address = meeting.address
+    connection = socket.create_connection(
+        (address.host, address.port), max(seconds, _RETRY_SECONDS)
+    )
+    try:
+        nonce = bytearray()
+        while len(nonce) < NONCE_BYTES:
+            data = connection.recv(NONCE_BYTES - len(nonce))
+            if not data:
+                raise ConnectionError("the driver has closed the connection")
+            nonce += data
+        named = secrets.token_bytes(NONCE_BYTES) + address.rank.encode().ljust(32, b"\0")
+        connection.sendall(named + signature(address.token, b"hello", nonce, named))
+    except BaseException:
+        connection.close()
+        raise
+    meeting.join(connection, signature(address.token, b"link", nonce, named), WORKER)
+
+
+class Admitted(NamedTuple):
+    """The name of a rank that has connected, and the key of the connection."""
+
+    rank: str
+    key: bytes
+
+
+def admitted(token: bytes, nonce: bytes, hello: bytes) -> Admitted | None:
+    """Return which rank sent this hello, or None if the sender does not know the token."""
+    named, given = hello[:-SIGNATURE_BYTES], hello[-SIGNATURE_BYTES:]
+    if not is_signed(given, token, b"hello", nonce, named):
+        return None
+    name = named[NONCE_BYTES:].rstrip(b"\0").decode()
+    return Admitted(name, signature(token, b"link", nonce, named))

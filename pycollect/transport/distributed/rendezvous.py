@@ -1,0 +1,201 @@
+"""The driver's port, at which its ranks connect."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import secrets
+import selectors
+import socket
+import threading
+import time
+import weakref
+from typing import Any
+
+from pycollect import checks as check
+from pycollect.transport.distributed.address import KEY_BYTES, Invitation, RankAddress
+from pycollect.transport.distributed.meeting import (
+    DRIVER,
+    HELLO_BYTES,
+    NONCE_BYTES,
+    Meeting,
+    admitted,
+)
+
+LOOPBACK = "127.0.0.1"
+
+_MOST_PENDING = 64  # connections that have not proved yet that they know the token
+_RETRY_SECONDS = 0.01
+_LOGGER = logging.getLogger(__name__)
+
+
+def outside_address() -> str:
+    """The number of the interface of this machine that reaches others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))  # sends nothing: a number that nobody has
+            return str(probe.getsockname()[0])
+        except OSError:  # there is no way out
+            return LOOPBACK
+
+
+def check_port(name: str, value: Any) -> int:
+    """A port to listen at, a number or its digits; 0, also for None: any that is free."""
+    if value is None:
+        return 0
+    digits = isinstance(value, str) and value.isdecimal()
+    port = check.check_integer(name, int(value) if digits else value)
+    if not 0 <= port < 1 << 16:
+        raise ValueError(f"{name}: expected a number from 0 to 65535, or None, got {port}")
+    return port
+
+
+class Rendezvous:
+    """A port of this process at which ranks connect, each to a :class:`Meeting` of its own.
+
+    Args:
+        host: the name or number of the interface that it listens at; no other one is open.
+        port: 0: any that is free.
+        timeout: seconds in which a rank must have come.
+
+    Raises:
+        ValueError: it cannot listen there.
+    """
+
+    def __init__(self, host: str, port: int, timeout: float) -> None:
+        self.host = host
+        self._timeout = min(timeout, threading.TIMEOUT_MAX)
+        self._token = secrets.token_bytes(KEY_BYTES)
+        listener = _listener(host, port)
+        self.port = int(listener.getsockname()[1])
+        self._acceptor = Acceptor(listener, self._token)
+        self._acceptor.start()
+        self._close = weakref.finalize(self, self._acceptor.close)
+
+    def invite(self, rank: str, invitation: Invitation) -> Meeting:
+        """Expect a rank of that name, which is about to be started."""
+        assert self._close.alive, "the rendezvous is closed"
+        address = RankAddress(self.host, self.port, self._token, rank, self._timeout)
+        meeting = Meeting(address, pickle.dumps(invitation))
+        self._acceptor.expected[rank] = meeting
+        return meeting
+
+    def close(self) -> None:
+        """Stop listening; the port is free then. Idempotent."""
+        self._close()
+
+
+class Acceptor(threading.Thread):
+    """Accepts connections, and passes the connection of an expected rank to its meeting.
+
+    A connection that does not prove that it knows the token is closed. Until then it can hold one
+    file descriptor and a few bytes, and the oldest such connection makes way for new ones.
+    """
+
+    def __init__(self, listener: socket.socket, token: bytes) -> None:
+        super().__init__(name="pycollect-rendezvous", daemon=True)
+        self.expected: weakref.WeakValueDictionary[str, Meeting] = weakref.WeakValueDictionary()
+        self._listener = listener
+        self._token = token
+        self._pending: dict[socket.socket, tuple[bytes, bytearray]] = {}
+        self._wake, self._woken = socket.socketpair()
+        self._driver = os.getpid()
+        self._has_warned = False
+
+    def close(self) -> None:
+        """Stop listening. In a fork of this process, do nothing."""
+        if os.getpid() == self._driver:
+            with self._wake:
+                self._wake.send(b"\0")  # a fork may hold it open
+            self.join()
+
+    def run(self) -> None:
+        """Accept connections until `close` is called."""
+        self._listener.setblocking(False)
+        with selectors.DefaultSelector() as selector, self._listener, self._woken:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while True:
+                ready = [key.fileobj for key, _ in selector.select()]
+                if self._woken in ready:
+                    break
+                for source in ready:
+                    if source is self._listener:
+                        self._accept(selector)
+                    elif source in self._pending:
+                        self._read_hello(selector, source)
+            for connection in self._pending:
+                connection.close()
+            self._listener.shutdown(socket.SHUT_RDWR)  # for forks, too
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        """Accept one connection, and send it a nonce."""
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it is gone, or no file descriptor is free
+            time.sleep(_RETRY_SECONDS)
+            return
+        if len(self._pending) >= _MOST_PENDING:
+            self._refuse(selector, next(iter(self._pending)))
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._pending[connection] = nonce, bytearray()
+        connection.setblocking(False)
+        selector.register(connection, selectors.EVENT_READ)
+        with contextlib.suppress(OSError):  # the other end is gone, which is seen as its end
+            connection.send(nonce)
+
+    def _read_hello(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Read on in the hello of a connection, and admit or refuse it once that is complete."""
+        _, hello = self._pending[connection]
+        try:
+            data = connection.recv(HELLO_BYTES - len(hello))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        hello += data
+        if not data:
+            self._refuse(selector, connection)
+        elif len(hello) == HELLO_BYTES:
+            self._admit(selector, connection)
+
+    def _admit(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Pass a connection to its meeting, or refuse it if its hello is not right."""
+        nonce, hello = self._pending[connection]
+        known = admitted(self._token, nonce, bytes(hello))
+        meeting = None if known is None else self.expected.pop(known.rank, None)
+        if known is None or meeting is None:
+            self._refuse(selector, connection)
+            return
+        selector.unregister(connection)
+        del self._pending[connection]
+        meeting.join(connection, known.key, DRIVER)
+
+    def _refuse(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        selector.unregister(connection)
+        del self._pending[connection]
+        if not self._has_warned:
+            self._has_warned = True
+            port = self._listener.getsockname()[1]
+            _LOGGER.warning("port %d: refused a connection without this run's secret", port)
+        connection.close()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+            listener.listen(4096)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ValueError(
+            f"tcp_address, tcp_port: cannot listen at {host!r}, port {port}: {error}"
+        ) from error
+    return listener

@@ -1,0 +1,296 @@
+"""The worker's end of a connection: it builds the worker, runs rollouts and answers calls."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import cloudpickle
+import torch
+
+from pycollect._core import RolloutControl, SharedNumber, Slab, SlabPool, merge_freed_memory
+from pycollect.data.compression import PackedBuffer
+from pycollect.data.frame import TRAJ_IDS
+from pycollect.data.layout import Key
+from pycollect.data.slabs import SlabRows, make_pool, to_tensordict
+from pycollect.data.weights import WeightSlab
+from pycollect.envs.registrations import register
+from pycollect.errors import kept_warnings
+from pycollect.transport.hosted import SingleWorker
+from pycollect.transport.import_warnings import have_filtered
+from pycollect.transport.messages import (
+    Buffer,
+    ErrorReport,
+    RolloutWorker,
+    WorkerInfo,
+    WorkerSpec,
+    packed_slab,
+    plain_report,
+    unpickled,
+)
+from pycollect.transport.unguarded import become_worker, building
+from pycollect.worker.report import Packed
+
+T = TypeVar("T")
+
+
+class RemoteWorker:
+    """A worker behind calls from another process.
+
+    Every method but `set_weights`, `set_hook`, `steps` and `stop` is to run in one and the same
+    thread, so that environments see no other; these may come at any time.
+    """
+
+    def __init__(self, inherited: tuple[Any, ...] = ()) -> None:
+        become_worker()
+        self._inherited = inherited
+        self._worker: RolloutWorker | None = None
+        self._compresses = False
+        self._warnings: list[str] = []
+        self._pool: SlabPool | None = None  # of rollouts that travel
+        self._weight_slab: WeightSlab | None = None
+        self._lock = threading.Lock()
+        self._given: tuple[int, int, Buffer | None] = (0, 0, None)
+        self._weights_serial = 0
+        self._version = 0
+        self._hooks_given: dict[str, tuple[int, Buffer]] = {}
+        self._hooks_taken: dict[str, int] = {}
+        self._stop = SharedNumber()  # up to which rollout they are to end
+        self._moves = SharedNumber()  # of the worker, or of its wait for a policy elsewhere
+
+    def build(self, filters_warnings: bool, spec: bytes, policy: bytes) -> WorkerInfo | ErrorReport:
+        """Make the environments and try the policy once.
+
+        Args:
+            filters_warnings: see `import_warnings`.
+            spec: a WorkerSpec, pickled.
+            policy: the policy or its factory, pickled.
+        """
+        have_filtered(filters_warnings)
+        with building():
+            return answer_of(lambda: self._build(spec, policy))
+
+    def _build(self, spec_bytes: bytes, policy_bytes: bytes) -> WorkerInfo:
+        # A new process starts torch's generator at a constant: all workers would draw alike.
+        torch.seed()
+        merge_freed_memory()
+        spec: WorkerSpec = unpickled(spec_bytes, self._inherited)
+        register(spec.registered)
+        if spec.hides_gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch looks when it is first asked
+        if spec.options.num_threads is not None:
+            torch.set_num_threads(spec.options.num_threads)
+        self._compresses = spec.options.compress
+        made_by: Callable[[WorkerSpec, bytes], RolloutWorker] = spec.team or SingleWorker
+        with kept_warnings() as self._warnings:
+            worker = made_by(spec, policy_bytes)
+        self._worker = worker
+        self._weight_slab = WeightSlab(worker.weights) if worker.weights else None
+        return self._info()
+
+    def _info(self) -> WorkerInfo:
+        worker = self._built
+        return WorkerInfo(
+            leaves=worker.leaves,
+            num_envs=worker.env.num_envs,
+            num_seeds=worker.env.num_seeds,
+            batch_size=worker.env.batch_size,
+            steps=worker.steps,
+            pid=os.getpid(),
+            node=socket.gethostname(),
+            bounded=worker.bounded,
+            weights=worker.weights,
+            device=worker.device,
+            processes=worker.processes,
+            beside=worker.beside,
+            warnings=tuple(self._warnings),
+        )
+
+    def collect(
+        self,
+        number: int,
+        random: bool,
+        min_steps: int,
+        serial: int,
+        version: int,
+        weights: Buffer | None,
+    ) -> tuple[tuple[Any, ...], Buffer | PackedBuffer] | ErrorReport:
+        """One rollout: its plain report, and its slab's bytes, or these compressed.
+
+        Args:
+            number: the how many-th it is that was asked for; see `stop`.
+            random: random actions instead of the policy's.
+            min_steps: it has so many at least if it is stopped.
+            serial: of the weights that the caller knows to be the newest.
+            version: the policy version that they make.
+            weights: these, None if they were sent before or never changed.
+        """
+        self.set_weights(serial, version, weights)
+        control = RolloutControl(self._stop, number, min_steps, self._moves)
+        return answer_of(lambda: self._sent(*self._collect(random, control)))
+
+    def _sent(
+        self, report: tuple[Any, ...], slab: Slab
+    ) -> tuple[tuple[Any, ...], Buffer | PackedBuffer]:
+        """A rollout as it travels."""
+        return report, packed_slab(slab) if self._compresses else slab.array()
+
+    def _collect(self, random: bool, control: RolloutControl) -> tuple[tuple[Any, ...], Slab]:
+        """A rollout in a slab of its own."""
+        if self._pool is None:
+            self._pool = make_pool(self._built.placement, 2)
+        slab = self._pool.acquire()
+        report = self._collect_into(SlabRows(slab), random, control)
+        return report, slab
+
+    def stop(self, number: int) -> None:
+        """Rollouts up to this one of `collect` are to end after their current step."""
+        with self._lock:
+            self._stop.value = max(self._stop.value, number)
+
+    def _collect_into(
+        self, rows: SlabRows, random: bool, control: RolloutControl
+    ) -> tuple[Any, ...]:
+        worker = self._built
+        self._take_weights(worker)
+        self._take_hooks(worker, self._hooks_given)
+        report = worker.collect(rows.slab, rows.row, self._version, random, control)
+        _bring(report.on_device, worker, rows)
+        rows.header()
+        self._show(worker, rows)
+        generators = worker.generator_state()
+        if generators is not None:
+            report = report._replace(generators=Packed(generators, pickle.dumps))
+        return plain_report(report)
+
+    def _show(self, worker: RolloutWorker, rows: SlabRows) -> None:
+        """The hook's rollout is the one that is delivered: what it writes there arrives."""
+        hook = worker.post_collect_hook
+        if hook is not None:
+            tensors = rows.tensors(worker.env.batch_size, worker.leaves.keys)
+            shape = [*worker.env.batch_size, tensors[TRAJ_IDS].shape[-1]]
+            hook(to_tensordict(tensors, shape))
+
+    def set_weights(self, serial: int, version: int, weights: Buffer | None) -> None:
+        """Keep weights for the next rollout to start, if they are newer than what is there."""
+        with self._lock:
+            if weights is not None and serial > self._given[0]:
+                self._given = (serial, version, weights)
+
+    def _take_weights(self, worker: RolloutWorker) -> None:
+        with self._lock:
+            serial, version, buffer = self._given
+        if buffer is not None and serial > self._weights_serial:
+            if self._weight_slab is not None:
+                worker.load_weights(self._weight_slab.unpack(buffer))
+            self._weights_serial, self._version = serial, version
+
+    def set_hook(self, name: str, serial: int, pickled: Buffer) -> None:
+        """Keep a hook for the next rollout to start."""
+        with self._lock:
+            self._hooks_given = {**self._hooks_given, name: (serial, pickled)}
+
+    def _take_hooks(self, worker: RolloutWorker, hooks: Mapping[str, tuple[int, Buffer]]) -> None:
+        """Call from now on those of them that are new."""
+        for name, (serial, pickled) in hooks.items():
+            if serial > self._hooks_taken.get(name, 0):
+                worker.set_hook(name, cloudpickle.loads(pickled))
+                self._hooks_taken[name] = serial
+
+    def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
+        """Seed and reset everything."""
+        return answer_of(lambda: self._built.set_seed(seeds, root))
+
+    def resume(self, state: Any, seeds: Sequence[int]) -> ErrorReport | None:
+        """Reset everything, and go on with generators that stood so."""
+        return answer_of(lambda: self._built.resume(state, seeds))
+
+    def resize(self, frames: int) -> WorkerInfo | ErrorReport:
+        """Collect that many frames per rollout from now on."""
+        return answer_of(lambda: self._resize(frames))
+
+    def _resize(self, frames: int) -> WorkerInfo:
+        self._built.set_share(frames)
+        self._pool = None
+        return self._info()
+
+    def reset(self) -> ErrorReport | None:
+        """Reset all environments."""
+        return answer_of(lambda: self._built.reset())
+
+    def run(self, call: bytes) -> bytes | ErrorReport:
+        """Call a function with the worker; return its pickled result.
+
+        Args:
+            call: The function and its other arguments, pickled.
+        """
+        return answer_of(lambda: self._run(call))
+
+    def _run(self, call: bytes) -> bytes:
+        function, arguments = cloudpickle.loads(call)
+        self._built.version = self._version
+        data: bytes = cloudpickle.dumps(function(self._built, *arguments))
+        return data
+
+    def steps(self) -> int:
+        """Grows as long as it has not stalled. May be asked at any time."""
+        return 0 if self._worker is None else self._worker.stepped + self._moves.value
+
+    @property
+    def _built(self) -> RolloutWorker:
+        assert self._worker is not None
+        return self._worker
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._worker is not None:
+            self._worker.close()
+
+
+def _bring(on_device: Mapping[Key, torch.Tensor], worker: RolloutWorker, rows: SlabRows) -> None:
+    """Copy tensors of a rollout to their places in the slab, and clear the cells behind its end."""
+    if not on_device:
+        return
+    lead = worker.env.batch_size
+    tensors = rows.tensors(lead, worker.leaves.keys, whole=True)
+    for key, recorded in on_device.items():
+        steps = recorded.shape[len(lead)]
+        filled, rest = tensors[key].tensor_split([steps], len(lead))
+        filled.copy_(recorded)
+        rest.fill_(-1 if key == TRAJ_IDS else 0)
+
+
+def answer_of(function: Callable[[], T]) -> T | ErrorReport:
+    """Return the function's result, or a report of its exception for the caller to raise.
+
+    An environment or a policy may fork. If it lets its child return, or raises there, the child
+    ends here: the worker's answers and its rows belong to the parent.
+    """
+    process = os.getpid()
+    try:
+        return function()
+    except Exception as error:
+        end_fork_of(process)
+        return ErrorReport.of(error)
+    finally:
+        end_fork_of(process)
+
+
+def answer_by(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Return the result of one of a worker's methods, or a report of its exception."""
+    return answer_of(lambda: getattr(worker, method)(*arguments))
+
+
+def end_fork_of(process: int) -> None:
+    """End this process if it is a fork of that one, with the code of the exception in flight."""
+    if os.getpid() != process:
+        error = sys.exc_info()[1]
+        code = error.code if isinstance(error, SystemExit) else error and 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))

@@ -1,0 +1,130 @@
+"""What runs in a worker process: a RemoteWorker that is asked through a mailbox."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import deque
+from typing import Any
+
+from pycollect._core import Mailbox, Memory, RolloutControl, SharedMemoryError, WorkerMailbox
+from pycollect.data.slabs import MappedSlabs, MemoryAddress, RowsAddress
+from pycollect.transport.descendants import begin_worker, end_worker
+from pycollect.transport.host import RemoteWorker, answer_by, end_fork_of
+from pycollect.transport.hosted import ServingWorker
+from pycollect.transport.messages import Buffer, ErrorReport, RolloutWorker, WorkerInfo
+from pycollect.transport.processes.child import log_to
+from pycollect.transport.shared_value import pack, unpack
+
+QUESTIONS = 64
+"""How many questions a worker's mailbox has room for."""
+
+_PATIENCE = 10.0
+
+
+def serve(
+    mailbox: MemoryAddress, bell: MemoryAddress, driver: int, inherited: tuple[Any, ...], log: int
+) -> None:
+    """Answer what is asked through a mailbox, until `close` is; the main function of a process.
+
+    Args:
+        driver: the process id of the one that asks. When it ends, this process and all that its
+            environments started are killed.
+        inherited: what the worker's spec refers to, see `inheritance`.
+        log: the descriptor of what is to be this process's standard error.
+    """
+    begin_worker(driver)
+    log_to(log)
+    answer_all(WorkerMailbox(mailbox, bell), inherited)
+    end_worker()
+
+
+def answer_all(end: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
+    """Answer what is asked of a worker, from `build` until `close`."""
+    process = os.getpid()
+    try:
+        _answer_until_closed(end, inherited)
+    finally:
+        end_fork_of(process)
+
+
+def _answer_until_closed(end: WorkerMailbox, inherited: tuple[Any, ...]) -> None:
+    worker = ProcessWorker(end, inherited)
+    # Whoever asks n questions ahead has read the answers before those.
+    long_answers: deque[Memory] = deque(maxlen=QUESTIONS)
+    method = ""
+    while method != "close":
+        while not worker.wait_ask():
+            pass
+        method, arguments = unpack(end.question())
+        message, memory = pack(answer_by(worker, method, arguments), Mailbox.ANSWER_BYTES)
+        if memory is not None:
+            long_answers.append(memory)
+        end.answer(message)
+
+
+class ProcessWorker(RemoteWorker):
+    """A worker that writes into the driver's slabs and finds its weights in shared memory."""
+
+    def __init__(self, mailbox: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
+        super().__init__(inherited)
+        self._mailbox = mailbox
+        self._slabs = MappedSlabs()
+
+    def wait_ask(self) -> bool:
+        """Sleep until something is asked, and serve meanwhile; return whether something is."""
+        worker, mailbox = self._worker, self._mailbox
+        if not isinstance(worker, ServingWorker):
+            return mailbox.wait_ask(_PATIENCE)
+        worker.wait()
+        self._take_weights(worker)
+        worker.serve(self._version)
+        mailbox.steps.value += 1
+        return mailbox.wait_ask(0.0)
+
+    def attach(
+        self, filters_warnings: bool, spec: bytes, policy: MemoryAddress
+    ) -> WorkerInfo | ErrorReport:
+        """Build, with a policy that lies in shared memory."""
+        return self.build(filters_warnings, spec, Memory.attach(policy).array().tobytes())
+
+    def write(
+        self, random: bool, min_steps: int, rows: RowsAddress | None
+    ) -> tuple[tuple[Any, ...], Buffer | None]:
+        """One rollout, into the driver's slab; returns its report, plain.
+
+        Args:
+            min_steps: it has so many at least if it is stopped.
+            rows: where it is to lie; None: it is returned as its own slab's bytes.
+        """
+        mailbox = self._mailbox
+        control = RolloutControl(mailbox.stop, mailbox.number, min_steps, mailbox.steps)
+        if rows is None:
+            report, slab = self._collect(random, control)
+            return report, slab.array()
+        own = self._slabs.rows(rows, self._built.placement)
+        return self._collect_into(own, random, control), None
+
+    def _take_weights(self, worker: RolloutWorker) -> None:
+        """Load the weights, and call the hooks, that were published last, if they are new."""
+        while message := self._mailbox.published():
+            serial, version, address, hooks = pickle.loads(message)
+            new = [name for name, (number, _) in hooks if number > self._hooks_taken.get(name, 0)]
+            if serial <= self._weights_serial and not new:
+                return
+            try:
+                packed = Memory.attach(address).array() if serial > self._weights_serial else None
+                pickled = {
+                    name: (number, Memory.attach(place).array())
+                    for name, (number, place) in hooks
+                    if name in new
+                }
+            except SharedMemoryError:
+                if self._mailbox.published() == message:
+                    raise
+                continue  # others took their place in between
+            if packed is not None:
+                if self._weight_slab is not None:
+                    worker.load_weights(self._weight_slab.unpack(packed))
+                self._weights_serial, self._version = serial, version
+            self._take_hooks(worker, pickled)
