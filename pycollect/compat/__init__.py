@@ -3,5 +3,5 @@
 `torchrl` has the base of all public collectors; `weights`, `profiling`, `one_worker` and
 `many_workers` have the groups of names that it is composed of. `worker_view` runs in workers.
 
-Only `collectors` imports this package.
+Only `api` imports this package.
 """

@@ -51,7 +51,7 @@ def _declared(layer: Any, num_envs: int | None) -> tuple[int, ...] | None:
     """Return the shape that this layer itself declares for one environment's reward."""
     names = ("reward_space",) if num_envs is None else ("single_reward_space", "reward_space")
     for name in names:
-        # Not `__dict__`: environments are slower after anybody asked for it, see `attributes`.
+        # Not `__dict__`: environments are slower after anybody asked for it, see `gymnasium_support`.
         space = getattr(layer, name, None)
         shape = space.shape if isinstance(space, spaces.Box) else ()
         if len(shape) == 2 and name == "reward_space" and shape[0] == num_envs:

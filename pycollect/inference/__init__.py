@@ -1,7 +1,8 @@
-"""Central inference: one call of the policy for the environments of many workers.
+"""Central inference: one policy is called for the environments of many workers.
 
-Floors below: `engines`, whose workers ask, and `policy`, which is called.
-Way of the data: a worker's current observation lies in its row of a board in shared memory ->
-client: asks through its slot -> server: one call for all rows whose workers wait -> the outputs, in
-their rows of the same board.
+The server runs in the driver or in a process of its own, the client in each worker.
+
+Layers below: `transport`, whose workers send requests, and `policy`, which is called.
+Data flow: observations of a worker -> shared memory -> one call for all waiting workers -> outputs
+back through shared memory.
 """

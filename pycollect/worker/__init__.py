@@ -1,8 +1,9 @@
-"""A worker: environments, policy and recorder; one rollout when asked. In whatever process it is.
+"""One worker: environments, policy and recorder. It collects one rollout when it is asked.
 
-It neither knows who asks nor where the rows that it writes belong to.
+This code runs where environments step: in the worker's process, or in the driver with
+`SyncDataCollector`.
 
-Floors below: `policy`, `envs`, `batch`.
-Way of the data: action = recorder.take(act()); recorder.record(env_step(action)) -> rows of a slab;
-report (what is said of the rollout beside its frames).
+Layers below: `policy`, `envs`, `data`.
+Data flow: request -> EnvGroup (environments, policy, recorder) -> step loop -> rows of a slab and a
+report.
 """

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torchrl.envs import GymLikeEnv, SerialEnv, TransformedEnv
+
 from pycollect.data.devices import CPU, Devices
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.torchrl.adapter import TorchRLEnv, has_time_limit
 from pycollect.envs.torchrl.gym import unwrapped
 from pycollect.envs.torchrl.serial import apart
-from torchrl.envs import GymLikeEnv, SerialEnv, TransformedEnv
 
 __all__ = ["inside", "make_torchrl_batch", "make_torchrl_env"]
 

@@ -7,6 +7,16 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    GymWrapper,
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+)
 
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU, accelerator
@@ -36,16 +46,6 @@ from pycollect.envs.torchrl.stepping import (
     make_maybe_reset,
     make_put,
     make_take,
-)
-from torchrl.envs import (
-    Compose,
-    EnvBase,
-    GymWrapper,
-    ParallelEnv,
-    SerialEnv,
-    StepCounter,
-    Transform,
-    TransformedEnv,
 )
 
 _PLAIN = (Transform, Compose)

@@ -10,6 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from torchrl.data import Binary, Bounded, Categorical, OneHot, Unbounded
+from torchrl.envs import GymEnv, GymWrapper
 
 from pycollect._core import Leaf
 from pycollect.data.layout import Key
@@ -19,8 +21,6 @@ from pycollect.envs.single import PlainEnv, SingleEnv, close_quietly, same, unwr
 from pycollect.envs.spaces import Array
 from pycollect.envs.torchrl.specs import check_device, spec_leaves
 from pycollect.errors import warn_user
-from torchrl.data import Binary, Bounded, Categorical, OneHot, Unbounded
-from torchrl.envs import GymEnv, GymWrapper
 
 Take = Callable[[Array], Any]
 Decode = Callable[[Leaf], Take | None]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEnv
 
 from pycollect._core import Leaf
 from pycollect.data.extras import ExtraValues
@@ -18,7 +19,6 @@ from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks
 from pycollect.envs.torchrl.gym import Form, form_of, one_hot_sampler, the_action
 from pycollect.envs.torchrl.specs import check_device, draw, name_of
 from pycollect.envs.torchrl.stepping import is_torchrls
-from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEnv
 
 _REPLACEABLE = ("_reset", "_step", "rand_action", "reset", "set_seed", "step")
 

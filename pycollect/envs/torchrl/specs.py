@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from gymnasium import spaces
 from tensordict import TensorDictBase, is_tensorclass
+from torchrl.data import Bounded, Categorical, Composite, NonTensor, OneHot, StackedComposite
+from torchrl.data.tensor_specs import Stacked
+from torchrl.envs import EnvBase
 
 from pycollect._core import Leaf
 from pycollect.data.devices import why_not
 from pycollect.data.extras import Extra, Kind
 from pycollect.data.layout import Key, Node, dotted, dtype_name, torch_dtype
-from torchrl.data import Bounded, Categorical, Composite, NonTensor, OneHot, StackedComposite
-from torchrl.data.tensor_specs import Stacked
-from torchrl.envs import EnvBase
 
 _DRAWN = (torch.float32, torch.float64, torch.float16)
 _COLLECTORS = ("collector", "next")

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDict
+from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
@@ -18,7 +19,6 @@ from pycollect.data.layout import Key, dotted, torch_dtype
 from pycollect.data.slabs import set_unchecked, unchecked_tensordict
 from pycollect.envs.torchrl.gym import form_of, unwrapped_by
 from pycollect.envs.torchrl.specs import as_key, name_of, spec_leaves
-from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 # Transforms that decide themselves which environments are stepped, and how often.
 _STEPPING = ("ConditionalPolicySwitch", "ConditionalSkip", "MultiAction")

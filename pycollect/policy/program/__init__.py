@@ -1,6 +1,5 @@
-"""A policy taken apart into calls over tensors, so that no TensorDict is built per step.
+"""Programs: a policy taken apart into calls over tensors, without a TensorDict per step.
 
-Floor below: `envs`, `batch`.
-Way of the data: module or callable -> steps (a program) -> compile (bit for bit the same, or not
-taken) -> the function that is called at each step.
+Layers below: `envs`, `data`.
+Data flow: module or callable -> steps -> compile (a plan, or the module itself) -> `act()`.
 """

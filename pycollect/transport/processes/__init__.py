@@ -1,11 +1,8 @@
-"""Worker processes of this machine, which share memory with the driver.
+"""Worker processes on this machine, reached through mailboxes in shared memory.
 
-Driver's side: `engine`, `handle`, and the driver's end of `log`; `start` makes a `child`, which is
-`spawned`, or `forked` by a template that `forking` asks. What runs there: `template`. Worker's
-side: `serve`. Both: `wire`, values in the short messages of a mailbox.
+Driver's side: `engine` starts a `child`, which is spawned or `forked` by the fork server
+(`fork_server`); `handle` sends requests to it. Worker's side: `serve` answers them.
+`fork_server_main` is what runs in the fork server.
 
-Floor below: the files of `engines` itself.
-Way of the data: request -> mailbox -> serve -> the driver's own slab; a note comes back.
+Layer below: the files of `transport` itself.
 """
-
-from __future__ import annotations

@@ -163,7 +163,7 @@ class Template:
 
         Args:
             name: by which its process is shown.
-            descriptors: what it gets, see `template`.
+            descriptors: what it gets, see `fork_server_main`.
 
         Raises:
             TemplateError: the template is gone, or they are too many.

@@ -1,7 +1,7 @@
-"""What runs in a template: a process that imports what workers need, and forks one when asked.
+"""The fork server: a process that imports the modules that workers need, and forks workers.
 
-It is asked by its driver through a socket, as `forking` does. It has neither threads nor a GPU, so
-that a fork of it can do whatever a new process can.
+The driver sends requests through a socket (`fork_server`). The process has neither threads nor an
+open GPU, so that its forks can do everything that a new process can.
 """
 
 from __future__ import annotations

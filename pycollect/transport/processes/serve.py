@@ -30,7 +30,7 @@ def serve(
     Args:
         driver: the process id of the one that asks. When it ends, this process and all that its
             environments started are killed.
-        inherited: what the worker's spec refers to, see `inheritance`.
+        inherited: what the worker's spec refers to, see `messages`.
         log: the descriptor of what is to be this process's standard error.
     """
     begin_worker(driver)

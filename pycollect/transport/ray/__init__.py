@@ -1,12 +1,8 @@
-"""Ray actors. All that is asked of Ray is asked here.
+"""Workers in Ray actors.
 
-Driver's side: `engine`, `session`, `driver`, `actor`, `starting`, `monitor`, `servers`,
-`inference`. Actor's side: `serve`.
+Driver's side: `engine` starts actors, `session` joins and leaves Ray, `servers` starts inference
+servers on other nodes. Both sides: `actor`.
 
-Floor below: the files of `engines`, and `engines.processes`: an actor on the driver's node is asked
-through a mailbox, as a process is.
-Way of the data: request -> mailbox, or a call of Ray -> RemoteWorker -> the driver's own slab, or
-the object store.
+Layers below: the files of `transport`, and `transport.processes`: an actor on the driver's node is
+reached through a mailbox.
 """
-
-from __future__ import annotations
