@@ -15,7 +15,12 @@ expected |= {"pycollect/py.typed", "pycollect/__init__.pyi", "pycollect/_core.py
 expected |= {
     f"pycollect/share/cmake/pycollect/pycollectConfig{name}.cmake" for name in ("", "Version")
 }
-core = [*root.glob("csrc/include/**/*.h"), *root.glob("csrc/src/*"), root / "csrc/cuda/gather.h"]
+core = [
+    file
+    for folder in ("include", "src", "ipc", "gather")
+    for file in root.glob(f"csrc/{folder}/**/*.*")
+    if file.suffix != ".cu"
+]
 core += [root / "CMakeLists.txt", root / "cmake/pycollect-hidden.map"]
 core += [root / f"cmake/{name}.cmake" for name in ("options", "unoptimised", "version")]
 expected |= {f"pycollect/share/pycollect/{path.relative_to(root)}" for path in core}

@@ -2,10 +2,14 @@
 # for who looks into the build folder.
 include(CMakePackageConfigHelpers)
 
-install(TARGETS pycollect_core EXPORT pycollectTargets
+install(TARGETS pycollect_core pycollect_ipc EXPORT pycollectTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
-install(DIRECTORY csrc/include/pycollect DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+install(DIRECTORY csrc/include/pycollect csrc/ipc/include/pycollect DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   COMPONENT development)
+if(PYCOLLECT_GATHER)
+  install(DIRECTORY csrc/gather/include/pycollect DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+    COMPONENT development)
+endif()
 
 # Before 1.0.0 minor versions are incompatible, see version.h.
 if(PROJECT_VERSION_MAJOR EQUAL 0)

@@ -1,4 +1,4 @@
-# find_package(pycollect): the target pycollect::core, an archive that was built before.
+# find_package(pycollect): the targets pycollect::core and pycollect::ipc, built archives.
 include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 include(${CMAKE_CURRENT_LIST_DIR}/pycollectTargets.cmake)

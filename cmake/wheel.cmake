@@ -2,8 +2,8 @@
 # here, and the CMake package that builds them.
 set(sources pycollect/share/pycollect)
 install(FILES CMakeLists.txt DESTINATION ${sources} COMPONENT python)
-install(DIRECTORY csrc/include csrc/src DESTINATION ${sources}/csrc COMPONENT python)
-install(FILES csrc/cuda/gather.h DESTINATION ${sources}/csrc/cuda COMPONENT python)
+install(DIRECTORY csrc/include csrc/src csrc/ipc csrc/gather DESTINATION ${sources}/csrc
+  COMPONENT python PATTERN gather.cu EXCLUDE)
 install(FILES cmake/options.cmake cmake/pycollect-hidden.map cmake/unoptimised.cmake
   cmake/version.cmake DESTINATION ${sources}/cmake COMPONENT python)
 install(FILES cmake/wheel/pycollectConfig.cmake

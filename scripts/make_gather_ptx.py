@@ -1,6 +1,6 @@
-"""Compiles csrc/cuda/gather.cu to the PTX that the core embeds; needs nvcc and ptxas.
+"""Compiles csrc/gather/gather.cu to the PTX that the core embeds; needs nvcc and ptxas.
 
-    python scripts/make_gather_ptx.py            # writes csrc/src/gather_ptx.inc
+    python scripts/make_gather_ptx.py            # writes csrc/gather/gather_ptx.inc
     python scripts/make_gather_ptx.py --check    # exit status 1 where that would change it
 
 nvcc writes the newest PTX version that it knows, which older drivers refuse (nvcc 13 writes 9.0,
@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "csrc" / "cuda" / "gather.cu"
-TARGET = ROOT / "csrc" / "src" / "gather_ptx.inc"
+TARGET = ROOT / "csrc" / "gather" / "gather_ptx.inc"
 LOWERED = {"version": "7.0", "target": "sm_60"}
 """What drivers are to know; they compile PTX for newer GPUs, too."""
 OLDEST = "75"  # the oldest architecture that nvcc 13 compiles for
@@ -65,7 +65,7 @@ def assemble(ptx: str) -> None:
 def embedded(ptx: str, release: str) -> str:
     """The text of the file that C++ includes."""
     return (
-        f"// Written by scripts/make_gather_ptx.py from csrc/cuda/gather.cu with nvcc {release}.\n"
+        f"// Written by scripts/make_gather_ptx.py from csrc/gather/gather.cu with nvcc {release}.\n"
         f'R"ptx(\n{ptx})ptx"\n'
     )
 

@@ -95,20 +95,21 @@ def in_architecture(pattern: str) -> set[str]:
 
 def test_the_architecture_names_files_that_exist() -> None:
     bases = (ROOT, ROOT / "pycollect", ROOT / "pycollect/transport/processes", ROOT / "csrc/python")
-    headers = ROOT / "csrc/include/pycollect"
+    headers = [ROOT / "csrc" / part / "include/pycollect" for part in ("", "ipc", "gather")]
     named = in_architecture(r"[\w./*]+(/|\.(py|pyi|h|cpp|cu|inc|md))")
     assert len(named) > 100
     assert [
-        name for name in named if not any([*base.glob(name)] for base in (*bases, headers))
+        name for name in named if not any([*base.glob(name)] for base in (*bases, *headers))
     ] == []
 
 
 def test_the_architecture_names_every_folder() -> None:
     named = in_architecture(r"[\w./]+/")
-    for base, place in ((ROOT / "pycollect", ROOT / "pycollect"), (ROOT / "csrc", ROOT)):
-        folders = {path.parent for path in base.rglob("*") if path.suffix in {".py", ".h", ".cpp"}}
-        expected = {f"{path.relative_to(place)}/" for path in folders - {base}}
-        assert expected - named == set()
+    package = ROOT / "pycollect"
+    folders = {path.parent.relative_to(package) for path in package.rglob("*.py")} - {Path()}
+    core = {path for path in (ROOT / "csrc").iterdir() if path.name != "include"}
+    assert {f"{path}/" for path in folders} - named == set()
+    assert {f"csrc/{path.name}/" for path in core} - named == set()
     files = {path.name for path in (ROOT / "pycollect").glob("*.py*")} - {"__init__.py"}
     assert files - in_architecture(r"\w+\.pyi?") == set()
 

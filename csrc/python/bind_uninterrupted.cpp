@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bindings.h"
-#include "pycollect/detail/process.h"
+#include "pycollect/detail/owning_process.h"
 
 namespace pycollect::python {
 namespace {

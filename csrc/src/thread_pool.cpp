@@ -1,7 +1,7 @@
 #include "pycollect/thread_pool.h"
 
-#include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,8 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "pycollect/detail/process.h"
-
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
@@ -24,12 +22,6 @@ namespace {
 constexpr std::int64_t kRangesPerThread = 4;
 
 std::atomic<ThreadPool*> shared_pool{nullptr};
-
-// Registered while the program is loaded, before there is a pool. Only lock-free atomics are
-// touched, as the child of a process with threads must. The parent's pool is left as it is: its
-// mutex may be locked by a thread that does not exist here.
-[[maybe_unused]] const int fork_handler_of_pools =
-    pthread_atfork(nullptr, nullptr, [] { shared_pool.store(nullptr); });
 
 }  // namespace
 
@@ -116,7 +108,7 @@ struct ThreadPool::State {
 };
 
 ThreadPool::ThreadPool(int threads)
-    : threads_(threads), epoch_(fork_epoch.load()), state_(std::make_unique<State>()) {
+    : threads_(threads), process_(getpid()), state_(std::make_unique<State>()) {
   if (threads < 1) {
     throw std::invalid_argument("threads: expected at least 1, got " + std::to_string(threads));
   }
@@ -129,7 +121,7 @@ ThreadPool::~ThreadPool() {
   }
 }
 
-bool ThreadPool::forked() const { return epoch_ != fork_epoch.load(std::memory_order_relaxed); }
+bool ThreadPool::forked() const { return process_ != getpid(); }
 
 void ThreadPool::run(std::int64_t n, std::int64_t grain, void* context, Body body) {
   grain = std::max<std::int64_t>(grain, 1);
@@ -161,7 +153,9 @@ void ThreadPool::run(std::int64_t n, std::int64_t grain, void* context, Body bod
 
 ThreadPool& ThreadPool::shared() {
   ThreadPool* pool = shared_pool.load();
-  if (pool == nullptr) {
+  if (pool == nullptr || pool->forked()) {
+    // The pool of a forked process's parent stays as it is: a thread that does not exist here may
+    // hold its mutex.
     auto fresh = std::make_unique<ThreadPool>(cores());  // starts nothing yet
     if (shared_pool.compare_exchange_strong(pool, fresh.get())) {
       pool = fresh.release();

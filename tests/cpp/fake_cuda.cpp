@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/gather.h"
+#include "gather/gather.h"
 #ifdef FAKE_CUDA_KERNEL  // a file with ptx::pycollect_gather, to be run in place of the twin
 #include FAKE_CUDA_KERNEL
 #endif

@@ -73,6 +73,13 @@ def built(folder: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert run(folder / "program").stdout.startswith(RESULT)
     assert_hidden(folder / "libshared.so", "consumers_own")
+    assert_single_process(folder / "program")
+
+
+def assert_single_process(program: Path) -> None:
+    """Check that a program over the core has no shared memory and no handlers of forks."""
+    names = run("nm", program).stdout
+    assert not re.findall(r"memfd_create|atfork|mailbox", names, re.I)
 
 
 def assert_hidden(library: Path, own: str) -> None:
@@ -126,8 +133,14 @@ def test_add_subdirectory(tmp_path: Path) -> None:
     built(tmp_path)
 
 
+def test_the_kernel_for_devices_can_be_left_out(tmp_path: Path) -> None:
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"]
+    configure(tmp_path, *SUBDIRECTORY, *options, "-DPYCOLLECT_GATHER=OFF")
+    built(tmp_path)
+
+
 def test_whether_several_files_are_compiled_at_once_is_the_consumers_choice(tmp_path: Path) -> None:
-    own = "core.dir/csrc/src/slot.cpp"
+    own = "core.dir/csrc/src/slab.cpp"
     for choice, one_by_one in ([], False), (["-DCMAKE_UNITY_BUILD=OFF"], True):
         configure(tmp_path, *SUBDIRECTORY, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *choice)
         assert (own in (tmp_path / "compile_commands.json").read_text()) == one_by_one

@@ -1,4 +1,5 @@
-// All public headers of pycollect, except python_env.h. Headers in pycollect/detail/ are internal
+// All public headers of the core. Not included are python_env.h, device_gather.h, and the headers
+// of pycollect::ipc (shared_memory.h, shared_slab_pool.h). Headers in pycollect/detail/ are internal
 // and may change with any version.
 #pragma once
 
@@ -8,7 +9,6 @@
 #include "pycollect/collector_options.h"
 #include "pycollect/copy.h"
 #include "pycollect/cuda.h"
-#include "pycollect/device_gather.h"
 #include "pycollect/dlpack.h"
 #include "pycollect/dtype.h"
 #include "pycollect/env.h"
@@ -19,8 +19,6 @@
 #include "pycollect/multistep.h"
 #include "pycollect/recorder.h"
 #include "pycollect/recorder_options.h"
-#include "pycollect/shared_memory.h"
-#include "pycollect/shared_slab_pool.h"
 #include "pycollect/slab.h"
 #include "pycollect/slab_pool.h"
 #include "pycollect/split.h"

@@ -22,7 +22,7 @@
 #include <span>
 #include <vector>
 
-#include "pycollect/detail/process.h"
+#include "pycollect/detail/owning_process.h"
 #include "pycollect/header.h"
 #include "pycollect/key.h"
 #include "pycollect/layout.h"

@@ -56,7 +56,7 @@ class ThreadPool {
   bool forked() const;
 
   int threads_;
-  unsigned epoch_;
+  int process_;  // that made it
   std::unique_ptr<State> state_;
 };
 

@@ -1,33 +1,9 @@
-// Process management for workers, and a check against use in the child of a fork.
+// Process management for workers.
 #pragma once
-
-#include <atomic>
 
 #include "pycollect/version.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
-
-// The number of forks between this process and the first one. Comparing it with an earlier value is
-// cheaper than querying the process id.
-extern std::atomic<unsigned> fork_epoch;
-
-// The process that created an object which writes into shared memory. A forked child inherits the
-// object and must not write.
-class OwningProcess {
- public:
-  OwningProcess();
-  // Throws std::runtime_error in the child of a fork.
-  void check() const {
-    if (fork_epoch.load(std::memory_order_relaxed) != epoch_) {
-      refuse();
-    }
-  }
-
- private:
-  [[noreturn]] void refuse() const;
-  unsigned epoch_;
-  int pid_;
-};
 
 // Makes this process the parent of each descendant when its own parent dies. A descendant is then
 // found even if it has detached itself (a daemon, or a process in its own session). Forks of this

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "../cuda/gather.h"
 #include "batch_rows.h"
+#include "gather.h"
 #include "pycollect/detail/checked.h"
 #include "staging.h"
 

@@ -20,7 +20,7 @@
 #include <span>
 #include <vector>
 
-#include "pycollect/detail/process.h"
+#include "pycollect/detail/owning_process.h"
 #include "pycollect/detail/shared_number.h"
 #include "pycollect/slab.h"
 #include "pycollect/version.h"

@@ -24,14 +24,13 @@
 
 #include "deaf_thread.h"
 #include "file.h"
+#include "pycollect/detail/owning_process.h"
 
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
 
 namespace pycollect::inline PYCOLLECT_ABI {
-
-std::atomic<unsigned> fork_epoch{0};
 
 namespace {
 
@@ -109,13 +108,6 @@ void kill_descendants() {
   while (kill_children() && std::chrono::steady_clock::now() < end) {
     usleep(kPause);
   }
-}
-
-OwningProcess::OwningProcess() : epoch_(fork_epoch.load()), pid_(getpid()) {}
-
-void OwningProcess::refuse() const {
-  throw std::runtime_error("collector: it belongs to process " + std::to_string(pid_) +
-                           ", and this process is a fork of it; make a collector in this process");
 }
 
 void end_with_process(int pid) {
