@@ -15,7 +15,7 @@ from pycollect.worker.report import Episode
 _EPISODES_PER_ENV, _FEW_EPISODES = 2, 256
 
 
-class Counted(NamedTuple):
+class RolloutCounts(NamedTuple):
     """The numbers of a rollout that the host needs.
 
     Attributes:
@@ -47,7 +47,7 @@ class Rollout(NamedTuple):
         return cells if self.valid is None else cells & self.valid
 
 
-class Pending(NamedTuple):
+class PendingCounts(NamedTuple):
     """The numbers of a rollout on their way to the host.
 
     Attributes:
@@ -101,7 +101,7 @@ class DeviceTrajectories:
 
     def number(
         self, rollout: Rollout, asked: Iterable[torch.Tensor], captured: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, Pending]:
+    ) -> tuple[torch.Tensor, torch.Tensor, PendingCounts]:
         """Number the trajectories of a rollout, without waiting.
 
         Args:
@@ -111,7 +111,7 @@ class DeviceTrajectories:
 
         Returns:
             Trajectory ids, int64 [T, P], -1 in dummy steps; whether a frame is the first of its
-            trajectory, bool [T, P]; what `count_up` needs.
+            trajectory, bool [T, P]; what `wait_for_counts` needs.
         """
         done = rollout.done
         begins = self._begins(rollout)
@@ -124,7 +124,7 @@ class DeviceTrajectories:
         sums = self._sums(rollout, episode)
         fetch = self._captured_fetch if captured else self._fetch
         found = fetch.ask([*_episodes(self._first_ends(done), sums), counts])
-        return ids, begins, Pending(fetch, found, done, sums)
+        return ids, begins, PendingCounts(fetch, found, done, sums)
 
     def _first_ends(self, done: torch.Tensor) -> torch.Tensor:
         """Return where episodes end, as indices of [T * P] cells; on the CPU all of them.
@@ -136,7 +136,7 @@ class DeviceTrajectories:
         most = min(done.numel(), max(_EPISODES_PER_ENV * self._envs, _FEW_EPISODES))
         return torch.nonzero_static(done.flatten(), size=most, fill_value=0).squeeze(1)
 
-    def count_up(self, pending: Pending) -> Counted:
+    def wait_for_counts(self, pending: PendingCounts) -> RolloutCounts:
         """Wait for the device; return the numbers of the last rollout."""
         pending.fetch.wait()
         *found, counts = pending.found
@@ -147,7 +147,7 @@ class DeviceTrajectories:
         places, returns, lengths = (own[:ended].tolist() for own in found)
         rows = [place % self._envs for place in places]
         episodes = list(zip(rows, returns, lengths, strict=True))
-        return Counted(frames, episodes, list(map(bool, told)))
+        return RolloutCounts(frames, episodes, list(map(bool, told)))
 
     def _begins(self, rollout: Rollout) -> torch.Tensor:
         """Return which frames begin a trajectory; a dummy step may come between two of them."""

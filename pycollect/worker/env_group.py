@@ -18,15 +18,15 @@ from pycollect.data.frame import BatchLeaves, NoLeaves
 from pycollect.data.layout import Key, torch_dtype
 from pycollect.envs.base import Arrays, EnvBatch
 from pycollect.envs.tensors import TensorVectorEnv
-from pycollect.policy.calling import Calling, CapturedWork
+from pycollect.policy.calling import CallOptions, CapturedWork
 from pycollect.policy.random_runner import RandomRunner
-from pycollect.policy.remote import PolicyElsewhere, RunnerElsewhere
+from pycollect.policy.remote import RemotePolicy, RemoteRunner
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
 from pycollect.worker.device_recorder import DeviceRecorder
 from pycollect.worker.extras_recorder import ExtrasRecorder
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.rollout_loop import STOPPED, Calls
-from pycollect.worker.tensor_recorder import TensorRecorder, steps_wait
+from pycollect.worker.tensor_recorder import TensorRecorder, waits_for_device
 
 
 def placement_of(leaves: BatchLeaves | NoLeaves, envs: int, steps: int) -> Placement:
@@ -70,7 +70,7 @@ def fill(current: dict[Key, torch.Tensor], observation: Arrays) -> None:
             copy(tensor, array if isinstance(array, torch.Tensor) else np.asarray(array))
 
 
-Runner = PolicyRunner | RandomRunner | RunnerElsewhere
+Runner = PolicyRunner | RandomRunner | RemoteRunner
 
 
 class EnvGroup:
@@ -83,7 +83,7 @@ class EnvGroup:
         env: these environments, which have been reset.
         runner: calls the policy for them; `random` draws actions instead.
         leaves: of a frame.
-        recorder: writes them; `beside`, where there is one, what stays on the environments' device.
+        recorder: writes them; `device_recorder`, where there is one, what stays on the environments' device.
 
     Args:
         policy: where it is to be called; or what stands for it in this group.
@@ -101,9 +101,9 @@ class EnvGroup:
         fill(self._current, self._first)
         self._extras = ExtrasRecorder(env)
         self._extras.restart()
-        self._calling, self._device = _calling_of(policy, options, device), device
+        self._call_options, self._device = _calling_of(policy, options, device), device
         if self._can_capture:
-            self._calling = replace(self._calling, within=True)
+            self._call_options = replace(self._call_options, in_captured_rollout=True)
         self._captured: tuple[Any, Any, Callable[[], Any]] | None = None
         with torch.no_grad():
             self.runner: Runner = make_policy_runner(
@@ -114,12 +114,12 @@ class EnvGroup:
                 extras=self._extras.current,
                 cast=options.cast,
                 counts_steps=bool(cut),
-                calling=self._calling,
+                call_options=self._call_options,
                 device=device,
-                home=indexed(env.device) if env.staying else None,
-                told=options.devices.policy_device is not None,
+                output_device=indexed(env.device) if env.staying else None,
+                explicit_device=options.devices.policy_device is not None,
             )
-        if isinstance(self.runner, RunnerElsewhere):
+        if isinstance(self.runner, RemoteRunner):
             self._current = self.runner.current
         self._extras.outputs = self.runner.extra_outputs
         self.random = self._random_runner()
@@ -182,18 +182,18 @@ class EnvGroup:
         given = env.given((*runner.outputs, *runner.through_env))
         places = [keys.index(key) for key in given]
         self.recorder: Any = None
-        self.beside: DeviceRecorder | TensorRecorder | None = None
+        self.device_recorder: DeviceRecorder | TensorRecorder | None = None
         if isinstance(env, TensorVectorEnv):
-            self.recorder = self.beside = self._make_tensor_recorder(env)
+            self.recorder = self.device_recorder = self._make_tensor_recorder(env)
         else:
             self.recorder = self._make_recorder(
                 layout, () if env.takes_tensors else places, first, envs
             )
             if env.staying:
-                self.beside = DeviceRecorder(
+                self.device_recorder = DeviceRecorder(
                     self.recorder, env, self.leaves, self._current, runner.states
                 )
-        self._records = self.beside or self.recorder
+        self._records = self.device_recorder or self.recorder
         self._records.restart(self._first)
         del self._first
         take: Callable[..., Any] = self._records.take
@@ -201,7 +201,7 @@ class EnvGroup:
 
     def _make_tensor_recorder(self, env: TensorVectorEnv) -> TensorRecorder:
         runner = self.runner
-        assert not isinstance(runner, RunnerElsewhere), "those step with arrays"
+        assert not isinstance(runner, RemoteRunner), "those step with arrays"
         return TensorRecorder(
             env, self.leaves, self._current, runner, self._cut, self._options.set_truncated
         )
@@ -250,13 +250,13 @@ class EnvGroup:
         Not where extras are kept step by step, for all environments at once; nor where groups ask
         a policy elsewhere in turns, which those steps would break.
         """
-        in_turns = self.acts_elsewhere and not alone
+        in_turns = self.has_remote_policy and not alone
         return self.env.steps_rows and not self.leaves.extras and not in_turns
 
     @property
-    def acts_elsewhere(self) -> bool:
+    def has_remote_policy(self) -> bool:
         """Whether the policy is called elsewhere."""
-        return isinstance(self.runner, RunnerElsewhere)
+        return isinstance(self.runner, RemoteRunner)
 
     # A rollout
 
@@ -271,7 +271,7 @@ class EnvGroup:
     ) -> None:
         """A rollout begins; arguments as for `Worker.collect`."""
         self._acting = self.random if random else self.runner
-        if isinstance(self.runner, RunnerElsewhere):
+        if isinstance(self.runner, RemoteRunner):
             self.runner.begin(control, self.recorder.set_policy_version)
         self._records.begin(slab, row, policy_version, control, steps)
         self._extras.begin()
@@ -285,8 +285,8 @@ class EnvGroup:
         reset_done: Callable[..., Arrays] = env.reset_done
         if self.leaves.extras:
             extras = self._extras
-            act = extras.beside_act(act, runner.said)
-            record, reset_done = extras.beside_step(record), extras.beside_reset(reset_done)
+            act = extras.wrap_act(act, runner.extra_values)
+            record, reset_done = extras.wrap_record(record), extras.wrap_reset_done(reset_done)
         direct = env.direct
         step = env.step if direct is None else direct.step
         whole = None
@@ -295,12 +295,12 @@ class EnvGroup:
         return Calls(act, self._take, step, record, records.done, reset_done, records.reset, whole)
 
     @property
-    def calls_in_turns(self) -> Calls:
+    def alternating_calls(self) -> Calls:
         """The same where another group's are between those of a step."""
         env, runner = self.env, self._acting
         calls = self.calls._replace(overlapped=(env.send, env.receive) if env.overlaps else None)
-        if isinstance(runner, RunnerElsewhere):
-            return calls._replace(ask=runner.ask)
+        if isinstance(runner, RemoteRunner):
+            return calls._replace(request=runner.request)
         if runner.reuses_memory or isinstance(runner, RandomRunner):
             return calls
         return calls._replace(act=_copying(calls.act))
@@ -308,15 +308,15 @@ class EnvGroup:
     @property
     def _can_capture(self) -> bool:
         """Whether a CUDA graph may step environments and policy for a whole rollout."""
-        env, graphed = self.env, self._calling.graphed
+        env, graphed = self.env, self._call_options.graphed
         if graphed is None or not isinstance(env, TensorVectorEnv) or env.device != self._device:
             return False
-        return env.is_capturable and not steps_wait(env, self._cut)
+        return env.is_capturable and not waits_for_device(env, self._cut)
 
     def roll_captured(self, steps: int) -> bool:
         """Make the rollout by replaying a CUDA graph; return False if that is not possible."""
         acting = self._acting
-        if not self._calling.within or not isinstance(acting, PolicyRunner):
+        if not self._call_options.in_captured_rollout or not isinstance(acting, PolicyRunner):
             return False
         if acting.slow_path or acting.decides_on_host:
             return False
@@ -336,7 +336,7 @@ class EnvGroup:
                 record(step(take(act())))
             return recorder.complete(packs=True)
 
-        warmup = max(int((self._calling.graphed or {}).get("warmup", 1)), 1)
+        warmup = max(int((self._call_options.graphed or {}).get("warmup", 1)), 1)
         return CapturedWork(roll, self.env.device, warmup)
 
     def catch_up(self) -> None:
@@ -359,7 +359,7 @@ class EnvGroup:
         self._records.abandon()
 
     def finish_extras(self, steps: int) -> Extras:
-        """What the rollout has beside the slab."""
+        """What the rollout has device_recorder the slab."""
         return self._extras.finish(steps)
 
     @property
@@ -384,14 +384,18 @@ class EnvGroup:
         done = self._records.done
         reset_done: Callable[..., Arrays] = self.env.reset_done
         if self.leaves.extras:
-            reset_done = self._extras.beside_reset(reset_done)
+            reset_done = self._extras.wrap_reset_done(reset_done)
         done[list(rows)] = True
         self._records.reset(reset_done(done))
 
 
-def _calling_of(policy: Any, options: WorkerOptions, device: torch.device) -> Calling:
+def _calling_of(policy: Any, options: WorkerOptions, device: torch.device) -> CallOptions:
     """How the policy is called; whoever calls one elsewhere knows what is possible there."""
-    return options.calling if isinstance(policy, PolicyElsewhere) else options.calling.on(device)
+    return (
+        options.call_options
+        if isinstance(policy, RemotePolicy)
+        else options.call_options.for_device(device)
+    )
 
 
 def _taking_tensors(

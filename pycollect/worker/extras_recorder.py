@@ -64,7 +64,7 @@ class ExtrasRecorder:
         self._frames = []
         return extras
 
-    def beside_act(
+    def wrap_act(
         self, act: Callable[[], Any], said: Callable[[], ExtraValues]
     ) -> Callable[[], Any]:
         """`act`, with what the policy said kept and given to the environment."""
@@ -79,7 +79,7 @@ class ExtrasRecorder:
 
         return act_and_keep
 
-    def beside_step(self, record: Callable[..., int]) -> Callable[..., int]:
+    def wrap_record(self, record: Callable[..., int]) -> Callable[..., int]:
         """The recorder's `record`, with the frame's extras kept."""
 
         def record_both(result: Sequence[Any]) -> int:
@@ -89,7 +89,9 @@ class ExtrasRecorder:
 
         return record_both
 
-    def beside_reset(self, reset_done: Callable[[BoolArray], Arrays]) -> Callable[[BoolArray], Any]:
+    def wrap_reset_done(
+        self, reset_done: Callable[[BoolArray], Arrays]
+    ) -> Callable[[BoolArray], Any]:
         """The environments' `reset_done`, with the new current extras kept."""
 
         def reset_both(done: BoolArray) -> Arrays:

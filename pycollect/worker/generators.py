@@ -114,7 +114,7 @@ class GeneratorState:
 
 
 @dataclass(frozen=True)
-class TeamState:
+class NestState:
     """Where the generators of several processes stand that are one worker, in their order."""
 
     processes: tuple[GeneratorState, ...]
@@ -124,7 +124,7 @@ class TeamState:
         return {"processes": [state.plain() for state in self.processes]}
 
 
-def from_plain(plain: Any, place: str) -> GeneratorState | TeamState:
+def from_plain(plain: Any, place: str) -> GeneratorState | NestState:
     """Return the state of a worker from its plain form.
 
     Args:
@@ -135,7 +135,7 @@ def from_plain(plain: Any, place: str) -> GeneratorState | TeamState:
         ValueError: An entry is missing, or no generator takes it.
     """
     if isinstance(plain, Mapping) and isinstance(plain.get("processes"), list):
-        return TeamState(
+        return NestState(
             tuple(
                 GeneratorState.from_plain(own, f"{place}, 'processes', {number}")
                 for number, own in enumerate(plain["processes"])

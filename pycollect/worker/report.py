@@ -14,12 +14,12 @@ import torch
 
 from pycollect.data.extras import Extras
 from pycollect.data.layout import Key
-from pycollect.worker.generators import GeneratorState, TeamState
+from pycollect.worker.generators import GeneratorState, NestState
 
 T = TypeVar("T")
 
 
-class Packed(Generic[T]):
+class Lazy(Generic[T]):
     """Either form of a value, each made once, when it is first asked for.
 
     Args:
@@ -150,8 +150,8 @@ class RolloutReport(NamedTuple):
     seconds: WorkerSeconds
     stepped: int
     slow_paths: tuple[str, ...]
-    extras: Packed[Extras] | None = None
-    generators: Packed[GeneratorState | TeamState] | None = None
+    extras: Lazy[Extras] | None = None
+    generators: Lazy[GeneratorState | NestState] | None = None
     sources: tuple[int, ...] = (0,)
     lost: Mapping[str, int] = MappingProxyType({})
     restarts: int = 0

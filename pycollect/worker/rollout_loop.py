@@ -1,4 +1,4 @@
-"""The step loop of a rollout, for one group of environments or two in turns."""
+"""The step loop of a rollout, for one group of environments or two in rounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Calls(NamedTuple):
         record_reset: writes what they show then.
         whole: all of that but `act` at once, given what it returned, where the environments can be
             stepped so; says what `record` does.
-        ask: begins the call that `act` waits for, where the policy is called elsewhere.
+        request: begins the call that `act` waits for, where the policy is called elsewhere.
         overlapped: `step` in two parts, where the environments step elsewhere: begun, awaited.
     """
 
@@ -42,7 +42,7 @@ class Calls(NamedTuple):
     reset_done: Callable[..., Arrays]
     record_reset: Callable[..., None]
     whole: Callable[[tuple[Any, ...]], int] | None = None
-    ask: Callable[[], None] = _nothing
+    request: Callable[[], None] = _nothing
     overlapped: tuple[Callable[[Arrays], None], Callable[[], Sequence[Any]]] | None = None
 
 
@@ -86,32 +86,32 @@ def _timed_step(calls: Calls, timer: StepTimer) -> int:
     return resets
 
 
-Move = Callable[[], Any]
+Phase = Callable[[], Any]
 
 
-class Moves(NamedTuple):
+class StepPhases(NamedTuple):
     """A step of one group, in parts.
 
     Attributes:
-        ask: begins a call of the policy elsewhere; nothing where it is called here.
+        request: begins a call of the policy elsewhere; nothing where it is called here.
         choose: calls the policy, or waits for that call, and gives the environments their actions,
             with which they step from then on where they do so elsewhere.
         finish: makes the step, or waits for its end; records it, and resets what is to be reset.
     """
 
-    ask: Move
-    choose: Move
-    finish: Move
+    request: Phase
+    choose: Phase
+    finish: Phase
 
     @classmethod
-    def of(cls, calls: Calls) -> Moves:
+    def of(cls, calls: Calls) -> StepPhases:
         """Those that consist of these calls."""
         act, take, record, done = calls.act, calls.take, calls.record, calls.done
         reset_done, record_reset = calls.reset_done, calls.record_reset
         if calls.whole is not None:
             chosen: list[Any] = []
             whole = calls.whole
-            return cls(calls.ask, lambda: chosen.append(act()), lambda: whole(chosen.pop()))
+            return cls(calls.request, lambda: chosen.append(act()), lambda: whole(chosen.pop()))
         send, receive = _sending(calls)
 
         def choose() -> None:
@@ -121,7 +121,7 @@ class Moves(NamedTuple):
             if record(receive()):
                 record_reset(reset_done(done))
 
-        return cls(calls.ask, choose, finish)
+        return cls(calls.request, choose, finish)
 
 
 def _sending(calls: Calls) -> tuple[Callable[[Any], Any], Callable[[], Sequence[Any]]]:
@@ -133,78 +133,84 @@ def _sending(calls: Calls) -> tuple[Callable[[Any], Any], Callable[[], Sequence[
     return given.append, lambda: step(given.pop())
 
 
-class Order(NamedTuple):
-    """In which order two groups move.
+class PhaseSchedule(NamedTuple):
+    """In which order two groups phase.
 
     Attributes:
         first: until each group has a step on the way.
-        turn: one step of each; then each has the next one on the way.
+        repeat: one step of each; then each has the next one on the way.
         last: these are ended.
     """
 
-    first: Sequence[Move]
-    turn: Sequence[Move]
-    last: Sequence[Move]
+    first: Sequence[Phase]
+    repeat: Sequence[Phase]
+    last: Sequence[Phase]
 
     @classmethod
-    def of(cls, groups: Sequence[Moves], envs_elsewhere: bool, policy_elsewhere: bool) -> Order:
+    def of(
+        cls, groups: Sequence[StepPhases], remote_envs: bool, remote_policy: bool
+    ) -> PhaseSchedule:
         """Whatever is elsewhere is begun as early as it can be."""
         a, b = groups
-        if not envs_elsewhere:  # the policy is called for one while the other steps here
+        if not remote_envs:  # the policy is called for one while the other steps here
             return cls(
-                [a.ask, b.ask],
-                [a.choose, a.finish, a.ask, b.choose, b.finish, b.ask],
+                [a.request, b.request],
+                [a.choose, a.finish, a.request, b.choose, b.finish, b.request],
                 [a.choose, a.finish, b.choose, b.finish],
             )
-        if not policy_elsewhere:  # one steps while the policy is called for the other here
+        if not remote_policy:  # one steps while the policy is called for the other here
             return cls(
                 [a.choose, b.choose],
                 [a.finish, a.choose, b.finish, b.choose],
                 [a.finish, b.finish],
             )
         return cls(
-            [a.ask, b.ask, a.choose],
-            [b.choose, a.finish, a.ask, a.choose, b.finish, b.ask],
+            [a.request, b.request, a.choose],
+            [b.choose, a.finish, a.request, a.choose, b.finish, b.request],
             [b.choose, a.finish, b.finish],
         )
 
 
-def roll_in_turns(
-    order: Order, timed: Order, timer: StepTimer, steps: int, ends: Callable[[], bool]
+def roll_alternating(
+    order: PhaseSchedule,
+    timed: PhaseSchedule,
+    timer: StepTimer,
+    steps: int,
+    ends: Callable[[], bool],
 ) -> None:
     """Make so many steps of each group, or fewer where the rollout is stopped.
 
     Args:
-        timed: the same moves, which count their time.
+        timed: the same phases, which count their time.
         ends: whether the steps that are on the way are to be the last ones.
     """
-    _move(order.first)
-    _make_turns(order.turn, timed.turn, timer, steps - 1, ends)
-    _move(order.last)
+    _run(order.first)
+    _run_rounds(order.repeat, timed.repeat, timer, steps - 1, ends)
+    _run(order.last)
 
 
-def _make_turns(
-    turn: Sequence[Move],
-    timed: Sequence[Move],
+def _run_rounds(
+    repeat: Sequence[Phase],
+    timed: Sequence[Phase],
     timer: StepTimer,
-    turns: int,
+    rounds: int,
     ends: Callable[[], bool],
 ) -> None:
-    for plain, then_timed in timer.stretches(turns):
+    for plain, then_timed in timer.stretches(rounds):
         for _ in range(plain):
             if ends():
                 return
-            for move in turn:
-                move()
+            for phase in repeat:
+                phase()
         if then_timed:
             if ends():
                 return
-            _move(timed)
+            _run(timed)
 
 
-def _move(moves: Sequence[Move]) -> None:
-    for move in moves:
-        move()
+def _run(phases: Sequence[Phase]) -> None:
+    for phase in phases:
+        phase()
 
 
 def timed_calls(calls: Calls, timer: StepTimer) -> Calls:

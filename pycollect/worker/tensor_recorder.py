@@ -13,7 +13,7 @@ from pycollect.data.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
 from pycollect.data.layout import Key, is_delivered, torch_dtype
 from pycollect.data.transfer import Packing
 from pycollect.envs.base import Arrays, BoolArray
-from pycollect.worker.device_trajectories import DeviceTrajectories, Pending, Rollout
+from pycollect.worker.device_trajectories import DeviceTrajectories, PendingCounts, Rollout
 from pycollect.worker.report import Episode
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _Copy = tuple[list[torch.Tensor], list[int]]
 """Targets of one dtype, and the places of their sources among the values of a step."""
 
 
-class Packed(NamedTuple):
+class PackedBatch(NamedTuple):
     """A batch in one block of bytes.
 
     Attributes:
@@ -43,7 +43,7 @@ class Packed(NamedTuple):
     keys: list[Key]
     packing: Packing
     block: torch.Tensor
-    pending: Pending
+    pending: PendingCounts
 
 
 class TensorRecorder:
@@ -89,8 +89,8 @@ class TensorRecorder:
         self._taken: tuple[torch.Tensor, ...] = ()
         self._batch: dict[Key, torch.Tensor] = {}
         self._is_complete = False
-        self._pending: Pending | None = None
-        self._packed: Packed | None = None
+        self._pending: PendingCounts | None = None
+        self._packed: PackedBatch | None = None
         self._no_flag = torch.zeros((), dtype=torch.bool, device=env.device)
         self._constants = {
             MASK: ~self._no_flag,
@@ -99,7 +99,7 @@ class TensorRecorder:
         self._episodes: list[Episode] = []
         self._skips, self._lacks_final = self._flags(), self._flags()
         self._counts = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
-        self._waits = steps_wait(env, cut)
+        self._waits = waits_for_device(env, cut)
         self._counts_steps = bool(cut) or runner.step_count is not None
         self.done: BoolArray = np.zeros(env.num_envs, np.bool_)
         self.frames = 0
@@ -260,7 +260,7 @@ class TensorRecorder:
             self._show_own_entries(self._trajectories.fresh)
         self.done[:] = False
 
-    def recorded(self, packed: Packed) -> None:
+    def recorded(self, packed: PackedBatch) -> None:
         """Count the steps of a whole rollout, which a CUDA graph has recorded and completed.
 
         Args:
@@ -274,7 +274,7 @@ class TensorRecorder:
     # The end of a rollout
 
     def finish(
-        self, worker: int, incarnation: int, sequence: int, beside: Sequence[Any] = ()
+        self, worker: int, incarnation: int, sequence: int, others: Sequence[Any] = ()
     ) -> RolloutHeader:
         """Complete the rollout; see :class:`Recorder`.
 
@@ -286,7 +286,7 @@ class TensorRecorder:
         if not self._is_complete:
             self.complete()
         assert self._pending is not None
-        frames, episodes, (lacks_final, *seen) = self._trajectories.count_up(self._pending)
+        frames, episodes, (lacks_final, *seen) = self._trajectories.wait_for_counts(self._pending)
         if lacks_final:
             self._env.tell_of_lacking_final()
         self._env.judge(seen)
@@ -300,7 +300,7 @@ class TensorRecorder:
             self._row, worker, incarnation, sequence, self._version, frames, self._step
         )
 
-    def complete(self, packs: bool = False) -> Packed | None:
+    def complete(self, packs: bool = False) -> PackedBatch | None:
         """Compute ids, and what else a batch has, on the device, without waiting for it.
 
         Args:
@@ -317,7 +317,7 @@ class TensorRecorder:
         ids, begins, self._pending = self._trajectories.number(rollout, asked, packs)
         entries = {IS_INIT: begins, **memory, _DONE: done, TRAJ_IDS: ids}
         self._batch = self._assembled(entries)
-        self._packed = Packed(*_packed(self._batch), self._pending) if packs else None
+        self._packed = PackedBatch(*_packed(self._batch), self._pending) if packs else None
         return self._packed
 
     def _assembled(self, batch: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
@@ -393,7 +393,7 @@ def _packed(batch: Mapping[Key, torch.Tensor]) -> tuple[list[Key], Packing, torc
     return list(batch), packing, block
 
 
-def steps_wait(env: TensorVectorEnv, cut: int) -> bool:
+def waits_for_device(env: TensorVectorEnv, cut: int) -> bool:
     """Return whether a step waits for the device, to find out which environments to reset.
 
     Args:

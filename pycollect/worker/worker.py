@@ -20,13 +20,19 @@ from pycollect.data.weights import WeightForm, Weights, device_of, load_weights,
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.groups import make_groups
 from pycollect.envs.make import make_env_batch
-from pycollect.policy.remote import PolicyElsewhere
-from pycollect.policy.signature import told_of_actions
+from pycollect.policy.remote import RemotePolicy
+from pycollect.policy.signature import with_action_spec
 from pycollect.worker.env_group import EnvGroup, placement_of
 from pycollect.worker.generators import Generators, GeneratorState
 from pycollect.worker.options import WorkerOptions
-from pycollect.worker.report import Packed, RolloutReport, StepTimer, WorkerSeconds
-from pycollect.worker.rollout_loop import Moves, Order, roll, roll_in_turns, timed_calls
+from pycollect.worker.report import Lazy, RolloutReport, StepTimer, WorkerSeconds
+from pycollect.worker.rollout_loop import (
+    PhaseSchedule,
+    StepPhases,
+    roll,
+    roll_alternating,
+    timed_calls,
+)
 from pycollect.worker.tensor_recorder import TensorRecorder
 
 _NO_CONTROL = RolloutControl()
@@ -71,14 +77,14 @@ class Worker:
         self._fresh = True  # all environments were reset and not stepped since
         if options.init_fn is not None:
             options.init_fn()
-        elsewhere = isinstance(policy, PolicyElsewhere)
+        elsewhere = isinstance(policy, RemotePolicy)
         as_arrays = elsewhere or options.env_groups > 1
         make = partial(self._make_envs, env_kwargs, as_arrays)
         self.env = make_groups(entry, options.env_groups, make, policy_elsewhere=elsewhere)
         try:
             first = self.env.groups[0]
-            policy = told_of_actions(policy, first)
-            self._policy_device = _place_of(policy, options.devices, first)
+            policy = with_action_spec(policy, first)
+            self._policy_device = _policy_device_of(policy, options.devices, first)
             self.policy = placed(policy, self._policy_device)
             self._build(options)
         except BaseException:
@@ -130,7 +136,7 @@ class Worker:
     def _policy_of(self, place: int) -> Any:
         """The policy, or what stands for it in that group."""
         policy = self.policy
-        return policy.of_group(place) if isinstance(policy, PolicyElsewhere) else policy
+        return policy.for_group(place) if isinstance(policy, RemotePolicy) else policy
 
     @property
     def _firsts(self) -> list[int]:
@@ -215,15 +221,15 @@ class Worker:
                 for group in groups:
                     group.begin(slab, row, policy_version, control, self.steps, random)
                 self._roll(control)
-            recorder, *beside = (group.recorder for group in groups)
-            header = recorder.finish(self.index, self.incarnation, self._sequence, beside)
+            recorder, *others = (group.recorder for group in groups)
+            header = recorder.finish(self.index, self.incarnation, self._sequence, others)
         finally:
             for group in groups:
                 group.abandon()
             self._timer.end()
         self._must_reset = False
         self._sequence += 1
-        on_device = groups[0].beside
+        on_device = groups[0].device_recorder
         return RolloutReport(
             header.frames,
             header.policy_version,
@@ -235,12 +241,12 @@ class Worker:
             on_device=on_device.take_tensors() if on_device else {},
         )
 
-    def _packed_extras(self) -> Packed[Extras] | None:
+    def _packed_extras(self) -> Lazy[Extras] | None:
         if not self.leaves.extras:
             return None
         each = [group.finish_extras(self.steps) for group in self.groups]
         extras = {key: np.concatenate([own[key] for own in each]) for key in each[0]}
-        return Packed(extras, pickled_extras)
+        return Lazy(extras, pickled_extras)
 
     def _roll(self, control: RolloutControl) -> None:
         if len(self.groups) == 1 and self.groups[0].roll_captured(self.steps):
@@ -248,28 +254,28 @@ class Worker:
         if len(self.groups) == 1:
             roll(self.groups[0].calls, self._timer, self.steps)
         else:
-            self._roll_in_turns(control)
+            self._roll_alternating(control)
         for group in self.groups:
             group.catch_up()
 
-    def _roll_in_turns(self, control: RolloutControl) -> None:
-        recorder, *beside = (group.recorder for group in self.groups)
-        calls = [group.calls_in_turns for group in self.groups]
+    def _roll_alternating(self, control: RolloutControl) -> None:
+        recorder, *others = (group.recorder for group in self.groups)
+        calls = [group.alternating_calls for group in self.groups]
         timed = [timed_calls(own, self._timer) for own in calls]
         plain_order, timed_order = (
-            Order.of(
-                [Moves.of(own) for own in each],
-                envs_elsewhere=all(group.env.overlaps for group in self.groups),
-                policy_elsewhere=self.groups[0].acts_elsewhere,
+            PhaseSchedule.of(
+                [StepPhases.of(own) for own in each],
+                remote_envs=all(group.env.overlaps for group in self.groups),
+                remote_policy=self.groups[0].has_remote_policy,
             )
             for each in (calls, timed)
         )
-        roll_in_turns(
+        roll_alternating(
             plain_order,
             timed_order,
             self._timer,
             self.steps,
-            lambda: control.is_stopped and recorder.stop(beside),
+            lambda: control.is_stopped and recorder.stop(others),
         )
 
     def _restart(self, seeds: Sequence[int] | None = None) -> None:
@@ -379,9 +385,9 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _place_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
+def _policy_device_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
     """Return the device that the policy is called on; ValueError if it is not available."""
-    if isinstance(policy, PolicyElsewhere):
+    if isinstance(policy, RemotePolicy):
         return CPU
     device = devices.policy_device or device_of(policy) or env.device
     reason = why_not(device)
