@@ -36,8 +36,8 @@ class CollectorEntries:
         counts_steps: Whether the recorder counts the steps of each trajectory.
 
     Attributes:
-        tensors: Entries by key, [1] or [P, 1] each: `is_init` and flags bool, `step_count` int64. The
-            Recorder updates `is_init` and `step_count`.
+        tensors: Entries by key, [1] or [P, 1] each: `is_init` and flags bool, `step_count` int64.
+            The Recorder updates `is_init` and `step_count`.
     """
 
     def __init__(self, env: EnvBatch, counts_steps: bool) -> None:
@@ -131,8 +131,8 @@ class StateForms:
     Args:
         policy: Policy, which is searched for primers and RNN layers.
         env: Environment whose batch shape primers may have.
-        policy_state: Value of `policy_state`: by key, the shape for one environment, or the first value as
-            a tensor [*frame].
+        policy_state: By key, the shape for one environment, or the first value as a tensor
+            [*frame].
 
     Raises:
         ValueError: A value of `policy_state` is neither a shape nor a tensor.

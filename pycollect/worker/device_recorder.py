@@ -1,4 +1,4 @@
-"""DeviceRecorder: records what stays on a device, beside the Recorder of what comes to the host."""
+"""DeviceRecorder: record the entries that remain on the environments' device."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from pycollect.policy.states import PolicyState
 
 
 class DeviceRecorder:
-    """A Recorder of environments whose observations stay on their device.
+    """Record rollouts of environments whose observations remain on their device.
 
-    Observations, a policy's outputs and its states are copied there, by the device's current
-    stream, into tensors of each rollout's own; no step waits for them. Flags, rewards, ids and
-    counts are the Recorder's, on the host.
+    Observations, states and outputs of the policy are copied to new tensors of each rollout. The
+    copies are queued on the device's current stream, and no step waits for them. The Recorder
+    records flags, rewards, ids and counts on the host.
 
     Args:
-        recorder: of everything else.
-        leaves: of a batch.
-        current: the current observation by key, [*frame], or [P, *frame] where batched; those of
-            `env.staying` are kept up to date here.
-        states: of the policy, on the device; kept up to date here, too.
+        recorder: Records all other entries.
+        env: The environments.
+        leaves: Leaves of a batch.
+        current: Current observation by key, [*frame], or [P, *frame] for a batch. This class
+            updates the entries of `env.staying`.
+        states: States of the policy, on the device. This class updates them.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class DeviceRecorder:
         self._leaves = leaves
         self._recorded = {leaf.key for leaf in leaves.all}
         staying = env.staying
-        given = [leaf.key for leaf in (*env.observation, *env.step_only)]
-        self._observed = [(at, key, current[key]) for at, key in enumerate(given) if key in staying]
-        self._host_places = [at for at, key in enumerate(given) if key not in staying]
+        keys = [leaf.key for leaf in (*env.observation, *env.step_only)]
+        self._observed = [(at, key, current[key]) for at, key in enumerate(keys) if key in staying]
+        self._host_places = [at for at, key in enumerate(keys) if key not in staying]
         self._states = states
         self._outputs = frozenset(leaf.key for leaf in leaves.outputs)
         self._taken: tuple[Any, ...] = ()
@@ -76,7 +77,7 @@ class DeviceRecorder:
             self._allocate(leaf.key, torch_dtype(leaf.dtype), leaf.shape, steps)
 
     def _carried(self) -> Iterator[tuple[Key, torch.Tensor]]:
-        """What goes from step to step, as it is now."""
+        """Yield the keys and current values of observations and states."""
         yield from ((key, current) for _, key, current in self._observed)
         yield from ((state.leaf.key, state.current) for state in self._states)
 
@@ -86,7 +87,7 @@ class DeviceRecorder:
             self._buffers[key] = torch.empty(shape, dtype=dtype, device=self._device)
 
     def take(self, values: tuple[Any, ...]) -> None:
-        """See :class:`Recorder`; the env is given tensors by whoever steps it."""
+        """Keep the policy's outputs for `record`; the caller passes actions to the environment."""
         self._taken = values
 
     def record(self, result: Sequence[Any]) -> int:
@@ -106,9 +107,9 @@ class DeviceRecorder:
         return self._host.step(rest, reward, terminated, truncated, ())
 
     def _advance(self, key: Key, current: torch.Tensor, value: torch.Tensor) -> None:
-        """Record what was acted on and what came of it, from which the next step goes on."""
+        """Record the current and the next value, and make the next value the current one."""
         _check(("next", *key), value, current)
-        if key not in self._outputs:  # else the policy tells
+        if key not in self._outputs:  # the policy may write the root entry itself
             self._write(key, current)
         self._write(("next", *key), value)
         current.copy_(value)
@@ -124,20 +125,21 @@ class DeviceRecorder:
         """See :class:`Recorder`."""
         ended = torch.from_numpy(self.done).to(self._device)
         for place, _, current in self._observed:
-            self._begin_anew(current, observation[place], ended)
+            self._set_first(current, observation[place], ended)
         for state in self._states:
-            self._begin_anew(state.current, state.initial, ended)
+            self._set_first(state.current, state.initial, ended)
         self._host.reset(self._host_part(observation))
 
-    def _begin_anew(self, current: torch.Tensor, first: torch.Tensor, ended: torch.Tensor) -> None:
+    def _set_first(self, current: torch.Tensor, first: torch.Tensor, ended: torch.Tensor) -> None:
         if self._lead:
             rows = ended.view(-1, *[1] * (current.ndim - 1))
             first = torch.where(rows, first, current)
         current.copy_(first)
 
     def take_tensors(self) -> dict[Key, torch.Tensor]:
-        """What was recorded on the device by the last rollout, [*batch, T, *frame] by key; T is as
-        many steps as it really has.
+        """Return the entries of the last rollout on the device, [*batch, T, *frame] by key.
+
+        T is the number of steps that the rollout has.
         """
         buffers, self._buffers = self._buffers, {}
         first = len(self._lead)

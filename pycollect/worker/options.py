@@ -48,7 +48,7 @@ class WorkerOptions:
         mask: Record ("collector", "mask") for any environment, because rollouts may be padded.
         devices: Devices of environments and policy.
         compress: Compress rollouts that leave the machine.
-        stays: Entries recorded on the environments' device have no space in the slab.
+        stays: The slab has no space for entries that are recorded on the environments' device.
     """
 
     frames: int = 0

@@ -1,4 +1,4 @@
-"""The step loop of a rollout, for one group of environments or two in rounds."""
+"""The step loop of a rollout, for one group of environments or two alternating groups."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from pycollect.envs.base import Arrays, BoolArray
 from pycollect.worker.report import StepTimer
 
 STOPPED = -1
-"""What the recorder says of a last step after which no environment is reset."""
+"""The recorder's result for the last step if no environment has to be reset."""
 
 
 def _nothing() -> None:
-    """The policy is called here."""
+    """Do nothing: a policy in this process needs no request."""
 
 
 class Calls(NamedTuple):
-    """What a step consists of.
+    """The functions of a step.
 
     Attributes:
-        act: calls the policy on the current observation.
-        take: keeps what it returned, and gives the environments' part of it.
-        step: steps the environments.
-        record: writes their result; says how many are to be reset.
-        done: which.
-        reset_done: resets them.
-        record_reset: writes what they show then.
-        whole: all of that but `act` at once, given what it returned, where the environments can be
-            stepped so; says what `record` does.
-        request: begins the call that `act` waits for, where the policy is called elsewhere.
-        overlapped: `step` in two parts, where the environments step elsewhere: begun, awaited.
+        act: Calls the policy on the current observation.
+        take: Keeps the policy's outputs, and returns the environments' part of them.
+        step: Steps the environments.
+        record: Writes the result of `step`; returns how many environments have to be reset. In the
+            last step of a rollout, returns ``STOPPED`` minus this number.
+        done: Flags of the environments that have to be reset.
+        reset_done: Resets these environments.
+        record_reset: Writes their first observations.
+        whole: Does all except `act` at once, for environments that support it. Takes the outputs of
+            `act`, and returns the result of `record`.
+        request: Starts the call of a remote policy for which `act` waits.
+        overlapped: `step` in two parts, start and wait, for environments that step in other threads
+            or processes.
     """
 
     act: Callable[[], tuple[Any, ...]]
@@ -47,7 +49,7 @@ class Calls(NamedTuple):
 
 
 def roll(calls: Calls, timer: StepTimer, steps: int) -> None:
-    """Make so many steps, or fewer where the rollout is stopped."""
+    """Make a number of steps, or fewer if the rollout is stopped."""
     act, take, step, record, done, reset_done, record_reset, whole, *_ = calls
     for plain, then_timed in timer.stretches(steps):
         if whole is not None:
@@ -67,11 +69,11 @@ def roll(calls: Calls, timer: StepTimer, steps: int) -> None:
 
 
 def _timed_step(calls: Calls, timer: StepTimer) -> int:
-    """One step as all others, with a look at the clock between its parts."""
+    """Make one step, and add the time of its parts to the timer."""
     clock = time.perf_counter
     start = clock()
     values = calls.act()
-    chosen = clock()
+    acted = clock()
     result = calls.step(calls.take(values))
     stepped = clock()
     resets = calls.record(result)
@@ -80,8 +82,8 @@ def _timed_step(calls: Calls, timer: StepTimer) -> int:
         observation = calls.reset_done(calls.done)
         end = clock()
         calls.record_reset(observation)
-    timer.policy += chosen - start
-    timer.env += stepped - chosen + end - recorded
+    timer.policy += acted - start
+    timer.env += stepped - acted + end - recorded
     timer.record += recorded - stepped
     return resets
 
@@ -90,13 +92,13 @@ Phase = Callable[[], Any]
 
 
 class StepPhases(NamedTuple):
-    """A step of one group, in parts.
+    """The phases of one group's step.
 
     Attributes:
-        request: begins a call of the policy elsewhere; nothing where it is called here.
-        choose: calls the policy, or waits for that call, and gives the environments their actions,
-            with which they step from then on where they do so elsewhere.
-        finish: makes the step, or waits for its end; records it, and resets what is to be reset.
+        request: Starts the call of a remote policy; does nothing for other policies.
+        choose: Calls the policy, or waits for the remote call, and passes the actions to the
+            environments. Those in other threads or processes then start to step.
+        finish: Makes the step or waits for its end, records it, and resets ended environments.
     """
 
     request: Phase
@@ -105,14 +107,14 @@ class StepPhases(NamedTuple):
 
     @classmethod
     def of(cls, calls: Calls) -> StepPhases:
-        """Those that consist of these calls."""
+        """Return the phases that consist of these calls."""
         act, take, record, done = calls.act, calls.take, calls.record, calls.done
         reset_done, record_reset = calls.reset_done, calls.record_reset
         if calls.whole is not None:
-            chosen: list[Any] = []
+            outputs: list[Any] = []
             whole = calls.whole
-            return cls(calls.request, lambda: chosen.append(act()), lambda: whole(chosen.pop()))
-        send, receive = _sending(calls)
+            return cls(calls.request, lambda: outputs.append(act()), lambda: whole(outputs.pop()))
+        send, receive = _split_step(calls)
 
         def choose() -> None:
             send(take(act()))
@@ -124,22 +126,25 @@ class StepPhases(NamedTuple):
         return cls(calls.request, choose, finish)
 
 
-def _sending(calls: Calls) -> tuple[Callable[[Any], Any], Callable[[], Sequence[Any]]]:
-    """How a step is begun and ended; all of it is done at its end where the envs step here."""
+def _split_step(calls: Calls) -> tuple[Callable[[Any], Any], Callable[[], Sequence[Any]]]:
+    """Return functions that start a step and wait for it.
+
+    If the environments step in this thread, the second function makes the whole step.
+    """
     if calls.overlapped is not None:
         return calls.overlapped
-    given: list[Any] = []
+    actions: list[Any] = []
     step = calls.step
-    return given.append, lambda: step(given.pop())
+    return actions.append, lambda: step(actions.pop())
 
 
 class PhaseSchedule(NamedTuple):
-    """In which order two groups phase.
+    """The order of the phases of two alternating groups.
 
     Attributes:
-        first: until each group has a step on the way.
-        repeat: one step of each; then each has the next one on the way.
-        last: these are ended.
+        first: Phases until each group has started its first step.
+        repeat: Phases that finish one step of each group and start the next.
+        last: Phases that finish the started steps.
     """
 
     first: Sequence[Phase]
@@ -150,15 +155,21 @@ class PhaseSchedule(NamedTuple):
     def of(
         cls, groups: Sequence[StepPhases], remote_envs: bool, remote_policy: bool
     ) -> PhaseSchedule:
-        """Whatever is elsewhere is begun as early as it can be."""
+        """Return the schedule that starts remote steps and calls as early as possible.
+
+        Args:
+            groups: Phases of the two groups.
+            remote_envs: Whether environments step in other threads or processes.
+            remote_policy: Whether the policy is called in another process.
+        """
         a, b = groups
-        if not remote_envs:  # the policy is called for one while the other steps here
+        if not remote_envs:  # the policy is called for one group while the other steps here
             return cls(
                 [a.request, b.request],
                 [a.choose, a.finish, a.request, b.choose, b.finish, b.request],
                 [a.choose, a.finish, b.choose, b.finish],
             )
-        if not remote_policy:  # one steps while the policy is called for the other here
+        if not remote_policy:  # one group steps while the policy is called here for the other
             return cls(
                 [a.choose, b.choose],
                 [a.finish, a.choose, b.finish, b.choose],
@@ -172,21 +183,24 @@ class PhaseSchedule(NamedTuple):
 
 
 def roll_alternating(
-    order: PhaseSchedule,
+    schedule: PhaseSchedule,
     timed: PhaseSchedule,
     timer: StepTimer,
     steps: int,
-    ends: Callable[[], bool],
+    is_stopped: Callable[[], bool],
 ) -> None:
-    """Make so many steps of each group, or fewer where the rollout is stopped.
+    """Make a number of steps of each group, or fewer if the rollout is stopped.
 
     Args:
-        timed: the same phases, which count their time.
-        ends: whether the steps that are on the way are to be the last ones.
+        schedule: Phases of the groups.
+        timed: The same phases, which add their time to the timer.
+        timer: Decides which steps are timed.
+        steps: Number of steps.
+        is_stopped: Returns whether the started steps are the last ones of the rollout.
     """
-    _run(order.first)
-    _run_rounds(order.repeat, timed.repeat, timer, steps - 1, ends)
-    _run(order.last)
+    _run(schedule.first)
+    _run_rounds(schedule.repeat, timed.repeat, timer, steps - 1, is_stopped)
+    _run(schedule.last)
 
 
 def _run_rounds(
@@ -214,7 +228,7 @@ def _run(phases: Sequence[Phase]) -> None:
 
 
 def timed_calls(calls: Calls, timer: StepTimer) -> Calls:
-    """The same calls, which add the time that they take to the timer's."""
+    """Return calls that add their time to the timer."""
 
     def of_env(call: Callable[..., Any]) -> Callable[..., Any]:
         return _adding(timer, "env", call)
