@@ -12,7 +12,7 @@ import torch
 
 from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec
 from pycollect.transport.process import StartingWorker, WorkerHandle, WorkerProcess
-from pycollect.worker.generators import GeneratorState, TeamState, derived_seeds
+from pycollect.worker.generators import GeneratorState, NestState, derived_seeds
 from pycollect.worker.report import RolloutReport
 
 
@@ -94,7 +94,7 @@ class WorkerRecord:
         return self.incarnation + (self.report.restarts if self.report else 0)
 
     @property
-    def generators(self) -> GeneratorState | TeamState | None:
+    def generators(self) -> GeneratorState | NestState | None:
         """Where its own stood at the end of its last rollout; None if it has none."""
         packed = None if self.report is None else self.report.generators
         return None if packed is None else packed.value
@@ -137,7 +137,7 @@ class WorkerRecord:
         return derived_seeds(self.info.num_seeds, entropy, moment, self.index)
 
     def resumption(
-        self, generators: GeneratorState | TeamState, entropy: int, moment: int
+        self, generators: GeneratorState | NestState, entropy: int, moment: int
     ) -> tuple[Any, ...]:
         """The call that makes it go on with generators that stood so."""
         return ("resume", generators, self.seeds(entropy, moment))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pycollect.data.weights import NO_WEIGHTS, Weights, weights_from
-from pycollect.worker.generators import GeneratorState, TeamState, from_plain
+from pycollect.worker.generators import GeneratorState, NestState, from_plain
 
 _FORMAT = "pycollect 1"
 
@@ -21,7 +21,7 @@ class WorkerState:
         policy: weights by name, where it was given others than the other workers.
     """
 
-    generators: GeneratorState | TeamState | None = None
+    generators: GeneratorState | NestState | None = None
     policy: Weights = NO_WEIGHTS
 
 
@@ -36,7 +36,7 @@ def check_generators(worker: int, state: WorkerState, processes: int, envs: int)
     own = state.generators
     if own is None:
         return
-    came = len(own.processes) if isinstance(own, TeamState) else 0
+    came = len(own.processes) if isinstance(own, NestState) else 0
     if came != processes:
         raise ValueError(
             f"state_dict: expected random generators of {processes} processes for worker {worker}, "

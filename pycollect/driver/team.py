@@ -21,8 +21,8 @@ from pycollect.errors import WorkerError
 from pycollect.transport.messages import WorkerInfo, WorkerSpec
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.transport.waiting import LOOK_SECONDS
-from pycollect.worker.generators import GeneratorState, TeamState
-from pycollect.worker.report import Packed, RolloutReport, WorkerSeconds
+from pycollect.worker.generators import GeneratorState, NestState
+from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
 _TOLD = ("worker_died", "worker_timeout", "env_error")  # losses that whoever asks is to know
 
@@ -188,11 +188,11 @@ class Team:
             restarts=self._processes.restarts,
         )
 
-    def _extras(self, extras: Extras | None) -> Packed[Extras] | None:
+    def _extras(self, extras: Extras | None) -> Lazy[Extras] | None:
         if extras is None:
             return None
         size = self.env.num_envs, self.steps
-        return Packed({key: c.reshape(size) for key, c in extras.items()}, pickled_extras)
+        return Lazy({key: c.reshape(size) for key, c in extras.items()}, pickled_extras)
 
     def _sources(self, batch: Batch) -> tuple[int, ...]:
         """Whose rollouts follow each other along time; 0 where all are side by side."""
@@ -230,9 +230,9 @@ class Team:
             }
         )
 
-    def resume(self, state: GeneratorState | TeamState, seeds: Sequence[int]) -> None:
+    def resume(self, state: GeneratorState | NestState, seeds: Sequence[int]) -> None:
         """Go on with generators that stood so, after a reset."""
-        assert isinstance(state, TeamState)
+        assert isinstance(state, NestState)
         own = self._of_each(seeds)
         self._processes.begin(
             {
@@ -252,11 +252,11 @@ class Team:
         """Reset all environments; open trajectories end there."""
         self._processes.scheduler.reset(None)
 
-    def generator_state(self) -> TeamState | None:
+    def generator_state(self) -> NestState | None:
         """Where the processes' generators stood; None if one of them has not said it yet."""
         states = [process.generators for process in self._processes.present]
         known = tuple(state for state in states if isinstance(state, GeneratorState))
-        return TeamState(known) if len(known) == len(states) else None
+        return NestState(known) if len(known) == len(states) else None
 
     def set_share(self, frames: int) -> None:
         """Collect that many frames per rollout from now on."""

@@ -14,8 +14,8 @@ from pycollect.data.slabs import MemoryAddress
 from pycollect.envs.base import EnvBatch
 from pycollect.inference.messages import EnvForm, Joined, Joining, PolicyNeeds
 from pycollect.inference.shared_io import ANSWER, Board, rows_of
-from pycollect.policy.calling import Calling
-from pycollect.policy.remote import PolicyElsewhere, RunnerElsewhere
+from pycollect.policy.calling import CallOptions
+from pycollect.policy.remote import RemotePolicy, RemoteRunner
 from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
 from pycollect.transport.messages import ErrorReport
 from pycollect.transport.shared_value import pack, unpack
@@ -24,7 +24,7 @@ _BEAT_SECONDS = 0.05  # how often a worker that waits for the policy shows that 
 _NO_CONTROL = RolloutControl()
 
 
-class CentralPolicy(PolicyElsewhere):
+class CentralPolicy(RemotePolicy):
     """Stands for the policy in one worker, and in whoever takes its place.
 
     Args:
@@ -40,7 +40,7 @@ class CentralPolicy(PolicyElsewhere):
         """It is asked through `runner`."""
         raise NotImplementedError("policy: called in the inference server, not in workers")
 
-    def of_group(self, place: int) -> CentralPolicy:
+    def for_group(self, place: int) -> CentralPolicy:
         """Each group of the worker's environments asks through a slot of its own."""
         return CentralPolicy(self._slots, self._slot + place, self._bell)
 
@@ -50,12 +50,12 @@ class CentralPolicy(PolicyElsewhere):
         current: Mapping[Key, torch.Tensor],
         policy_state: Mapping[Any, Any] | None,
         counts_steps: bool,
-        calling: Calling,
+        call_options: CallOptions,
         cast: ObservationCast | None,
-    ) -> RunnerElsewhere:
+    ) -> RemoteRunner:
         """What asks the server; waits until it has answered for the first time."""
         forms = tuple((policy_state or {}).items())
-        needs = PolicyNeeds(EnvForm.of(env), counts_steps, calling, cast, forms)
+        needs = PolicyNeeds(EnvForm.of(env), counts_steps, call_options, cast, forms)
         try:
             slot = WorkerSlot(self._slots, self._slot, self._bell)
         except SharedMemoryError as error:
@@ -76,7 +76,7 @@ class CentralPolicy(PolicyElsewhere):
         return CentralRunner(slot, joined, current, batch)
 
 
-class CentralRunner(RunnerElsewhere):
+class CentralRunner(RemoteRunner):
     """Asks the server once per step: its row of the board is the current observation.
 
     Args:
@@ -94,7 +94,7 @@ class CentralRunner(RunnerElsewhere):
         self._slot = slot
         self._has_asked = False  # and was not answered yet, as far as this process knows
         self._control = _NO_CONTROL
-        self._tell_version: Callable[[int], None] = _nobody
+        self._report_version: Callable[[int], None] = _nobody
         self._version = -1
         board = Board(joined.form, Memory.attach(joined.memory))
         read = rows_of(board.read, joined.row, batch)
@@ -115,14 +115,14 @@ class CentralRunner(RunnerElsewhere):
         self.step_count = read[STEP_COUNT].zero_() if STEP_COUNT in joined.reads else None
         self._answer = tuple(rows_of(board.written, joined.row, batch).values())
 
-    def begin(self, control: RolloutControl, tell_version: Callable[[int], None]) -> None:
-        """See :meth:`RunnerElsewhere.begin`."""
-        self._control, self._tell_version, self._version = control, tell_version, -1
+    def begin(self, control: RolloutControl, report_version: Callable[[int], None]) -> None:
+        """See :meth:`RemoteRunner.begin`."""
+        self._control, self._report_version, self._version = control, report_version, -1
         if self._has_asked:  # for a step that was given up
             self._wait(answered=False)
 
-    def ask(self) -> None:
-        """See :meth:`RunnerElsewhere.ask`."""
+    def request(self) -> None:
+        """See :meth:`RemoteRunner.request`."""
         self._has_asked = True
         self._slot.ask()
 
@@ -140,7 +140,7 @@ class CentralRunner(RunnerElsewhere):
             raise report.original
         if slot.note != self._version:
             self._version = slot.note
-            self._tell_version(self._version)
+            self._report_version(self._version)
         return self._answer
 
     def _wait(self, answered: bool) -> None:

@@ -18,7 +18,7 @@ from pycollect.data.layout import Key, Node
 from pycollect.data.slabs import MemoryAddress
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.inference.shared_io import BoardForm
-from pycollect.policy.calling import Calling
+from pycollect.policy.calling import CallOptions
 from pycollect.policy.program.steps import show_all
 
 
@@ -113,7 +113,7 @@ class PolicyNeeds:
 
     env: EnvForm
     counts_steps: bool
-    calling: Calling
+    call_options: CallOptions
     cast: ObservationCast | None
     state_forms: tuple[tuple[Any, Any], ...]
 

@@ -33,7 +33,7 @@ class StatesBeside:
         self._by_row = [own.view(rows, self._envs, *own.shape[1:]) for own in self._kept]
         self._number = 0  # of the last answer
         self._last = torch.full_like(self._asked, _NONE)
-        bring = self._bring = runner.bring
+        bring = self._bring = runner.send
         self._index_there = lru_cache(_MOST_INDEXES)(lambda rows: bring([_index(rows)])[0])
 
     def load(self, rows: Sequence[int], runner: PolicyRunner) -> None:
