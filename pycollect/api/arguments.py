@@ -215,7 +215,7 @@ def check_groups(
     if count == 1:
         return
     for own in entry if teams else [entry]:
-        group_entries(own, count, policy_elsewhere=server is not None)
+        group_entries(own, count, remote_policy=server is not None)
 
 
 def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:

@@ -23,7 +23,7 @@ from pycollect.data.devices import CPU
 from pycollect.data.frame import BatchLeaves
 from pycollect.data.slabs import SlabRows, leaf_sizes
 from pycollect.data.weights import NO_FORM, WeightForm, Weights
-from pycollect.envs.registrations import Registered, registered_here
+from pycollect.envs.registrations import Registered, program_registrations
 from pycollect.errors import WorkerError
 from pycollect.worker.generators import GeneratorState, TeamState
 from pycollect.worker.options import WorkerOptions
@@ -202,7 +202,7 @@ class WorkerSpec:
     hides_gpus: bool = False
     team: Callable[[WorkerSpec, bytes], RolloutWorker] | None = None
     role: str = ""
-    registered: Registered = field(default_factory=registered_here)
+    registered: Registered = field(default_factory=program_registrations)
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ class DeviceRecorder:
         recorder: of everything else.
         leaves: of a batch.
         current: the current observation by key, [*frame], or [P, *frame] where batched; those of
-            `env.staying` are kept up to date here.
+            `env.device_keys` are kept up to date here.
         states: of the policy, on the device; kept up to date here, too.
     """
 
@@ -43,7 +43,7 @@ class DeviceRecorder:
         self._size = env.batch_size
         self._leaves = leaves
         self._recorded = {leaf.key for leaf in leaves.all}
-        staying = env.staying
+        staying = env.device_keys
         given = [leaf.key for leaf in (*env.observation, *env.step_only)]
         self._observed = [(at, key, current[key]) for at, key in enumerate(given) if key in staying]
         self._elsewhere = [at for at, key in enumerate(given) if key not in staying]

@@ -54,7 +54,7 @@ def current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
         leaf.key: torch.zeros(
             (*batch, *leaf.shape),
             dtype=torch_dtype(leaf.dtype),
-            device=env.device if leaf.key in env.staying else CPU,
+            device=env.device if leaf.key in env.device_keys else CPU,
         )
         for leaf in env.observation
     }
@@ -116,7 +116,7 @@ class EnvGroup:
                 counts_steps=bool(cut),
                 calling=self._calling,
                 device=device,
-                home=indexed(env.device) if env.staying else None,
+                home=indexed(env.device) if env.device_keys else None,
                 told=options.devices.policy_device is not None,
             )
         if isinstance(self.runner, RunnerElsewhere):
@@ -167,7 +167,7 @@ class EnvGroup:
 
     @property
     def _on_host(self) -> BatchLeaves:
-        staying = self.env.staying
+        staying = self.env.device_keys
         return self.leaves.without(staying) if staying else self.leaves
 
     def record_into(self, layout: Layout, first: int, envs: int) -> None:
@@ -179,7 +179,7 @@ class EnvGroup:
         """
         env, runner = self.env, self.runner
         keys = [leaf.key for leaf in (*runner.outputs, *self._passed_on)]
-        given = env.given((*runner.outputs, *runner.through_env))
+        given = env.bind_outputs((*runner.outputs, *runner.through_env))
         places = [keys.index(key) for key in given]
         self.recorder: Any = None
         self.beside: DeviceRecorder | TensorRecorder | None = None
@@ -189,7 +189,7 @@ class EnvGroup:
             self.recorder = self._make_recorder(
                 layout, () if env.takes_tensors else places, first, envs
             )
-            if env.staying:
+            if env.device_keys:
                 self.beside = DeviceRecorder(
                     self.recorder, env, self.leaves, self._current, runner.states
                 )
@@ -210,7 +210,7 @@ class EnvGroup:
         self, layout: Layout, given: Sequence[int], first: int, envs: int
     ) -> Recorder:
         env, runner, leaves = self.env, self.runner, self._on_host
-        direct = env.direct
+        fast_step = env.fast_step
         falls_behind = self._falls_behind(alone=envs == env.num_envs)
         live = set(runner.inputs)
         observations: list[tuple[Key, Any, bool]] = [
@@ -233,8 +233,8 @@ class EnvGroup:
             is_init=runner.is_init,
             step_count=runner.step_count,
             given=given,
-            scalars=direct is not None and direct.scalars,
-            convert=None if direct is None else direct.convert,
+            scalars=fast_step is not None and fast_step.scalars,
+            convert=None if fast_step is None else fast_step.convert,
             elsewhere=[leaf.key for leaf in self.slab_leaves.all if leaf.key not in written],
             ends=env.ends,
             rewards=env.rewards,
@@ -287,8 +287,8 @@ class EnvGroup:
             extras = self._extras
             act = extras.beside_act(act, runner.said)
             record, reset_done = extras.beside_step(record), extras.beside_reset(reset_done)
-        direct = env.direct
-        step = env.step if direct is None else direct.step
+        fast_step = env.fast_step
+        step = env.step if fast_step is None else fast_step.step
         whole = None
         if env.compiled is not None and not self.leaves.extras:
             whole = partial(self.recorder.step_env, env.compiled)

@@ -74,7 +74,7 @@ class ExtrasRecorder:
             heard = said()
             # Copied before the step, in which the environment may write into what it hears.
             self._said = {key: [private(value) for value in heard[key]] for key in heard}
-            self._env.hear(heard)
+            self._env.pass_extras(heard)
             return outputs
 
         return act_and_keep
@@ -130,7 +130,7 @@ class ExtrasRecorder:
         self._ended = ended & ~dummies
 
     def _read(self, extras: Iterable[Extra]) -> ExtraValues:
-        shown = self._env.shown()
+        shown = self._env.current_extras()
         return {
             extra.key: [private(value) for value in shown.get(extra.key) or self._absent(extra)]
             for extra in extras

@@ -147,7 +147,7 @@ class Order(NamedTuple):
     last: Sequence[Move]
 
     @classmethod
-    def of(cls, groups: Sequence[Moves], envs_elsewhere: bool, policy_elsewhere: bool) -> Order:
+    def of(cls, groups: Sequence[Moves], envs_elsewhere: bool, remote_policy: bool) -> Order:
         """Whatever is elsewhere is begun as early as it can be."""
         a, b = groups
         if not envs_elsewhere:  # the policy is called for one while the other steps here
@@ -156,7 +156,7 @@ class Order(NamedTuple):
                 [a.choose, a.finish, a.ask, b.choose, b.finish, b.ask],
                 [a.choose, a.finish, b.choose, b.finish],
             )
-        if not policy_elsewhere:  # one steps while the policy is called for the other here
+        if not remote_policy:  # one steps while the policy is called for the other here
             return cls(
                 [a.choose, b.choose],
                 [a.finish, a.choose, b.finish, b.choose],

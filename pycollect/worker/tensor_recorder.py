@@ -189,7 +189,7 @@ class TensorRecorder:
         """Record a step; return how many environments are to be reset, see :class:`Recorder`."""
         successor, following, reward, terminated, truncated, done, lacks_final = result
         if lacks_final:
-            self._lacks_final |= truncated if self._env.tells_validity else done
+            self._lacks_final |= truncated if self._env.has_validity else done
         truncated, fresh, resets = self._ended(done, truncated)
         states = self._runner.states
         outputs = self._taken[: len(self._leaves.outputs)]
@@ -288,7 +288,7 @@ class TensorRecorder:
         assert self._pending is not None
         frames, episodes, (lacks_final, *seen) = self._trajectories.count_up(self._pending)
         if lacks_final:
-            self._env.tell_of_lacking_final()
+            self._env.report_lacking_final()
         self._env.judge(seen)
         if self._packed is not None:
             keys, packing, block, _ = self._packed

@@ -74,7 +74,7 @@ class Worker:
         elsewhere = isinstance(policy, PolicyElsewhere)
         as_arrays = elsewhere or options.env_groups > 1
         make = partial(self._make_envs, env_kwargs, as_arrays)
-        self.env = make_groups(entry, options.env_groups, make, policy_elsewhere=elsewhere)
+        self.env = make_groups(entry, options.env_groups, make, remote_policy=elsewhere)
         try:
             first = self.env.groups[0]
             policy = told_of_actions(policy, first)
@@ -260,7 +260,7 @@ class Worker:
             Order.of(
                 [Moves.of(own) for own in each],
                 envs_elsewhere=all(group.env.overlaps for group in self.groups),
-                policy_elsewhere=self.groups[0].acts_elsewhere,
+                remote_policy=self.groups[0].acts_elsewhere,
             )
             for each in (calls, timed)
         )
