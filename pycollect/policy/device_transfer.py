@@ -121,7 +121,7 @@ class Crossing:
             if inputs is not None:
                 inputs.send()
             outputs = act()
-            rooms = fetch.ask(outputs)
+            rooms = fetch.start(outputs)
             self._keep(outputs)
             return rooms
 
@@ -164,7 +164,7 @@ class Crossing:
             rooms = tuple(out.to(self.home, non_blocking=True) for out in outputs)
             self._keep(outputs)
             return rooms
-        rooms = self._fetch.ask(outputs)
+        rooms = self._fetch.start(outputs)
         self._keep(outputs)
         self._fetch.wait()
         return rooms

@@ -123,7 +123,7 @@ class DeviceTrajectories:
         counts = torch.stack([done.sum(), self._next_id, frames, *asked])
         sums = self._sums(rollout, episode)
         fetch = self._captured_fetch if captured else self._fetch
-        found = fetch.ask([*_episodes(self._first_ends(done), sums), counts])
+        found = fetch.start([*_episodes(self._first_ends(done), sums), counts])
         return ids, begins, Pending(fetch, found, done, sums)
 
     def _first_ends(self, done: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollect.data.extras import Extra, Extras, ExtraValues, private
+from pycollect.data.extras import Extra, Extras, ExtraValues, private_copy
 from pycollect.data.layout import Key, is_delivered
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 
@@ -73,7 +73,7 @@ class ExtrasRecorder:
             outputs = act()
             heard = said()
             # Copied before the step, in which the environment may write into what it hears.
-            self._said = {key: [private(value) for value in heard[key]] for key in heard}
+            self._said = {key: [private_copy(value) for value in heard[key]] for key in heard}
             self._env.pass_extras(heard)
             return outputs
 
@@ -112,7 +112,7 @@ class ExtrasRecorder:
         following = self._read((*self._env.extras, *self._env.step_extras))
         # Copies of their own, since batches are the user's to write into.
         current = {
-            extra.key: [private(value) for value in following[extra.key]]
+            extra.key: [private_copy(value) for value in following[extra.key]]
             for extra in self._env.extras
         }
         if self._env.skips_after_done:
@@ -132,7 +132,9 @@ class ExtrasRecorder:
     def _read(self, extras: Iterable[Extra]) -> ExtraValues:
         shown = self._env.current_extras()
         return {
-            extra.key: [private(value) for value in shown.get(extra.key) or self._absent(extra)]
+            extra.key: [
+                private_copy(value) for value in shown.get(extra.key) or self._absent(extra)
+            ]
             for extra in extras
         }
 
