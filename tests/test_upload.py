@@ -97,12 +97,12 @@ def test_parts_that_were_sent_are_not_copied_again(
     # What was begun is forgotten with a slab that is dropped.
     other = make_pool(placement, 1, uploader.allocate).acquire()
     uploader.send(other, [slab_tensors(other, [2, 1, 3])["seen",][1]])
-    assert len(uploader._begun) == 1
+    assert len(uploader._partial) == 1
     device.run()
     device._events.clear()
     del other
     gc.collect()
-    assert not uploader._begun
+    assert not uploader._partial
 
 
 def test_a_device_without_streams_is_never_waited_for_as_a_whole(

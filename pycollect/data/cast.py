@@ -15,7 +15,7 @@ from pycollect.data.frame import FLAGS, BatchLeaves
 from pycollect.data.layout import Key, dotted, dtype_name, torch_dtype
 from pycollect.data.tensordicts import as_key
 
-_Of = Mapping[Key | None, Any]
+_ByKey = Mapping[Key | None, Any]
 """A value by observation key; the key ``None`` stands for all observations without a key."""
 
 
@@ -31,8 +31,8 @@ class ObservationCast:
     output that replaces an observation is not cast.
     """
 
-    dtypes: _Of
-    scales: _Of
+    dtypes: _ByKey
+    scales: _ByKey
 
     @classmethod
     def checked(cls, dtype: Any, scale: Any) -> ObservationCast | None:
@@ -128,7 +128,7 @@ def _fits(source: torch.dtype, target: torch.dtype) -> bool:
     return bits <= precision
 
 
-def _by_key(name: str, value: Any, check: Callable[[str, Any], Any]) -> _Of:
+def _by_key(name: str, value: Any, check: Callable[[str, Any], Any]) -> _ByKey:
     if value is None:
         return {}
     if not isinstance(value, Mapping):

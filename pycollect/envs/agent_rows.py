@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.data.frame import FLAGS
-from pycollect.envs.agents import Group
+from pycollect.envs.agents import AgentGroup
 from pycollect.envs.base import observation_of, reset_env, step_values
 from pycollect.envs.single import make_act, make_observe
 from pycollect.envs.spaces import Array, describe
@@ -32,7 +32,7 @@ class AgentsRow:
     """
 
     def __init__(
-        self, env: Any, groups: Sequence[Group], memory: Mapping[Any, Array], limit: int
+        self, env: Any, groups: Sequence[AgentGroup], memory: Mapping[Any, Array], limit: int
     ) -> None:
         self._env, self._step, self._limit = env, env.step, limit
         places = accumulate([len(group.action) for group in groups], initial=0)
@@ -137,7 +137,7 @@ class _GroupRow:
         actions_of: Returns the action of each agent from the arrays of all groups' actions.
     """
 
-    def __init__(self, group: Group, memory: Mapping[Any, Array], place: int) -> None:
+    def __init__(self, group: AgentGroup, memory: Mapping[Any, Array], place: int) -> None:
         self.agents = group.agents
         self.actions_of = _make_act(group, place)
         self._observe = [
@@ -231,7 +231,7 @@ class _GroupRow:
         return all(done), all(ended), all(cut)
 
 
-def _make_act(group: Group, place: int) -> Callable[[Sequence[Array]], Iterable[Any]]:
+def _make_act(group: AgentGroup, place: int) -> Callable[[Sequence[Array]], Iterable[Any]]:
     """Return `_GroupRow.actions_of`.
 
     Args:

@@ -20,7 +20,7 @@ _MASKS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
 @dataclass(frozen=True)
-class Group:
+class AgentGroup:
     """Agents with equal leaves and action spaces, stacked in the first dimension of the leaves.
 
     Attributes:
@@ -106,7 +106,7 @@ class Group:
         )
 
 
-def agent_groups(env: Any) -> tuple[Group, ...]:
+def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
     """Return the groups of a PettingZoo environment, in the order of `possible_agents`.
 
     As in TorchRL, agents ``name_0``, ``name_1``, ... form the group ``name``, and any other agent
@@ -121,7 +121,7 @@ def agent_groups(env: Any) -> tuple[Group, ...]:
     by_name: dict[str, list[Hashable]] = {}
     for agent in agents:
         by_name.setdefault(_group_name(str(agent)), []).append(agent)
-    groups: list[Group] = []
+    groups: list[AgentGroup] = []
     for name, members in by_name.items():
         groups += _groups_of(env, name, members)
     _check_names(list(map(str, agents)))
@@ -144,7 +144,7 @@ def _group_name(agent: str) -> str:
     return name if name and number.isdecimal() else agent
 
 
-def _groups_of(env: Any, name: str, agents: list[Hashable]) -> list[Group]:
+def _groups_of(env: Any, name: str, agents: list[Hashable]) -> list[AgentGroup]:
     pairs = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
     signatures = [_group(name, agents, *pair).signature for pair in pairs]
     if all(signature == signatures[0] for signature in signatures):
@@ -152,13 +152,13 @@ def _groups_of(env: Any, name: str, agents: list[Hashable]) -> list[Group]:
     return [_group(str(agent), [agent], *pair) for agent, pair in zip(agents, pairs, strict=True)]
 
 
-def _group(name: str, agents: Iterable[Hashable], observation: Space, action: Space) -> Group:
+def _group(name: str, agents: Iterable[Hashable], observation: Space, action: Space) -> AgentGroup:
     mask = observation.get(_ACTION_MASK) if isinstance(observation, spaces.Dict) else None
     if not isinstance(mask, _MASKS):
-        return Group(name, tuple(agents), observation, None, action)
+        return AgentGroup(name, tuple(agents), observation, None, action)
     assert isinstance(observation, spaces.Dict)
     rest = {key: child for key, child in observation.items() if key != _ACTION_MASK}
-    return Group(name, tuple(agents), spaces.Dict(rest), mask, action)
+    return AgentGroup(name, tuple(agents), spaces.Dict(rest), mask, action)
 
 
 def _check_names(names: list[str]) -> None:
@@ -182,7 +182,7 @@ class AgentsSampler:
         leaves: Leaves of an action.
     """
 
-    def __init__(self, groups: Sequence[Group], num_envs: int, batched: bool) -> None:
+    def __init__(self, groups: Sequence[AgentGroup], num_envs: int, batched: bool) -> None:
         self.leaves = tuple(leaf for group in groups for leaf in group.action)
         self._samplers = [
             ActionSampler(group.action_space, len(group.agents), batched=True) for group in groups

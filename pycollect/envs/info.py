@@ -23,7 +23,7 @@ AskedInfo: TypeAlias = Sequence[InfoKey] | Mapping[InfoKey, torch.dtype | None]
 InfoKeys: TypeAlias = Mapping[Key, str | None]
 """Recorded entries with the names of their dtypes; ``None`` takes the dtype of the first step."""
 
-_PYTHONS = {float: "float32", complex: "complex64"}
+_PYTHON_DTYPES = {float: "float32", complex: "complex64"}
 """Default dtypes of Python numbers, as in torch rather than numpy."""
 
 
@@ -298,7 +298,9 @@ def _entry(key: Key, values: Sequence[Any], dtype: str | None) -> Leaf | Extra:
         return Leaf(key, dtype, arrays[0].shape if arrays else ())
     if not arrays or len(arrays) < len(values) or len({array.shape for array in arrays}) > 1:
         return Extra(key)
-    return Leaf(key, _PYTHONS.get(type(values[0]), dtype_name(arrays[0].dtype)), arrays[0].shape)
+    return Leaf(
+        key, _PYTHON_DTYPES.get(type(values[0]), dtype_name(arrays[0].dtype)), arrays[0].shape
+    )
 
 
 def _as_array(value: Any) -> Array | None:

@@ -56,7 +56,7 @@ def check_entry(entry: Any) -> Any:
         return [_checked_item(i, item) for i, item in enumerate(entry)]
     if isinstance(entry, str | EnvSpec):
         return maker("create_env_fn", entry)
-    is_policy = isinstance(entry, nn.Module)  # as TorchRL's environments are, too
+    is_policy = isinstance(entry, nn.Module)  # TorchRL's environments are modules too
     if (is_policy or not callable(entry)) and not is_env(entry) and not hasattr(entry, "step"):
         raise TypeError(
             "create_env_fn: expected a callable, a Gymnasium id, a list of these or an "

@@ -10,7 +10,7 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.envs.agent_rows import ROOT_FLAGS, STEP_COUNT, AgentsRow
-from pycollect.envs.agents import AgentsSampler, Group, agent_groups
+from pycollect.envs.agents import AgentGroup, AgentsSampler, agent_groups
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
 from pycollect.envs.single import close_quietly
 
@@ -167,11 +167,11 @@ class PettingZooEnvs(EnvBatch):
                 close_quietly(env)
 
 
-def _observed(group: Group) -> tuple[Leaf, ...]:
+def _observed(group: AgentGroup) -> tuple[Leaf, ...]:
     return (*group.observation, *group.action_mask, group.mask, *group.flags)
 
 
-def _check_alike(envs: Sequence[Any], groups: tuple[Group, ...]) -> None:
+def _check_alike(envs: Sequence[Any], groups: tuple[AgentGroup, ...]) -> None:
     for i, env in enumerate(envs[1:], 1):
         others = agent_groups(env)
         if [group.signature for group in others] != [group.signature for group in groups]:

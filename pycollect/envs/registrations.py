@@ -33,7 +33,7 @@ def program_registrations() -> Registered:
     return {
         name: _sendable(spec)
         for name, spec in gymnasium.registry.items()
-        if name not in _GYMNASIUMS or _GYMNASIUMS[name] != _description(spec)
+        if name not in _GYMNASIUM_SPECS or _GYMNASIUM_SPECS[name] != _description(spec)
     }
 
 
@@ -223,7 +223,7 @@ def _keeping_registrations() -> Iterator[None]:
             gymnasium.registry.update(before)
 
 
-_GYMNASIUMS = {
+_GYMNASIUM_SPECS = {
     name: _description(spec)
     for name, spec in gymnasium.registry.items()
     if _place(spec.entry_point or spec.vector_entry_point).startswith("gymnasium.")

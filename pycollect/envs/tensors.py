@@ -67,10 +67,10 @@ class TensorVectorEnv(EnvBatch):
         resets_itself: Whether the environment resets finished rows in the same step.
         has_validity: Whether there is an entry `OBSERVATION_VALID`.
         is_capturable: Whether a CUDA graph may step the environment (``metadata["cudagraph"]``).
-        seen: Evidence about the autoreset mode, bool [4], for `judge`: whether an episode has ended
-            so that the other values count; whether a terminal observation differs from the
-            returned observation; whether an episode ended in a step that only resets; whether such
-            a step had a reward other than 0.
+        mode_evidence: Evidence about the autoreset mode, bool [4], for `check_mode`: whether an
+            episode has ended so that the other values count; whether a terminal observation differs
+            from the returned observation; whether an episode ended in a step that only resets;
+            whether such a step had a reward other than 0.
     """
 
     takes_tensors = True
@@ -96,7 +96,7 @@ class TensorVectorEnv(EnvBatch):
         self._row_shape = torch.Size([self.num_envs])
         self._all_valid = torch.ones(self.num_envs, 1, dtype=torch.bool, device=self.device)
         self._done = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        self.seen = torch.zeros(4, dtype=torch.bool, device=self.device)
+        self.mode_evidence = torch.zeros(4, dtype=torch.bool, device=self.device)
         self._watches_mode = True
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
@@ -145,14 +145,14 @@ class TensorVectorEnv(EnvBatch):
         done: torch.Tensor,
         reward: torch.Tensor,
     ) -> None:
-        """Update `seen`; `before` marks the rows that ended in the previous step."""
+        """Update `mode_evidence`; `before` marks the rows that ended in the previous step."""
         resetting = before if self.skips_after_done else torch.zeros_like(before)
         counts = before if self.skips_after_done else done
         differs = [
             ((new != last) & ((new == new) | (last == last))).any()  # NaN equals NaN
             for new, last in zip(following, successor, strict=True)
         ]
-        self.seen |= torch.stack(
+        self.mode_evidence |= torch.stack(
             [
                 counts.any(),
                 torch.stack(differs).any(),
@@ -161,13 +161,13 @@ class TensorVectorEnv(EnvBatch):
             ]
         )
 
-    def judge(self, seen: Sequence[bool]) -> None:
-        """Check the values of `seen`, once, after an episode has ended.
+    def check_mode(self, evidence: Sequence[bool]) -> None:
+        """Check the values of `mode_evidence`, once, after an episode has ended.
 
         Raises:
             ValueError: The environment contradicts its autoreset mode.
         """
-        counts, differs, has_ended, has_reward = seen
+        counts, differs, has_ended, has_reward = evidence
         if not self._watches_mode or not (counts or differs):
             return
         self._watches_mode = False

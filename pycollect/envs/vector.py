@@ -63,10 +63,10 @@ def make_vector_env(
     mode = _read_mode(env, autoreset_mode)
     final_is_unknown = final_observation is not None
     try:
-        return _of_arrays(env, mode, final_is_unknown)
+        return _make_batch(env, mode, final_is_unknown)
     except TensorsFoundError as found:
         arrays = NumpyVectorEnv(env, found.observation)
-    batch = _of_arrays(arrays, mode, final_is_unknown)
+    batch = _make_batch(arrays, mode, final_is_unknown)
     if as_arrays or batch.extras or batch.reward != ONE_REWARD:
         return batch
     from pycollect.envs.tensors import TensorVectorEnv
@@ -74,7 +74,7 @@ def make_vector_env(
     return TensorVectorEnv(arrays, batch)
 
 
-def _of_arrays(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvBatch:
+def _make_batch(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvBatch:
     api = VectorApi(env)
     if _switch_to_disabled(env):
         return VectorEnvBatch(api)
@@ -459,8 +459,10 @@ class SameStepEnvBatch(VectorEnvBatch):
         by_row = isinstance(final, np.ndarray) and final.dtype == object
         batched = [] if by_row else self.api.read_extras(final)
         for row in rows:
-            of_row = self._read_row(final[row]) if by_row else [column[row] for column in batched]
-            for column, value in zip(values, of_row, strict=True):
+            row_values = (
+                self._read_row(final[row]) if by_row else [column[row] for column in batched]
+            )
+            for column, value in zip(values, row_values, strict=True):
                 column[row] = value
         return values
 
@@ -471,8 +473,8 @@ class SameStepEnvBatch(VectorEnvBatch):
         reuses that memory for the next observation, the terminal observation is lost.
         """
         warn_user(
-            f"create_env_fn: final_obs of {self.api.env} equals the reset observation after "
-            "it, so ('next', observation) may be wrong at the end of episodes. If the "
+            f"create_env_fn: final_obs of {self.api.env} equals the following reset "
+            "observation, so ('next', observation) may be wrong at the end of episodes. If the "
             "environment reuses its observation buffer, return a copy, or use the autoreset "
             "mode NEXT_STEP or DISABLED",
         )

@@ -28,7 +28,7 @@ class Finding(enum.Enum):
     VIOLATED = "violated"
 
 
-class _Driver:
+class _RandomStepper:
     """Steps a vector environment with random actions that are equal in every run.
 
     The probe has its own generator and passes no seed, so that an environment that was seeded when
@@ -57,13 +57,13 @@ def probe_keeps_rows(api: VectorApi) -> Finding:
     count = api.num_envs
     if count == 1:
         return Finding.CONFIRMED  # a mask that resets anything resets everything
-    driver = _Driver(api)
+    stepper = _RandomStepper(api)
     rows = np.arange(count)
     masks = (rows == 0, rows == count - 1, rows % 2 == 0)
     fresh = _copy(api.reset())
     trials, changed = 0, False
     for _ in range(KEEP_STEPS):
-        before, _, done = driver.step()
+        before, _, done = stepper.step()
         mask = masks[trials] | done
         evidence = (~mask & rows_differ(before, fresh)).any()
         if not (evidence or done.any()):
@@ -98,7 +98,7 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
         api: The vector environment.
         whole: Probe resets of all rows. Otherwise masked resets, which must keep the other rows.
     """
-    driver = _Driver(api)
+    stepper = _RandomStepper(api)
     api.reset()
     none = np.zeros(api.num_envs, np.bool_)
     # Reset row 0 at a different time, because episodes of a fixed length end all at once.
@@ -106,7 +106,7 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
     dummy, ended = none, none
     dummy_rewards: set[float] = set()
     for _ in range(RESUME_STEPS):
-        _, reward, done = driver.step()
+        _, reward, done = stepper.step()
         dummy_rewards.update(reward[dummy].tolist())
         real = done | ~np.isin(reward, [0.0, *dummy_rewards])
         if (ended & real).any():

@@ -289,7 +289,7 @@ class TensorRecorder:
         frames, episodes, (lacks_final, *seen) = self._trajectories.count_up(self._pending)
         if lacks_final:
             self._env.report_lacking_final()
-        self._env.judge(seen)
+        self._env.check_mode(seen)
         if self._packed is not None:
             keys, packing, block, _ = self._packed
             self._batch = dict(zip(keys, packing.views(block.clone()), strict=True))
@@ -313,7 +313,7 @@ class TensorRecorder:
         if valid is not None:
             done &= valid
         rollout = Rollout(done, memory[_REWARD], valid)
-        asked = self._lacks_final.any(), *self._env.seen
+        asked = self._lacks_final.any(), *self._env.mode_evidence
         ids, begins, self._pending = self._trajectories.number(rollout, asked, packs)
         entries = {IS_INIT: begins, **memory, _DONE: done, TRAJ_IDS: ids}
         self._batch = self._assembled(entries)

@@ -197,11 +197,11 @@ class TorchRLEnv(EnvBatch):
         """Return a function that reads `root_only` leaves from the root, others from "next"."""
         root_only = [leaf for leaf in self.observation if leaf.key in self.root_only]
         rest = [leaf for leaf in self.observation if leaf.key not in self.root_only]
-        of_root, of_next = self._gather(root_only), self._gather((*rest, *self.step_only))
+        gather_root, gather_next = self._gather(root_only), self._gather((*rest, *self.step_only))
         are_root_only = [leaf.key in self.root_only for leaf in self.observation]
 
         def merge(following: TensorDictBase, root: TensorDictBase) -> tuple[torch.Tensor, ...]:
-            roots, nexts = iter(of_root(root)), iter(of_next(following))
+            roots, nexts = iter(gather_root(root)), iter(gather_next(following))
             observation = [next(roots if at_root else nexts) for at_root in are_root_only]
             return (*observation, *nexts)
 

@@ -218,7 +218,7 @@ class Unwrapped(SingleEnv):
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
         """Choose how to decode the policy's actions; see `EnvBatch.bind_outputs`."""
         step: Callable[[Any], Any] = self._env.step
-        decode = self._decode(the_action(outputs))
+        decode = self._decode(action_leaf(outputs))
         self._to_action = unwrap if decode is unwrap else same  # see `PlainEnv.fast_step`
         take = None if decode is unwrap else decode
         self._step = step if take is None else lambda action: step(take(action))
@@ -245,7 +245,7 @@ class UnwrappedPlain(Unwrapped, PlainEnv):
     """An `Unwrapped` whose observation is one array: the hot path."""
 
 
-def the_action(outputs: Sequence[Leaf]) -> Leaf:
+def action_leaf(outputs: Sequence[Leaf]) -> Leaf:
     """Return the leaf of the action among a policy's outputs."""
     return next(leaf for leaf in outputs if leaf.key == ("action",))
 

@@ -16,9 +16,9 @@ from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seed
 from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.single import close_quietly, same
 from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks
-from pycollect.envs.torchrl.gym import InnerSpec, inner_spec, one_hot_sampler, the_action
+from pycollect.envs.torchrl.gym import InnerSpec, action_leaf, inner_spec, one_hot_sampler
 from pycollect.envs.torchrl.specs import check_device, draw, name_of
-from pycollect.envs.torchrl.stepping import is_torchrls
+from pycollect.envs.torchrl.stepping import is_torchrl_transform
 
 _REPLACEABLE = ("_reset", "_step", "rand_action", "reset", "set_seed", "step")
 
@@ -57,7 +57,7 @@ def _is_known(env: Any) -> bool:
         return False
     while type(env) is TransformedEnv:
         transforms = [part for part in env.transform.modules() if isinstance(part, Transform)]
-        if env.run_type_checks or not all(map(is_torchrls, transforms)):
+        if env.run_type_checks or not all(map(is_torchrl_transform, transforms)):
             return False
         env = env.base_env
     return type(env) in (GymEnv, GymWrapper) and not env.batch_size and not env.run_type_checks
@@ -110,7 +110,7 @@ class UnwrappedRows(CallablesEnv):
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
         """Choose how to decode the policy's actions; see `EnvBatch.bind_outputs`."""
-        self._to_action = self._decode(the_action(outputs)) or same
+        self._to_action = self._decode(action_leaf(outputs)) or same
         self._step_each = None
         return super().bind_outputs(outputs)
 

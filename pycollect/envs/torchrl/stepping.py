@@ -47,7 +47,7 @@ def make_following(env: Any) -> Step:
     base, transform = env.base_env, env.transform
     parts = [part for part in transform.modules() if isinstance(part, Transform)]
     plain = all(map(_inverts_nothing, parts))
-    if not plain and not all(map(is_torchrls, parts)):  # a user's may put "_step" into the root
+    if not plain and not all(map(is_torchrl_transform, parts)):  # another transform may add "_step"
         return original
     step = _gym_step(base) or _completed_step(base)
     invert = _shallow_copy if plain else transform.inv
@@ -59,7 +59,7 @@ def make_following(env: Any) -> Step:
     return following
 
 
-def is_torchrls(transform: Transform) -> bool:
+def is_torchrl_transform(transform: Transform) -> bool:
     """Return whether it is one of TorchRL's transforms, and not one that decides about steps."""
     kind = type(transform)
     return kind.__module__.startswith("torchrl.envs.") and kind.__name__ not in _STEPPING
