@@ -87,8 +87,8 @@ def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> 
         tensors = {**tensors, **(own if cast is None else cast(own))}
         tensors = {key: tensors[key] for key in batch.leaves.keys if key in tensors}
     td: TensorDictBase = to_tensordict(tensors, batch.shape, device, batch.leaves.shapes)
-    if parcel := batch.leaves.parcel(batch.extras):
-        td = with_extras(td, parcel)  # those of tensors follow to its device
+    if extras_batch := batch.leaves.extras_batch(batch.extras):
+        td = with_extras(td, extras_batch)  # those of tensors follow to its device
     return td if device is None or batch.reported is not None else td.clear_device_()
 
 

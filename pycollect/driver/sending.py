@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 
 from pycollect._core import Memory
-from pycollect.data.weights import NO_WEIGHTS, WeightForm, Weights, WeightSlab
+from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSlab, WeightSpec
 from pycollect.driver.records import WorkerRecord
 from pycollect.transport.messages import Buffer
 from pycollect.transport.shared_value import SharedValue, array_of, new_memory
@@ -80,7 +80,7 @@ class Assignment:
     serial: int = 0
     version: int = 0
     weights: Weights = NO_WEIGHTS
-    packed: dict[WeightForm, SharedValue] = field(default_factory=dict)
+    packed: dict[WeightSpec, SharedValue] = field(default_factory=dict)
 
 
 _NOTHING = Assignment()
@@ -95,7 +95,7 @@ class WeightSender:
 
     def __init__(self, put: Callable[[Memory | Buffer], SharedValue]) -> None:
         self._put = put
-        self._slabs: dict[WeightForm, WeightSlab] = {}
+        self._slabs: dict[WeightSpec, WeightSlab] = {}
         self._newest = _NOTHING
         self._of: dict[int, Assignment] = {}
         self._own: set[int] = set()
@@ -130,7 +130,7 @@ class WeightSender:
         """
         serial = self._newest.serial + 1
         before = [self._of.get(worker.index, _NOTHING) for worker in workers]
-        forms: dict[int, set[WeightForm]] = {}
+        forms: dict[int, set[WeightSpec]] = {}
         for worker, had in zip(workers, before, strict=True):
             if not worker.starting:
                 forms.setdefault(id(had), set()).add(worker.info.weights)
@@ -170,14 +170,14 @@ class WeightSender:
         version: int,
         before: Weights,
         newer: Weights,
-        forms: Iterable[WeightForm],
+        forms: Iterable[WeightSpec],
     ) -> Assignment:
         """Pack weights for workers of these forms.
 
         The values of `newer` may change afterwards: views of what was packed replace them.
         """
         weights = before.updated(newer)
-        packed: dict[WeightForm, SharedValue] = {}
+        packed: dict[WeightSpec, SharedValue] = {}
         kept: Weights | None = None
         for form in forms:
             value = self._packed(form, weights)
@@ -186,7 +186,7 @@ class WeightSender:
                 kept = self._slabs[form].unpack(array_of(value))
         return Assignment(serial, version, kept or before.updated(newer.copied()), packed)
 
-    def _packed(self, form: WeightForm, weights: Weights) -> Memory | Buffer:
+    def _packed(self, form: WeightSpec, weights: Weights) -> Memory | Buffer:
         """Pack the weights, into shared memory if possible, in the dtypes of a worker's policy."""
         if not form:
             return np.empty(0, np.uint8)

@@ -291,7 +291,7 @@ class LivePolicy:
         source = for_all(source, worker_ids, self._workers())
         if source is None and self._is_ours and self._sends:
             raise no_weights_given()
-        with self._flow.policy_stream.between():
+        with self._flow.policy_stream.ordered():
             if self._sends:
                 self._load(source)
             self.renew_copy()
@@ -299,7 +299,7 @@ class LivePolicy:
 
     def receive(self, source: Any) -> None:
         """Write them into the caller's policy; no version is counted."""
-        with self._flow.policy_stream.between():
+        with self._flow.policy_stream.ordered():
             self._load(source)
             self.renew_copy()
 
@@ -310,7 +310,7 @@ class LivePolicy:
     @contextmanager
     def one_version(self) -> Iterator[None]:
         """Whoever gives weights within writes into the caller's policy himself."""
-        with self._flow.policy_stream.between():
+        with self._flow.policy_stream.ordered():
             yield
             self.renew_copy()
         self._flow.version.count()

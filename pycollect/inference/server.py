@@ -16,7 +16,7 @@ from tensordict.nn.probabilistic import set_interaction_type
 from pycollect._core import Memory, ServerSlots
 from pycollect.data.devices import CPU, indexed
 from pycollect.data.policy_stream import PolicyStream
-from pycollect.data.weights import PolicyVersion, Weights, device_of, load_weights, placed
+from pycollect.data.weights import PolicyVersion, Weights, device_of, load_weights, moved_to
 from pycollect.errors import is_interrupt
 from pycollect.inference.group import Group, ServedPolicy
 from pycollect.inference.messages import Joined, Joining
@@ -192,7 +192,7 @@ class InferenceServer:
         self._stream = PolicyStream(CPU)
         device = settings.device
         there = indexed(device or device_of(policy) or CPU)
-        self.policy = placed(policy, there)
+        self.policy = moved_to(policy, there)
         told = device is not None
         self._served = ServedPolicy(self.policy, there, told, graphs=GraphPool())
         self._generators: Generators | None = None
@@ -228,7 +228,7 @@ class InferenceServer:
 
     def refresh(self) -> None:
         """Look whether the policy has changed, before the next calls."""
-        with self._stream.apart():
+        with self._stream.on_stream():
             for table in self._tables:
                 table.refresh()
 
@@ -330,7 +330,7 @@ class InferenceServer:
         """
         generators = self._generators
         with (
-            self._stream.apart(),
+            self._stream.on_stream(),
             torch.no_grad(),
             set_interaction_type(self._exploration),
             nullcontext() if generators is None else generators.active(),
