@@ -34,7 +34,7 @@ std::int64_t table_bytes(std::int64_t runs, std::int64_t leaves, std::int64_t ti
                      part_bytes<Tile>(tiles));
 }
 
-// Maximum number of tiles for leaves whose targets have `bytes` bytes in total. A tile of sums has
+// Maximum number of tiles for leaves with targets of `bytes` bytes in total. A tile of sums has
 // 1,024 numbers of at least four bytes.
 std::int64_t most_tiles(std::int64_t leaves, std::int64_t bytes) {
   constexpr std::int64_t kLeast = std::int64_t{gather::kTileNumbers} * 4;
@@ -123,8 +123,7 @@ class DeviceGather::Tables {
   Tables(int device, const Dims& batch, std::vector<Run> runs)
       : device_(device), batch_(batch), runs_(std::move(runs)) {}
 
-  // Adds a leaf: frames of `source`, whose shape begins with the batch's dimensions, go to
-  // `target`, whose shape begins with `lead`.
+  // Adds a leaf: frames of `source`, [*batch, *frame], go to `target`, [*lead, *frame].
   void add(const char* name, std::size_t i, const ConstTensorView& source, const TensorView& target,
            const Dims& lead, bool summed) {
     const std::string what = named(name, i);

@@ -30,7 +30,7 @@ inline void wake_all(const std::atomic<std::uint64_t>& number) {
   syscall(SYS_futex, word_of(number), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Wakes all waiters that wait for any of these bits, in one system call.
+// Wakes all waiters for any bit of `bits`, in one system call.
 inline void wake_bits(const std::atomic<std::uint64_t>& number, std::uint32_t bits) {
   syscall(SYS_futex, word_of(number), FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr, bits);
 }
@@ -68,7 +68,7 @@ inline timespec deadline_in(std::chrono::duration<double> timeout) {
   return end;
 }
 
-// As wait(), but until a deadline, for a call of wake_bits() with any of these bits. Returns true
+// As wait(), but until a deadline, for a call of wake_bits() with any bit of `bits`. Returns true
 // after a wake-up or if the number differed from `seen` at the start; false after a signal or at
 // the deadline.
 inline bool wait_bits(const std::atomic<std::uint64_t>& number, std::uint64_t seen,

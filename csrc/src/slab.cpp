@@ -40,8 +40,8 @@ std::shared_ptr<Memory> Memory::allocate(std::int64_t bytes) {
     throw AllocationError(bytes);
   }
   if (huge) {
-    // First touch of 2 MB pages is ten times cheaper than of 4 kB ones. Only a wish: an error
-    // means that the kernel has none, and nothing is lost.
+    // The first access is ten times cheaper with 2 MB pages than with 4 kB pages. An error is
+    // harmless: the kernel then uses small pages.
     madvise(data, size, MADV_HUGEPAGE);
   }
   return std::make_shared<Memory>(data, bytes, [](std::byte* p) { std::free(p); });
