@@ -79,8 +79,8 @@ MemoryPool::MemoryPool(std::int64_t max_free, bool poison, Allocate allocate)
   state_->max_free = max_free;
   state_->poison = poison;
   state_->allocate = std::move(allocate);
-  state_->free.reserve(static_cast<std::size_t>(max_free) +
-                       1);  // so that take_back() never allocates
+  // So that take_back() never allocates.
+  state_->free.reserve(static_cast<std::size_t>(max_free) + 1);
 }
 
 std::shared_ptr<Slab> MemoryPool::acquire(std::shared_ptr<const Placement> placement) {

@@ -35,8 +35,7 @@ std::atomic<unsigned> fork_epoch{0};
 
 namespace {
 
-constexpr auto kKillTime =
-    std::chrono::seconds(2);  // a process in a system call may take this long to die
+constexpr auto kKillTime = std::chrono::seconds(2);  // system calls may delay the end
 constexpr useconds_t kPause = 1000;
 
 // The parent of a process; 0 if the process is gone. Reads "pid (name) state ppid ...".
@@ -123,8 +122,8 @@ void OwningProcess::refuse() const {
 
 void end_with_process(int pid) {
   static std::mutex lock;
-  static std::pair<int, int> watching{
-      0, 0};  // watcher, watched: a forked child inherits the pair, but not the thread
+  // Watcher and watched. A forked child inherits the pair, but not the thread.
+  static std::pair<int, int> watching{0, 0};
   const std::lock_guard held(lock);
   const std::pair<int, int> wanted{getpid(), pid};
   if (watching == wanted) {

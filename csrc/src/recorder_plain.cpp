@@ -1,7 +1,7 @@
-// The fast path of Recorder::step() for plain steps. The arrays of a plain step match their leaves
-// exactly, it has one reward and one set of flags per environment, and the recorder computes only
-// trajectories from it. Conditions that hold for all such steps are checked once, in advance. The
-// result is the same as that of record().
+// The fast path of Recorder::step() for plain steps. A plain step has arrays that match their
+// leaves exactly, one reward and one set of flags per environment, and no data beyond that except
+// trajectories. Conditions that hold for all plain steps are checked once, in advance. The result
+// is the same as that of record().
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

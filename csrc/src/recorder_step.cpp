@@ -361,7 +361,7 @@ void Recorder::State::advance() {
   }
 }
 
-// Starts a trajectory at this step of the rollout, or before a rollout.
+// Starts a trajectory of environment p, at `step` of the rollout if one is open.
 void Recorder::State::start_trajectory(std::int64_t p, std::int64_t step) {
   const auto i = static_cast<std::size_t>(p);
   ++open_.ids[i];

@@ -30,8 +30,7 @@ TensorView bytes_of(Slab& slab) {
 struct SharedSlabPool::State {
   struct Block {
     std::shared_ptr<Memory> memory;
-    std::unique_ptr<const cuda::Registration>
-        registration;  // only of blocks added later, if pinned
+    std::unique_ptr<const cuda::Registration> registration;  // of later blocks, if pinned
     std::uint64_t generation = 0;
     bool delivered = false;
   };

@@ -266,8 +266,7 @@ bool WorkerSlot::wait_answer(Seconds timeout) const {
     if (is_answered()) {
       return true;
     }
-    again = futex::wait_bits(*answers_, seen, bit_,
-                             deadline);  // false only at the deadline or after a signal
+    again = futex::wait_bits(*answers_, seen, bit_, deadline);  // others may wake it, too
   }
   return is_answered();
 }

@@ -43,8 +43,7 @@ class Staging {
     try {
       block.sent.record(stream);
     } catch (const Error&) {
-      wait_for(
-          stream);  // without the event, this is the only way to know that the copy is complete
+      wait_for(stream);  // without the event, nothing reports the end of the copy
       throw;
     }
     const std::lock_guard lock(mutex_);
