@@ -18,8 +18,8 @@ constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
 class AllocationError : public std::bad_alloc {
  public:
   explicit AllocationError(std::int64_t bytes)
-      : text_("cannot allocate the " + std::to_string(bytes) +
-              " bytes of a batch or of weights; a smaller frames_per_batch needs less") {}
+      : text_("cannot allocate " + std::to_string(bytes) +
+              " bytes for a batch or weights; reduce frames_per_batch") {}
 
   [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
 
