@@ -162,8 +162,9 @@ class BoundRecorder {
         own_flags_(!ends.empty()),
         releases_(step_bytes(layout, options.envs) >= kReleaseFrom) {}
 
-  // Keeps the policy's outputs until their step is recorded, and returns copies of those that the
-  // environment gets. Environments may keep their actions, so each copy has its own memory.
+  // Keeps the policy's outputs until their step is recorded, and returns copies of the
+  // environment's inputs among them. Environments may keep their actions, so each copy has its own
+  // memory.
   py::object take(const py::tuple& values) {
     borrow_values(values);
     taken_ = values;
@@ -198,8 +199,7 @@ class BoundRecorder {
     return step_of(observation, result[1], result[2], result[3]);
   }
 
-  // Takes the outputs, steps the environments, records the step, and resets environments whose
-  // episode ended.
+  // Takes the outputs, steps the environments, records the step, and resets finished environments.
   std::int64_t step_env(CompiledEnv& env, const py::tuple& values) {
     borrow_values(values);
     return env.step(recorder_, given_, outputs_.views(), states_.views());
