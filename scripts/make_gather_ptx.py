@@ -65,7 +65,8 @@ def assemble(ptx: str) -> None:
 def embedded(ptx: str, release: str) -> str:
     """The text of the file that C++ includes."""
     return (
-        f"// Written by scripts/make_gather_ptx.py from csrc/gather/gather.cu with nvcc {release}.\n"
+        "// Written by scripts/make_gather_ptx.py from csrc/gather/gather.cu with "
+        f"nvcc {release}.\n"
         f'R"ptx(\n{ptx})ptx"\n'
     )
 

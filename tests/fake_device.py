@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pycollect._core import SharedSlabPool
-from pycollect.data.devices import Begun
+from pycollect.data.devices import PartialUpload
 from pycollect.policy.device_transfer import DeviceTransfer
 
 DEVICE = torch.device("cuda", 0)

@@ -12,8 +12,9 @@ std::atomic<unsigned> fork_epoch{0};
 OwningProcess::OwningProcess() : epoch_(fork_epoch.load()), pid_(getpid()) {}
 
 void OwningProcess::refuse() const {
-  throw std::runtime_error("collector: it belongs to process " + std::to_string(pid_) +
-                           ", and this process is a fork of it; make a collector in this process");
+  throw std::runtime_error(
+      "collector: expected a call in process " + std::to_string(pid_) +
+      ", which made it, got one in a forked child; make a new collector in the child");
 }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI
