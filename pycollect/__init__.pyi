@@ -18,6 +18,7 @@ from .api.multi import MultiSyncDataCollector as MultiSyncDataCollector
 from .api.ray import RayCollector as RayCollector
 from .api.single import SyncDataCollector as SyncDataCollector
 from .api.stats_writer import StatsWriter as StatsWriter
+from .check.api import check_env as check_env
 from .compat.profiling import ProfileConfig as ProfileConfig
 from .data.multistep import MultiStep as MultiStep
 from .data.split import split_trajectories as split_trajectories

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 import pycollect
 from pycollect.bench.cli import add_command as add_bench
+from pycollect.check.cli import add_command as add_check
 from pycollect.cpp import cmake_dir, include_dir
 from pycollect.demo.cli import add_command as add_demo
 
 _EXAMPLES = """examples:
   python -m pycollect demo --backend single    # train PPO on CartPole in this process
   python -m pycollect bench cpu --quick        # compare collectors with a plain loop
+  python -m pycollect check CartPole-v1        # say what is wrong with an environment
   cmake -Dpycollect_DIR=$(python -m pycollect --cmake-dir) ...
 """
 
@@ -54,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command")
     add_demo(commands)
     add_bench(commands)
+    add_check(commands)
     return parser
 
 

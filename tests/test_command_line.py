@@ -53,7 +53,7 @@ def test_an_unknown_option_shows_the_usage_of_its_command(
     assert text.endswith("unrecognized arguments: --unknown\n")
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("command", [*COMMANDS, ["check"]], ids=" ".join)
 def test_examples_are_taken(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*command, "--help"])

@@ -42,7 +42,7 @@ pid_t parent_of(std::string_view pid) {
   const std::string path = "/proc/" + std::string(pid) + "/stat";
   const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::array<char, 512> text;
-  const ssize_t size = file.fd() < 0 ? -1 : read(file.fd(), text.data(), text.size());
+  const ssize_t size = file.fd() < 0 ? -1 : ::read(file.fd(), text.data(), text.size());
   const std::string_view stat(text.data(), size < 0 ? 0 : static_cast<std::size_t>(size));
   const std::size_t name_end = stat.rfind(')');
   if (name_end == std::string_view::npos || name_end + 4 >= stat.size()) {

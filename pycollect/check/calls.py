@@ -1,0 +1,192 @@
+"""Calls of the environment: a time limit for each, and the user's line of an exception."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from pycollect.check.report import Draft
+from pycollect.errors import WorkerError
+
+CALL_SECONDS = 60.0
+"""Time after which a call of the environment is interrupted."""
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_STANDARD = sysconfig.get_path("stdlib")
+_LIBRARIES = tuple(
+    f"{os.sep}{name}{os.sep}"
+    for name in (
+        *("gymnasium", "numpy", "torch", "tensordict", "torchrl", "cloudpickle"),
+        *("pygame", "pandas", "scipy", "mujoco", "cv2", "PIL", "matplotlib", "networkx", "jax"),
+    )
+)
+
+
+class Budget:
+    """Time until a part of the check should stop."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there is time left."""
+        return time.monotonic() < self._end
+
+
+class CallFailed(Exception):
+    """A call of the environment raised, or did not return in time.
+
+    Attributes:
+        code: "crashes" or "hangs".
+        place: The user's line, as "file:line".
+        refusal: Message of an error that this package raised, else "".
+    """
+
+    def __init__(self, code: str, message: str, place: str, refusal: str = "") -> None:
+        super().__init__(message)
+        self.refusal = refusal
+        self.code = code
+        self.place = place
+
+    def report(self, report: Draft) -> None:
+        """Add it to a report, once for each line. A refusal may follow from another error."""
+        if self.refusal:
+            if not report.is_faulty:
+                report.add("refused", self.refusal.replace("create_env_fn: ", ""))
+        elif not self.place or self.place not in report.places:
+            report.places.add(self.place)
+            report.add(self.code, str(self), about=self.place)
+
+
+class _TooLongError(BaseException):
+    """Raised by the alarm; not an Exception, so that an environment does not catch it."""
+
+
+@contextmanager
+def calling(call: str, calls: int = 1) -> Iterator[None]:
+    """Raise `CallFailed` if the environment raises within the block, or takes too long.
+
+    Args:
+        call: The call, for messages.
+        calls: Number of calls of the environment that may take the whole time each.
+    """
+    try:
+        with _limited(calls * CALL_SECONDS):
+            yield
+    except _TooLongError as error:
+        place = place_of(error)
+        limit = calls * CALL_SECONDS
+        text = f"{call} did not return within {limit:g} s; it was interrupted at {place}"
+        raise CallFailed("hangs", text, place) from None
+    except CallFailed:
+        raise
+    except Exception as error:
+        place = place_of(error)
+        text = f"{call} raised {type(error).__name__}: {_shortened(error)} ({place})"
+        raise CallFailed("crashes", text, place, _refusal(error)) from error
+
+
+def _refusal(error: Exception) -> str:
+    frames = _frames_of(error)
+    ours = frames and frames[-1][0].startswith(_PACKAGE)
+    return str(error) if ours and isinstance(error, TypeError | ValueError) else ""
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Interrupt the block after some time. In other threads than the main one, never."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _TooLongError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def place_of(error: BaseException) -> str:
+    """Return "file:line" of the innermost line that belongs to the user or the environment."""
+    return _innermost(_frames_of(error))
+
+
+def _frames_of(error: BaseException) -> list[tuple[str, int]]:
+    """Return file and line of each frame, the innermost last, also of frames in a worker."""
+    frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error.__cause__, WorkerError):
+        remote = re.findall(r'File "(.+?)", line (\d+)', error.__cause__.remote_traceback)
+        frames += [(file, int(line)) for file, line in remote]
+    return frames
+
+
+def place_here() -> str:
+    """Return "file:line" of the innermost calling line of the user or the environment."""
+    frames, frame = [], sys._getframe(1)
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    return _innermost(frames[::-1])
+
+
+def _innermost(frames: list[tuple[str, int]]) -> str:
+    frames = [own for own in frames if not own[0].startswith((_PACKAGE, "<frozen"))] or frames
+    users = [own for own in frames if _is_users(own[0])]
+    if not frames:
+        return "code without a traceback"
+    file, line = (users or frames)[-1]
+    return f"{_relative(file)}:{line}"
+
+
+def _is_users(file: str) -> bool:
+    in_packages = f"{os.sep}site-packages{os.sep}" in file
+    if file.startswith(_STANDARD) and not in_packages:
+        return False
+    return not any(name in file for name in _LIBRARIES)
+
+
+def _relative(file: str) -> str:
+    inside = os.path.relpath(file) if os.path.isabs(file) else file
+    return file if inside.startswith(os.pardir) else inside
+
+
+def _shortened(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or "without a message"
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def run(checks: Sequence[Callable[[Any], None]], subject: Any, report: Draft) -> None:
+    """Call each check; an error in one does not keep the others from running."""
+    for check in checks:
+        try:
+            check(subject)
+        except CallFailed as failed:
+            failed.report(report)
+            if failed.code == "hangs":
+                report.skip("everything after that", "a call did not return")
+                return
+        except Exception as error:
+            about = (check.__doc__ or check.__name__).partition(".")[0]
+            report.skip(about, f"{type(error).__name__}: {error}")
+
+
+def named(env: Any) -> str:
+    """Return a short name of an environment: its id, or its class."""
+    spec = getattr(env, "spec", None)
+    return str(getattr(spec, "id", "") or type(getattr(env, "unwrapped", env)).__name__)

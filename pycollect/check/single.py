@@ -1,0 +1,397 @@
+"""Checks of one `gymnasium.Env`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from pycollect.check.calls import Budget, CallFailed, calling
+from pycollect.check.report import WARNING, Draft
+from pycollect.check.starts import Start, watched_starts
+from pycollect.check.values import is_equal, make_check
+from pycollect.check.walk import Actions, Visit, Walk, reset, take
+from pycollect.data.frame import ONE_REWARD
+from pycollect.envs.base import EnvBatch
+from pycollect.envs.gymnasium_support import has_time_limit
+from pycollect.envs.spaces import describe
+
+SEED = 1
+MAX_STEPS = 2_000
+_MANY_STEPS = 1_000
+_FEW_ACTIONS = 64
+_REPEATED = 3  # episodes
+_SLOW = 10.0  # times the median
+_PREEMPTED = 0.02  # seconds for which another process may have had the CPU
+_LIMITS = (
+    "max_steps",
+    "max_episode_steps",
+    "_max_episode_steps",
+    "_max_steps",
+    "max_step",
+    "episode_length",
+    "horizon",
+    "max_timesteps",
+    "time_limit",
+)
+
+
+@dataclass
+class Checked:
+    """An environment under check.
+
+    Attributes:
+        env: One instance.
+        seconds: Time for the longest part of the check; others take less.
+        walk: The longest walk.
+    """
+
+    env: Any
+    report: Draft
+    seconds: float
+    walk: Walk = field(default_factory=Walk, kw_only=True)
+
+
+@dataclass
+class Subject(Checked):
+    """A single environment under check.
+
+    Attributes:
+        batch: The same as collectors see it.
+        second: Another new instance; ``None`` if only an instance was passed.
+        seed: Seed of each walk; ``None`` if `reset` takes none.
+        actions: Draws actions that the environment takes.
+        info_sizes: Size of info after each step of the walk.
+    """
+
+    batch: EnvBatch
+    second: Any
+    seed: int | None = SEED
+    actions: Actions = field(init=False)
+    info_sizes: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.actions = Actions(self.env.action_space)
+
+
+def check_seed_argument(subject: Subject) -> None:
+    """`reset` takes a seed."""
+    try:
+        reset(subject.env, subject.seed)
+    except CallFailed as failed:
+        text = str(failed)
+        if "cannot be seeded" not in text and "argument 'seed'" not in text:
+            raise
+        subject.seed = None
+        subject.report.add("ignored-seed", "reset() has no parameter 'seed'")
+        subject.report.places.add(failed.place)
+
+
+def check_actions(subject: Subject) -> None:
+    """`step` accepts the ends of the action space; one that it refuses is not used again."""
+    space, failures, accepted = subject.env.action_space, dict[Any, CallFailed](), 0
+    budget = Budget(subject.seconds / 5)
+    for name, action in _ends_of(subject, space):
+        if not budget.is_left:
+            break
+        visit = reset(subject.env, subject.seed)
+        mask = visit.info.get("action_mask") if isinstance(visit.info, Mapping) else None
+        if mask is not None:
+            return
+        try:
+            with calling(f"step with the action {name}"):
+                subject.env.step(action)
+        except CallFailed as failed:
+            if failed.code == "hangs":
+                raise
+            failures[name] = failed
+        else:
+            accepted += 1
+    if failures and not accepted:
+        raise next(iter(failures.values()))
+    if failures:
+        text = f"{next(iter(failures.values()))}; {space} contains it"
+        if len(failures) > 1:
+            text += f". {len(failures)} of {len(failures) + accepted} tried actions failed"
+        subject.report.add("action-space", text)
+        subject.report.places.update(failed.place for failed in failures.values())
+        if isinstance(space, spaces.Discrete):
+            subject.actions = Actions(space, [int(name) for name in failures])
+
+
+def _ends_of(subject: Subject, space: Any) -> list[tuple[str, Any]]:
+    """Return actions at the ends of a space, by name."""
+    of_leaves = subject.actions.of_leaves
+    if isinstance(space, spaces.Discrete) and space.n <= _FEW_ACTIONS:
+        values = space.start + np.arange(space.n)
+        return [(str(int(value)), of_leaves([value])) for value in values]
+    if isinstance(space, spaces.MultiDiscrete):
+        ends = {"of zeros": space.start, "of the highest values": space.start + space.nvec - 1}
+        return [(k, of_leaves([np.asarray(v, space.dtype)])) for k, v in ends.items()]
+    if isinstance(space, spaces.Box) and space.is_bounded():
+        middle = (space.low / 2 + space.high / 2).astype(space.dtype)
+        ends = {"in the middle of the space": middle, "low": space.low, "high": space.high}
+        return [(name, of_leaves([np.array(value)])) for name, value in ends.items()]
+    return []
+
+
+def check_walk(subject: Subject) -> None:
+    """Every result of `reset` and `step` fits the spaces and stays as it is; nothing is started."""
+    fits, report = make_check(subject.env.observation_space), subject.report
+    starts_by_step: list[tuple[str, Start]] = []
+    with watched_starts() as starts:
+
+        def observe(visit: Visit) -> None:
+            starts_by_step.extend((visit.where, start) for start in starts)
+            starts.clear()
+            fits(visit.observation, visit.where.partition("(")[0], report)
+            _check_values(visit, subject)
+            _check_buffers(visit, report)
+            subject.info_sizes.append(_size(visit.info))
+
+        try:
+            take(
+                subject.env,
+                subject.actions,
+                subject.seed,
+                MAX_STEPS,
+                Budget(subject.seconds),
+                [observe],
+                subject.walk,
+            )
+        finally:
+            _report_starts(starts_by_step, report)
+
+
+def _check_values(visit: Visit, subject: Subject) -> None:
+    """Reward and flags have types that can be recorded."""
+    if not visit.values:
+        return
+    reward, *flags = visit.values
+    report, declared = subject.report, subject.batch.reward
+    shape = () if declared == ONE_REWARD else declared.shape
+    try:
+        array = np.asarray(reward, np.float64)
+    except (TypeError, ValueError):
+        array = None
+    if array is None or array.shape != shape:
+        expected = f"an array of shape {list(shape)}" if shape else "one number"
+        text = f"{visit.where} returned the reward {describe(reward)} instead of {expected}"
+        report.add("reward-type", text)
+    elif not np.isfinite(array).all():
+        report.add("not-finite", f"{visit.where} returned the reward {reward}", about="reward")
+    for name, flag in zip(("terminated", "truncated"), flags, strict=True):
+        if not isinstance(flag, bool | np.bool_):
+            report.add(
+                "flag-type",
+                f"{visit.where} returned {name}={describe(flag)} instead of a bool",
+                WARNING,
+            )
+
+
+def _check_buffers(visit: Visit, report: Draft) -> None:
+    """The call did not change the observation that the call before it had returned."""
+    before = visit.before
+    if before is None or is_equal(before.observation, before.kept):
+        return
+    report.add(
+        "reused-buffer",
+        f"{visit.where} changed the observation that {before.where} had returned. Collectors copy "
+        "each frame at once; a list of observations, or final_obs of a SyncVectorEnv in SAME_STEP "
+        "mode, has wrong values",
+    )
+
+
+def check_changed_later(subject: Subject) -> None:
+    """An observation stays as it is until the next call."""
+    visit = subject.walk.last
+    if visit is None or subject.report.has("reused-buffer"):
+        return
+    with calling("reading the environment's attributes"):
+        repr(subject.env)
+    if not is_equal(visit.observation, visit.kept):
+        subject.report.add(
+            "changed-later",
+            f"the observation of {visit.where} changed after the call had returned",
+        )
+
+
+def _report_starts(starts: list[tuple[str, Start]], report: Draft) -> None:
+    for kind in ("step", "reset"):
+        own = [(where, start) for where, start in starts if where.startswith(kind)]
+        if not own:
+            continue
+        where, start = own[0]
+        calls = len({where for where, _ in own})
+        is_rare = calls == 1 or kind == "reset"
+        report.add(
+            "starts-process",
+            f"{where} started {start.kind} at {start.place}"
+            + (f", and so did {calls - 1} other calls" if calls > 1 else ""),
+            WARNING if is_rare else "error",
+        )
+
+
+def check_flags(subject: Checked) -> None:
+    """`terminated` and `truncated` are told apart."""
+    walk, report = subject.walk, subject.report
+    ends, count = walk.ends, len(walk.ends)
+    if any(
+        limit and not truncated for limit, (_, truncated) in zip(walk.limits, ends, strict=True)
+    ):
+        report.add(
+            "merged-flags", "info['TimeLimit.truncated'] was set at an end with truncated=False"
+        )
+    elif count > 1 and all(both == (True, True) for both in ends):
+        report.add(
+            "merged-flags",
+            f"terminated and truncated were both True at all {count} ends of episodes",
+        )
+    elif count > 2 and len({*walk.lengths}) == 1 and all(both == (True, False) for both in ends):
+        _report_equal_lengths(subject, walk.lengths[0], count)
+
+
+def _report_equal_lengths(subject: Checked, length: int, count: int) -> None:
+    names = [name for name in _LIMITS if _attribute(subject.env, name) == length]
+    if length < 2 or not (names or (length >= 10 and _ends_there_anyway(subject, length))):
+        return
+    limit = f", which is its {names[0]}" if names else ""
+    subject.report.add(
+        "merged-flags",
+        f"all {count} episodes ended with terminated=True after exactly {length} steps{limit}",
+        "error" if names else WARNING,
+        "If that is a time limit, return truncated=True instead of terminated=True.",
+    )
+
+
+def _ends_there_anyway(subject: Checked, length: int) -> bool:
+    """Return whether episodes in which one action is repeated have the same length."""
+    if not isinstance(subject, Subject):
+        return False
+    rng, budget = np.random.default_rng(SEED), Budget(subject.seconds / 5)
+    for _ in range(_REPEATED):
+        reset(subject.env, subject.seed)
+        action = subject.actions.draw(rng)
+        for count in range(1, length + 1):
+            with calling(f"step with the action {action!r}"):
+                _, _, terminated, truncated, _ = subject.env.step(action)
+            if not budget.is_left or bool(terminated or truncated) != (count == length):
+                return False
+    return True
+
+
+def _attribute(env: Any, name: str) -> Any:
+    value = getattr(getattr(env, "unwrapped", env), name, None)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def check_infos(subject: Subject) -> None:
+    """Infos do not grow with the steps."""
+    sizes = subject.info_sizes
+    longest = max([*subject.walk.lengths, 0])
+    for values, what in (
+        (sizes[1 : longest + 1] if longest else sizes[1:], "within an episode"),
+        (sizes, "over all episodes"),
+    ):
+        if len(values) < 20:
+            continue
+        quarters = [int(np.mean(part)) for part in np.array_split(values, 4)]
+        grows = all(b > a for a, b in pairwise(quarters))
+        if grows and quarters[3] > 2 * quarters[0] and quarters[3] - quarters[0] > len(values) / 8:
+            subject.report.add(
+                "growing-info",
+                f"info grew {what}, from about {quarters[0]} values to {quarters[3]} in "
+                f"{len(values)} steps",
+            )
+            return
+
+
+def _size(value: Any, depth: int = 6) -> int:
+    """Return the number of values in a nest of containers and arrays."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return int(value.size)
+    if depth and isinstance(value, Mapping):
+        return len(value) + sum(_size(own, depth - 1) for own in value.values())
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return len(value) + sum(_size(own, depth - 1) for own in value)
+    return len(value) if isinstance(value, str | bytes) else 1
+
+
+def check_step_before_reset(subject: Subject) -> None:
+    """A step before the first reset raises an error."""
+    if subject.second is None:
+        return
+    action = subject.actions.draw(np.random.default_rng(SEED))
+    try:
+        with calling("step before reset"):
+            subject.second.step(action)
+    except CallFailed as failed:
+        if failed.code == "hangs":
+            raise
+    else:
+        subject.report.add("step-before-reset", "step() before reset() returned values", WARNING)
+
+
+def check_ends(subject: Subject) -> None:
+    """Episodes end."""
+    steps = len(subject.walk.step_seconds)
+    if not subject.walk.ends and not has_time_limit(subject.env) and steps >= _MANY_STEPS:
+        subject.report.add("no-end", f"no episode ended within {steps} random steps", WARNING)
+
+
+def check_times(subject: Checked) -> None:
+    """Steps take about equally long, and resets little of the time."""
+    steps, resets = subject.walk.step_seconds, subject.walk.reset_seconds[1:]
+    report = subject.report
+    if not steps:
+        return
+    middle, total = median(steps), sum(steps)
+    report.frames = max(1, min(report.frames, int(subject.seconds / 3 / middle)))
+    slow = [own for own in steps if own > max(_SLOW * middle, _PREEMPTED)]
+    share = sum(slow) / total
+    report.facts["steps"] = f"{len(steps)}, and {len(subject.walk.ends)} ends of episodes"
+    report.facts["time per step"] = (
+        f"median {_time(middle)}, 99 % below {_time(float(np.quantile(steps, 0.99)))}, longest "
+        f"{_time(max(steps))}"
+    )
+    if resets:
+        report.facts["time per reset"] = f"median {_time(median(resets))}"
+    if len(steps) >= 100 and len(slow) > 1 and share > 0.3:
+        report.add(
+            "slow-steps",
+            f"{len(slow)} of {len(steps)} steps took more than {_SLOW:g} times the median of "
+            f"{_time(middle)}, and together {share:.0%} of the time",
+            WARNING,
+        )
+    if len(resets) > 1 and sum(resets) > total and sum(resets) > 0.1:
+        report.add(
+            "slow-reset",
+            f"{len(resets)} resets took {_time(sum(resets))}, and all {len(steps)} steps together "
+            f"{_time(total)}",
+            WARNING,
+        )
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+CHECKS = (
+    check_seed_argument,
+    check_actions,
+    check_walk,
+    check_changed_later,
+    check_flags,
+    check_step_before_reset,
+    check_infos,
+    check_ends,
+    check_times,
+)

@@ -1,0 +1,229 @@
+"""Random steps of an environment, as a collector makes them, and a record of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from pycollect.check.calls import Budget, CallFailed, calling
+from pycollect.check.values import Space, copied
+from pycollect.envs.base import observation_of, reset_env, step_values
+from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.single import make_act
+from pycollect.envs.spaces import describe
+
+_SCHEDULED = Path("/proc/thread-self/schedstat")
+KEPT = 150
+"""Number of transitions of a walk that are kept for comparisons."""
+
+
+@dataclass
+class Visit:
+    """The result of one call of `reset` or `step`.
+
+    Attributes:
+        where: The call, for messages: "reset()" or "step 3".
+        observation, info: As the environment returned them.
+        values: The values of a step: reward, terminated, truncated. Empty after a reset.
+        before: The result of the call before, if any.
+        kept: A copy of the observation from right after the call.
+    """
+
+    where: str
+    observation: Any
+    info: Any
+    values: tuple[Any, ...] = ()
+    before: Visit | None = None
+    kept: Any = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the step ended an episode."""
+        return bool(self.values) and (bool(self.values[1]) or bool(self.values[2]))
+
+
+@dataclass
+class Walk:
+    """Record of a number of steps.
+
+    Attributes:
+        kept: Copies of the first results: observation, then reward and flags of a step.
+        actions: The actions between these results.
+        step_seconds, reset_seconds: Duration of each call.
+        lengths: Number of steps of each episode that ended.
+        ends: Flags (terminated, truncated) of each end.
+        limits: For each end, `TimeLimit.truncated` of its info.
+        last: The last result.
+    """
+
+    kept: list[tuple[Any, ...]] = field(default_factory=list)
+    actions: list[Any] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    reset_seconds: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    ends: list[tuple[bool, bool]] = field(default_factory=list)
+    limits: list[bool] = field(default_factory=list)
+    last: Visit | None = None
+
+
+Observer = Callable[[Visit], None]
+
+
+class Actions:
+    """Draws actions like a collector without a policy, but only those that the environment takes.
+
+    Args:
+        space: Action space of the environment.
+        refused: Values of a Discrete space for which `step` raised.
+    """
+
+    def __init__(self, space: Space, refused: Sequence[int] = ()) -> None:
+        self._space = space
+        self._sampler = ActionSampler(space, 1, batched=False)
+        self._act = make_act(space)
+        self._refused = refused
+
+    def draw(self, rng: np.random.Generator, mask: Any = None) -> Any:
+        """Return an action as a collector passes it to `step`."""
+        if isinstance(self._space, spaces.Discrete) and (mask is not None or self._refused):
+            return self._allowed(self._space, rng, mask)
+        return self.of_leaves([leaf[0] for leaf in self._sampler.draw(1, rng)])
+
+    def _allowed(self, space: spaces.Discrete, rng: np.random.Generator, mask: Any) -> Any:
+        allowed = np.ones(int(space.n), np.bool_) if mask is None else np.asarray(mask, np.bool_)
+        values = space.start + np.flatnonzero(allowed)
+        values = values[~np.isin(values, self._refused)]
+        return (values if len(values) else space.start + np.arange(space.n))[
+            rng.integers(max(1, len(values)))
+        ]
+
+    def of_leaves(self, leaves: Sequence[Any]) -> Any:
+        """Return the action that has these leaves."""
+        arrays = [np.asarray(leaf) for leaf in leaves]
+        return self._act(arrays[0] if len(arrays) == 1 else arrays)
+
+
+def mask_of(visit: Visit, space: Space) -> Any:
+    """Return the action mask of an info or an observation, or ``None``."""
+    if not isinstance(space, spaces.Discrete):
+        return None
+    for part in (visit.info, visit.observation):
+        for name in ("action_mask", "mask", "action_masks"):
+            mask = part.get(name) if isinstance(part, Mapping) else None
+            if mask is not None and np.shape(mask) == (space.n,) and np.any(mask):
+                return mask
+    return None
+
+
+def reset(env: Any, seed: int | None = None) -> Visit:
+    """Reset an environment; raise `CallFailed` if it raises."""
+    where = "reset()" if seed is None else f"reset(seed={seed})"
+    with calling(where):
+        result = reset_env(env, seed)
+    observation = interface(observation_of, result)
+    return Visit(where, observation, result[1], kept=copied(observation))
+
+
+def interface(read: Callable[[Any], Any], result: Any) -> Any:
+    """Return ``read(result)``; raise `CallFailed` if the result has the wrong form."""
+    try:
+        return read(result)
+    except (TypeError, ValueError) as error:
+        raise CallFailed("interface", str(error), "") from error
+
+
+def take(
+    env: Any,
+    actions: Actions,
+    seed: int | None,
+    steps: int,
+    budget: Budget,
+    observers: Sequence[Observer] = (),
+    walk: Walk | None = None,
+) -> Walk:
+    """Reset with a seed and make steps, with resets without a seed after each end.
+
+    The actions are the same in each call with the same seed.
+
+    Args:
+        seed: ``None`` for an environment that takes none.
+        budget: Stop when it is used up.
+        observers: Called with the result of each call, before the next call.
+        walk: The record to fill, which then also has what precedes an error.
+
+    Raises:
+        CallFailed: The environment raised, or did not return.
+    """
+    walk, rng = Walk() if walk is None else walk, np.random.default_rng(seed or 0)
+    _visit(walk, timed(walk.reset_seconds, lambda: reset(env, seed)), observers)
+    length = 0
+    for count in range(1, steps + 1):
+        assert walk.last is not None
+        before, where = walk.last, f"step {count}"
+        action = actions.draw(rng, mask_of(before, env.action_space))
+        with calling(f"{where} with the action {action!r}"):
+            result = timed(walk.step_seconds, lambda: env.step(action))  # noqa: B023
+        observation, *values, info = interface(step_values, result)
+        length += 1
+        visit = Visit(where, observation, info, tuple(values), before, copied(observation))
+        before.before = None
+        if len(walk.kept) <= KEPT:
+            walk.actions.append(action)
+        _visit(walk, visit, observers)
+        if _is_end(walk, visit, length):
+            length = 0
+            if not budget.is_left:
+                break
+            again = timed(walk.reset_seconds, lambda: reset(env))
+            again.before = visit
+            _visit(walk, again, observers)
+        if not budget.is_left:
+            break
+    return walk
+
+
+def _is_end(walk: Walk, visit: Visit, length: int) -> bool:
+    for name, flag in zip(("terminated", "truncated"), visit.values[1:], strict=True):
+        if np.ndim(flag) or not hasattr(flag, "__bool__"):
+            text = f"{visit.where} returned {name}={describe(flag)} instead of a bool"
+            raise CallFailed("flag-type", text, "")
+    if not visit.ended:
+        return False
+    walk.ends.append((bool(visit.values[1]), bool(visit.values[2])))
+    walk.lengths.append(length)
+    info = visit.info if isinstance(visit.info, Mapping) else {}
+    walk.limits.append(bool(info.get("TimeLimit.truncated", False)))
+    return True
+
+
+def _visit(walk: Walk, visit: Visit, observers: Sequence[Observer]) -> None:
+    walk.last = visit
+    if len(walk.kept) <= KEPT:
+        walk.kept.append((visit.kept, *map(copied, visit.values)))
+    for observe in observers:
+        observe(visit)
+
+
+def timed(seconds: list[float], call: Callable[[], Any]) -> Any:
+    """Return the result of a call, and append its duration to a list.
+
+    That is the wall time without the time in which the thread was ready to run, but had no CPU.
+    """
+    waited, began = _seconds_without_cpu(), time.perf_counter()
+    result = call()
+    duration = time.perf_counter() - began
+    seconds.append(max(0.0, duration - (_seconds_without_cpu() - waited)))
+    return result
+
+
+def _seconds_without_cpu() -> float:
+    with contextlib.suppress(OSError, ValueError, IndexError):  # not every system reports it
+        return int(_SCHEDULED.read_text().split()[1]) / 1e9
+    return 0.0
