@@ -335,7 +335,7 @@ def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
     handle = start(engine, leave)
     with pytest.raises(WorkerDied, match="exit code 3"):
         handle.read_info()
-    assert handle.last_words() == "so long\n"
+    assert handle.recent_log() == "so long\n"
 
 
 def test_too_much_for_this_machine_is_refused(engine: ProcessEngine) -> None:

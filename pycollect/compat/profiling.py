@@ -264,7 +264,7 @@ class Profiled:
 
         Torch's profiler must be stopped by the thread that started it.
         """
-        if not self._source.elsewhere and not all(own.is_over for own in self._profilers):
+        if not self._source.is_remote and not all(own.is_over for own in self._profilers):
             raise RuntimeError(
                 "start: a background thread cannot run an unfinished profile; finish it first, or "
                 "call disable_profile()"

@@ -116,7 +116,7 @@ class WeightUpdates:
         If it is one of TorchRL's that would reach TorchRL's own workers, it only selects the
         weights.
         """
-        if self._source.elsewhere and only_carries(updater):
+        if self._source.is_remote and only_carries(updater):
             self._source.weights.update(carried(updater, source), worker_ids, False)
             updater._call_post_hooks()
             return

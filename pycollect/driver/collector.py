@@ -113,12 +113,12 @@ class Collector:
         return next(self, None)
 
     def _advance(self) -> bool:
-        """Collect and finish a batch; return False if its trajectories do not come together."""
+        """Collect and finish a batch; return False if the stream ends before it is complete."""
         self._flow.check_not_closed()
         return self._within(self._delivered)
 
     def _within(self, collect: Callable[[], T]) -> T:
-        """Return what `collect` returns; time it, and refuse a StopIteration of user code."""
+        """Return the result of `collect`; time it, and convert a StopIteration of user code."""
         self._flow.statistics.entered()
         try:
             return collect()
@@ -140,7 +140,7 @@ class Collector:
         return self._frames() if self._flow.queue is None else self._trajectories()
 
     def _frames(self) -> bool:
-        """Finish a batch as it was collected."""
+        """Finish the next batch in the form in which it was collected."""
         batch, td = self._assembled(self._flow.uploads)
         with self._delivering() as counted:
             with Uninterrupted():
@@ -296,9 +296,9 @@ class Collector:
                 self._flow.cut_frames += lost
 
     def _fail(self, error: Exception) -> None:
-        """Raise this in every later call, unless an interrupt from outside caused it.
+        """Let every later call raise this error again, unless it is an interrupt or a limit error.
 
-        A system limit of this process also counts as such an interrupt.
+        A LimitError of this process is not the workers' fault, so collection can continue after it.
         """
         own_limit = isinstance(error, LimitError) and not isinstance(error.__cause__, WorkerError)
         if not own_limit and not is_interrupt(error):
@@ -306,7 +306,7 @@ class Collector:
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:
-        """Let every later call raise again any exception from within."""
+        """Let every later call raise again any exception raised within the context."""
         try:
             yield
         except Exception as error:

@@ -92,7 +92,7 @@ class InProcess:
         worker: steps the environments.
     """
 
-    elsewhere = False
+    is_remote = False
 
     def __init__(
         self, flow: Flow, worker: Worker, policy: Any, is_ours: bool, post_hook: PostHook | None

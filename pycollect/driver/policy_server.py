@@ -87,9 +87,9 @@ class PolicyServer(ABC):
             return without_frames(death)
         raise AssertionError("a process that is gone has answered")
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that it logged, as far as they can be had."""
-        return self.record.process.last_words()
+        return self.record.process.recent_log()
 
     def replaced(self) -> None:
         """Those whom it served were replaced, too."""
@@ -159,11 +159,11 @@ class PolicyProcess(PolicyServer):
             WorkerError: it died too often.
         """
         record = self.record
-        self._stalls.heard_of(record)
+        self._stalls.note_progress(record)
         if record.incarnation == death.incarnation or record.process.is_dead:
             self.group.restart(record, death, DIED)
         self.group.await_replaced(record, DIED)
-        self.group.give_all(record)
+        self.group.send_all(record)
 
     def close(self, timeout: float | None) -> None:
         """End it, and leave its engine. Idempotent."""

@@ -118,7 +118,7 @@ class NodeServer(PolicyServer):
 
     def replace(self, death: WorkerDied) -> None:
         """End what is left of it. Another one is started once a worker comes."""
-        self._stalls.heard_of(self._record)
+        self._stalls.note_progress(self._record)
         self._record.failure = f"{DIED}: {death}"
         self._record.process.kill()
 
@@ -334,9 +334,9 @@ class PolicyServers:
             return death
         return None
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that this one logged, as far as they can be had."""
-        return "" if self._dead is None else self._dead.last_words()
+        return "" if self._dead is None else self._dead.recent_log()
 
     def end_idle(self, workers: Sequence[WorkerRecord]) -> None:
         """End those of nodes on which none of these workers is, which are all that there are."""

@@ -132,7 +132,7 @@ class Team:
         return self._size
 
     @property
-    def beside(self) -> bool:
+    def stacked(self) -> bool:
         """Whether these are stacked in a rollout, each a part of its own."""
         return self._options.joined == "stack"
 
@@ -389,7 +389,7 @@ class _Processes:
         """Collect that many frames per rollout of each process."""
         if self._flow.ledger.in_flight:  # nobody has asked for it yet; what follows has no gap
             self.scheduler.reset(None)
-        self.scheduler.awaiting.resized(frames)
+        self.scheduler.awaiting.resize(frames)
 
     def close(self) -> None:
         """End them. Idempotent."""

@@ -195,7 +195,7 @@ class CallHandle:
             return int(self.answer(call))
         return None
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that its process logged, as far as they can be had."""
         return self._caller.log_of(self._pid)
 

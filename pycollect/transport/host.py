@@ -107,7 +107,7 @@ class RemoteWorker:
             weights=worker.weights,
             device=worker.device,
             processes=worker.processes,
-            beside=worker.beside,
+            stacked=worker.stacked,
             warnings=tuple(self._warnings),
         )
 

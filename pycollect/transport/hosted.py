@@ -39,7 +39,7 @@ class ServingWorker(ABC):
     steps = 0
     bounded = False
     processes = 0
-    beside = False
+    stacked = False
     stepped = 0
     version = 0
     post_collect_hook: Callable[[Any], Any] | None = None
@@ -141,7 +141,7 @@ class SingleWorker(Worker):
         return 0
 
     @property
-    def beside(self) -> bool:
+    def stacked(self) -> bool:
         """There are none."""
         return False
 

@@ -131,7 +131,7 @@ class RolloutWorker(Protocol):
         """How many of its own collect for it; 0: it does so itself."""
 
     @property
-    def beside(self) -> bool:
+    def stacked(self) -> bool:
         """Whether these are stacked in a rollout, each a part of its own."""
 
     @property
@@ -220,7 +220,7 @@ class WorkerInfo:
         weights: Form of the policy's weights.
         device: where its environments lie.
         processes: how many of its own collect for it; 0: it does so itself.
-        beside: these are stacked in a rollout, each a part of its own.
+        stacked: these are stacked in a rollout, each a part of its own.
         warnings: what the user is to be told, which only the driver can.
     """
 
@@ -235,7 +235,7 @@ class WorkerInfo:
     weights: WeightForm = NO_FORM
     device: torch.device = CPU
     processes: int = 0
-    beside: bool = False
+    stacked: bool = False
     warnings: tuple[str, ...] = ()
 
     @property

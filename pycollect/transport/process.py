@@ -115,7 +115,7 @@ class WorkerProcess(Waited, Protocol):
     def native(self) -> Any:
         """The process as its library knows it: multiprocessing's own, or an actor's handle."""
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that its process logged, as far as they can be had."""
 
 

@@ -117,9 +117,9 @@ class StartingEitherWay:
         """Whether it shares memory, and has not answered yet what it was asked for once built."""
         return isinstance(self._handle, MailboxHandle) and self._handle.is_owing
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that its process logged, as far as they can be had."""
-        return self._handle.last_words()
+        return self._handle.recent_log()
 
     def ask_close(self) -> bool:
         """Ask it to close its environments; return whether it can still do so."""

@@ -172,7 +172,7 @@ class RankCaller:
 
     def log_of(self, pid: int | None) -> str:
         """The last lines that its process logged, as far as they can be had."""
-        return self._monitor.last_words()
+        return self._monitor.recent_log()
 
     def kill(self) -> None:
         """End its process. Idempotent."""

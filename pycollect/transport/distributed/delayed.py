@@ -174,7 +174,7 @@ class WaitingJobMonitor(JobWatch):
         end = f"its waiting job (number {self.native}) has ended"
         return ProcessEnd(end, end)
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """Return an empty text, because the job's log belongs to the submitting process."""
         return ""
 

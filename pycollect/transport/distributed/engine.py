@@ -92,9 +92,9 @@ class RankMonitor:
         """How it ended."""
         return self._end or self._process.end()
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that it logged."""
-        return self._process.last_words()
+        return self._process.recent_log()
 
     def kill(self) -> None:
         """End it, and all that its environments started; it is gone then. Idempotent."""

@@ -267,7 +267,7 @@ class JobMonitor(JobWatch):
         while not self.is_over and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The end of what it wrote to its standard error."""
         with contextlib.suppress(OSError):
             return str(self.native.stderr() or "")[-_LOG_CHARACTERS:]

@@ -205,7 +205,7 @@ class ChildMonitor:
             end = f"its process {pid} ended with exit code {code}"
         return ProcessEnd(end, end)
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The end of what it wrote to its standard error."""
         return self._log.end()
 

@@ -45,7 +45,7 @@ class ProcessMonitor(Protocol):
     def end(self) -> ProcessEnd:
         """How it ended, once it is over."""
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that it logged, as far as they can be had."""
 
     def kill(self) -> None:
@@ -208,9 +208,9 @@ class MailboxHandle:
         """Steps of its environments so far. Does not wait."""
         return self._mailbox.steps
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that its process logged, as far as they can be had."""
-        return self.monitor.last_words()
+        return self.monitor.recent_log()
 
     def ask_close(self) -> bool:
         """Ask it to close its environments and to end; return whether it can still do so."""
@@ -320,7 +320,7 @@ class MailboxHandle:
     def _end(self) -> ProcessEnd:
         """Return how the process ended, with a hint if the worker was never built."""
         end = self.monitor.end()
-        if self._taken == 0 and end.line.endswith("exit code 1") and not self.monitor.last_words():
+        if self._taken == 0 and end.line.endswith("exit code 1") and not self.monitor.recent_log():
             line = (
                 f"{end.line} before it was built. Workers import the program's script, so create "
                 'the collector under if __name__ == "__main__":'

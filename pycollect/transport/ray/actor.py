@@ -140,7 +140,7 @@ class ActorMonitor:
         end = f"its process{number} on this node is gone"
         return ProcessEnd(end, end)
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """Return the end of the process's log."""
         return self._actor.log_of(self._process.pid) if self._process is not None else ""
 
