@@ -246,13 +246,13 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
     def _fill_with_rollouts(self) -> None:
         """Write such a batch to the replay buffer."""
         self._gather()
-        with self._filling() as filling:
+        with self._writing() as write:
             with Uninterrupted():
                 parts = self._flow.take_parts()
                 frames_of = _frames_of(parts)
-                filling.expect(frames_of)
+                write.expect(frames_of)
             put(self._finished(self._joined(parts), {}, frames_of), self.replay_buffer)
-            filling.count(frames_of)
+            write.count(frames_of)
 
     def _gather(self) -> None:
         """Collect rollouts until a batch is full or no more are due.

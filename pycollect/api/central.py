@@ -26,8 +26,8 @@ from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.worker.options import WorkerOptions
 
 if TYPE_CHECKING:  # imported once it is asked for
-    from pycollect.inference.client import Seats
-    from pycollect.inference.in_driver import Asker, ServingBell
+    from pycollect.inference.client import ClientSlots
+    from pycollect.inference.in_driver import PendingCounter, ServingBell
     from pycollect.inference.policy_worker import PolicyWorkerMaker
     from pycollect.inference.server import InferenceServer
 
@@ -67,14 +67,14 @@ class Central:
 
     Attributes:
         given: the arguments, with the policy that a factory built here in its place.
-        seats: of the workers.
+        clients: of the workers.
         server: calls the policy in this process; or what the process that does is made from.
         bell: on which this process waits for workers, and serves them; None where it does not.
         elsewhere: for workers on other nodes.
     """
 
     given: Arguments
-    seats: Seats
+    clients: ClientSlots
     server: InferenceServer | WorkerPlan
     elsewhere: Elsewhere
     bell: ServingBell | None = None
@@ -127,31 +127,31 @@ class Central:
     @classmethod
     def _here(cls, given: Arguments, settings: ServerSettings, elsewhere: Elsewhere) -> Central:
         """Called by whoever awaits a batch."""
-        from pycollect.inference.client import Seats
+        from pycollect.inference.client import ClientSlots
         from pycollect.inference.in_driver import ServingBell
         from pycollect.inference.server import InferenceServer
 
         factory = given["policy_factory"]
         policy = given["policy"] if factory is None else build(factory)
-        seats = Seats(Bell(), settings.groups)
-        server = InferenceServer(settings, policy, seats.slots, is_ours=factory is not None)
+        clients = ClientSlots(Bell(), settings.groups)
+        server = InferenceServer(settings, policy, clients.slots, is_owned=factory is not None)
         own = given.instead(policy=policy, policy_factory=None)
-        return cls(own, seats, server, elsewhere, ServingBell(seats.bell, server))
+        return cls(own, clients, server, elsewhere, ServingBell(clients.bell, server))
 
     @classmethod
     def _in_a_process(
         cls, given: Arguments, settings: ServerSettings, elsewhere: Elsewhere
     ) -> Central:
         """Called by a process that does nothing else."""
-        from pycollect.inference.client import Seats
+        from pycollect.inference.client import ClientSlots
         from pycollect.inference.policy_worker import PolicyWorkerMaker
 
         settings = _copied(settings, given["policy"])
-        seats = Seats(Bell(), settings.groups)
-        addresses = seats.slots.address, seats.bell.address
+        clients = ClientSlots(Bell(), settings.groups)
+        addresses = clients.slots.address, clients.bell.address
         maker = PolicyWorkerMaker(settings, addresses)
         plan = _plan(given["policy"], given["policy_factory"], settings, maker)
-        return cls(given, seats, plan, elsewhere)
+        return cls(given, clients, plan, elsewhere)
 
 
 def _copied(settings: ServerSettings, policy: Any) -> ServerSettings:
@@ -186,7 +186,7 @@ def _plan(
     return WorkerPlan(spec, pickled, {})
 
 
-E = TypeVar("E", bound="Asker")
+E = TypeVar("E", bound="PendingCounter")
 
 
 def watched(bell: ServingBell | None, engine: E) -> E:

@@ -245,7 +245,7 @@ class Profiled:
             with_flops=with_flops,
             on_trace_ready=on_trace_ready,
         )
-        self._flow.moving.check_here()
+        self._flow.moving.check_own_process()
         self._profile_config = config
         self._set_profilers(self.post_collect_hook)
 

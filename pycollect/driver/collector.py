@@ -23,7 +23,7 @@ from pycollect.driver.background import Background
 from pycollect.driver.delivery import assembled, finished, prepare, rollouts_of
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.options import warn_of_rounding
-from pycollect.driver.replay import Filling, extend, pieces, put, warn_of_training
+from pycollect.driver.replay import BufferWrite, extend, pieces, put, warn_of_training
 from pycollect.driver.source import Batch, Source
 from pycollect.driver.state import CollectorState
 from pycollect.errors import LimitError, WorkerError, is_interrupt, not_the_end, without_frames
@@ -79,19 +79,21 @@ class Collector:
 
     def __next__(self) -> TensorDictBase | None:
         """Return the next batch like `next`, but raise StopIteration at the end."""
-        own: Finished | None = None
+        finished_batch: Finished | None = None
         try:
             with self._flow.moving:
                 self._flow.check_not_collecting("next")
                 if not self._ready and (self._flow.has_ended or not self._advance()):
                     self._end()
                     raise StopIteration
-                own = self._ready.popleft()
+                finished_batch = self._ready.popleft()
         except BaseException:
-            if own is not None:  # interrupted before it was returned: return it next time
-                self._ready.appendleft(own)
+            if (
+                finished_batch is not None
+            ):  # interrupted before it was returned: return it next time
+                self._ready.appendleft(finished_batch)
             raise
-        return own.td
+        return finished_batch.td
 
     def next(self) -> TensorDictBase | None:
         """Return the next batch, or ``None`` after `total_frames` frames.
@@ -198,40 +200,40 @@ class Collector:
     def _fill_with_rollouts(self) -> None:
         """Write the rollouts of a batch to the replay buffer, one by one."""
         batch, td = self._assembled(self._flow.uploads)
-        with self._filling() as filling:
+        with self._writing() as write:
             with Uninterrupted():
-                filling.expect(batch.frames_of)
+                write.expect(batch.frames_of)
                 self._flow.claim()
             for frames_of, piece in pieces(td, batch, self._flow.options):
                 done = finished(piece, self._flow.options, batch.tensors)
                 self._source.before_delivery(done)
                 extend(done, self._flow.options)
-                filling.count(frames_of)
+                write.count(frames_of)
 
     def _fill_with_trajectories(self) -> None:
         """Write the trajectories that a batch completes to the replay buffer."""
         queue, options = self._flow.queue, self._flow.options
         assert queue is not None
         self._enqueue()
-        with self._filling() as filling:
+        with self._writing() as write:
             while not self._flow.released and (waiting := queue.complete):
                 popped = queue.pop(min(waiting, options.trajs_per_write or waiting))
                 assert popped is not None  # `complete` counted them
-                filling.expect(popped.frames)
+                write.expect(popped.frames)
                 td = self._flow.uploads.moved(popped.td, *self._place)
                 put(finished(td, options, {}), options.replay_buffer)
-                filling.count(popped.frames)
+                write.count(popped.frames)
 
     @contextmanager
-    def _filling(self) -> Iterator[Filling]:
+    def _writing(self) -> Iterator[BufferWrite]:
         """Count everything written to the replay buffer within as one batch."""
-        filling = Filling(self._flow.ledger)
+        write = BufferWrite(self._flow.ledger)
         try:
-            with self._flow.statistics.timed("deliver"), filling:
-                yield filling
+            with self._flow.statistics.timed("deliver"), write:
+                yield write
         finally:
-            self._flow.statistics.count_batch(filling.frames)
-        self._show_progress(filling.frames)
+            self._flow.statistics.count_batch(write.frames)
+        self._show_progress(write.frames)
 
     @contextmanager
     def _delivering(self) -> Iterator[dict[int, int]]:
@@ -584,10 +586,10 @@ class Collector:
         Raises:
             RuntimeError: The collector has no replay buffer, or was shut down.
         """
-        self._flow.moving.check_here()
+        self._flow.moving.check_own_process()
         if self._flow.options.replay_buffer is None:
             raise RuntimeError(
-                "start: needs a replay buffer to fill; pass replay_buffer to the collector"
+                "start: expected a collector with a replay buffer; pass replay_buffer to it"
             )
         self._flow.check_open()
         self._background.check()
@@ -612,7 +614,7 @@ class Collector:
         Raises:
             TimeoutError: The batch was not finished in time; collection continues.
         """
-        self._flow.moving.check_here()
+        self._flow.moving.check_own_process()
         was_running = self._background.stop(timeout)
         return self._paused(was_running and resume)
 
@@ -661,7 +663,7 @@ class Collector:
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout: expected seconds >= 0 or None, got {timeout!r}")
-        if not self._flow.moving.is_here:  # a fork must not end its parent's workers
+        if not self._flow.moving.is_own_process:  # a fork must not end its parent's workers
             return
         self._source.check_close_env(close_env)
         with contextlib.suppress(*([] if raise_on_error else [Exception])):

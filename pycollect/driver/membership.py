@@ -9,7 +9,7 @@ from pycollect.driver.assembly import Assembly
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions, check_uneven
 from pycollect.driver.records import WorkerPlan, WorkerRecord
-from pycollect.driver.waiting import Awaiting
+from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.weights import WorkerWeights
 from pycollect.driver.workers import WorkerGroup, check_alike
 from pycollect.errors import warn_user
@@ -31,12 +31,12 @@ class Membership:
         self,
         flow: Flow,
         group: WorkerGroup,
-        awaiting: Awaiting,
+        waiter: WorkerWaiter,
         updates: WorkerWeights,
         assembly: Assembly,
         options: RemoteOptions,
     ) -> None:
-        self._flow, self._group, self._awaiting = flow, group, awaiting
+        self._flow, self._group, self._waiter = flow, group, waiter
         self._updates, self._assembly, self._options = updates, assembly, options
         self._next_index = 0
         self.batch_frames = 0
@@ -99,12 +99,12 @@ class Membership:
     def _initialize(self, worker: WorkerRecord) -> None:
         """Send a new worker the newest weights and hooks, and seed it if the stream is seeded."""
         flow = self._flow
-        self._group.weights.give_newest(worker)
-        self._group.hooks.give(worker)
+        self._group.weights.send_newest(worker)
+        self._group.hooks.send_kept(worker)
         if flow.seeded:
             seeds = worker.seeds(flow.entropy, flow.statistics.batches)
             worker.initial_call = ("set_seed", seeds, flow.entropy)
-            self._awaiting.call_all({worker.index: worker.initial_call})
+            self._waiter.call_all({worker.index: worker.initial_call})
 
     def remove(self, worker_ids: int | Sequence[int]) -> None:
         """End workers once they have delivered their requested rollouts.
@@ -153,7 +153,7 @@ class Membership:
     def _share_out(self) -> None:
         """Divide the frames of a batch equally among the workers of a sync collector."""
         workers = self._group.present
-        self._awaiting.resize(-(-self._flow.options.frames_per_batch // len(workers)))
+        self._waiter.resize(-(-self._flow.options.frames_per_batch // len(workers)))
         self.batch_frames = sum(worker.info.frames for worker in workers)
         self.prepare_slabs()
         shape = self._assembly.shape([worker.info for worker in workers])

@@ -17,13 +17,13 @@ from pycollect.driver.flow import Flow
 from pycollect.driver.membership import Membership
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.policy_server import PolicyProcess, ProcessPlan
-from pycollect.driver.policy_servers import Newest, NodePlan, NodeServers, PolicyServers
+from pycollect.driver.policy_servers import NewestWeights, NodePlan, NodeServers, PolicyServers
 from pycollect.driver.random_streams import GroupStreams, ServedStreams
 from pycollect.driver.records import WorkerPlan, WorkerRecord
 from pycollect.driver.sending import WeightSender
 from pycollect.driver.served_weights import LiveWeights, ServerWeights
 from pycollect.driver.source import Batch, WorkerStreams
-from pycollect.driver.waiting import Awaiting
+from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.weights import PolicyUpdates, WorkerWeights
 from pycollect.driver.workers import WorkerGroup
 from pycollect.errors import WorkerError, is_interrupt, without_frames
@@ -88,7 +88,7 @@ class Scheduler:
     Attributes:
         group: The present workers.
         members: Adds and removes workers.
-        awaiting: Waits for workers.
+        waiter: Waits for workers.
         weights: Weights of the policy.
         streams: Random streams of the workers.
         assembly: Slabs and layout of the batches.
@@ -113,12 +113,12 @@ class Scheduler:
         self.assembly = Assembly(options.joined, depth, options.uneven, options.padded)
         self._servers = self._all_servers(server, nodes)
         self.group = WorkerGroup(flow, engine, options, self._servers)
-        self.awaiting = Awaiting(flow, self.group, options, self._servers)
+        self.waiter = WorkerWaiter(flow, self.group, options, self._servers)
         self.weights: WorkerWeights
         self.streams: WorkerStreams
         self.weights, self.streams = self._weights_and_streams(server)
         self.members = Membership(
-            flow, self.group, self.awaiting, self.weights, self.assembly, options
+            flow, self.group, self.waiter, self.weights, self.assembly, options
         )
 
     def _all_servers(
@@ -126,7 +126,7 @@ class Scheduler:
     ) -> PolicyServers:
         """Return the inference servers in other processes."""
         flow, options, policy = self._flow, self._options, self.policy
-        newest: Newest = partial(_live_weights, flow, policy)
+        newest: NewestWeights = partial(_live_weights, flow, policy)
         process: PolicyProcess | None = None
         if isinstance(server, ProcessPlan):
             process = PolicyProcess(flow, options, server)
@@ -138,21 +138,21 @@ class Scheduler:
         self, server: InferenceServer | ProcessPlan | None
     ) -> tuple[WorkerWeights, WorkerStreams]:
         """Return weights and random streams for the process that calls the policy."""
-        flow, group, awaiting, policy = self._flow, self.group, self.awaiting, self.policy
+        flow, group, waiter, policy = self._flow, self.group, self.waiter, self.policy
         options, process, nodes = self._options, self._servers.process, self._servers.nodes
         if server is None:
             updates = PolicyUpdates(flow, group, options, policy)
-            return updates, GroupStreams(group, awaiting, policy)
+            return updates, GroupStreams(group, waiter, policy)
         node_servers = [] if nodes is None else [nodes]
         if process is not None:
             sent = ServerWeights(flow, process, nodes, options, policy, group.ids)
-            return sent, ServedStreams(group, awaiting, sent, [process, *node_servers], policy)
+            return sent, ServedStreams(group, waiter, sent, [process, *node_servers], policy)
         assert not isinstance(server, ProcessPlan)
         server.count_by(flow.version)
         flow.policy_stream = PolicyStream(server.device)
         server.call_on(flow.policy_stream)
-        live = LiveWeights(flow, server, policy, server.is_ours, group.ids, options, nodes)
-        return live, ServedStreams(group, awaiting, live, [server, *node_servers], policy)
+        live = LiveWeights(flow, server, policy, server.is_owned, group.ids, options, nodes)
+        return live, ServedStreams(group, waiter, live, [server, *node_servers], policy)
 
     def start(self) -> None:
         """Start the workers and check them."""
@@ -214,8 +214,8 @@ class Scheduler:
         reports: dict[int, RolloutReport] = {}
         while waiting:
             self._stop_stragglers(waiting, len(workers))
-            worker = self.awaiting.any_of(waiting)
-            rollout = self.awaiting.rollout_of(worker)
+            worker = self.waiter.any_of(waiting)
+            rollout = self.waiter.rollout_of(worker)
             if rollout is None:
                 continue
             waiting.remove(worker)
@@ -253,19 +253,19 @@ class Scheduler:
             waiting = [worker for worker in self.group.queue if worker.requests or worker.starting]
             if flow.failing is None:
                 try:
-                    worker = self.awaiting.any_of(waiting)
+                    worker = self.waiter.any_of(waiting)
                 except (
                     WorkerError
                 ) as error:  # too many deaths of the worker or the inference server
                     for stalled in self.group.of([error.worker]):
                         self._give_up(stalled, error)
                     continue
-            elif ready := self.awaiting.ready_now(waiting):
+            elif ready := self.waiter.ready_now(waiting):
                 worker = ready
             else:
                 raise without_frames(flow.failing)
             try:
-                rollout = self.awaiting.rollout_of(worker)
+                rollout = self.waiter.rollout_of(worker)
             except Exception as error:
                 if is_interrupt(error):
                     raise
@@ -385,7 +385,7 @@ class Scheduler:
         for worker in chosen:
             flow.lose_worker(worker.index, worker.frames_in_flight, "reset")
             worker.drop()
-        self.awaiting.call_all({worker.index: ("reset",) for worker in chosen})
+        self.waiter.call_all({worker.index: ("reset",) for worker in chosen})
 
     def _chosen(self, flags: Sequence[bool] | None) -> list[WorkerRecord]:
         if flags is None:
@@ -412,7 +412,7 @@ class Scheduler:
 
     def call(self, function: Callable[..., Any], calls: Mapping[int, Sequence[Any]]) -> list[Any]:
         """Call a function in workers; raise an error of a worker after all have replied."""
-        return self.awaiting.call(function, calls)
+        return self.waiter.call(function, calls)
 
     # Reports and shutdown
 

@@ -21,7 +21,7 @@ from pycollect.transport.messages import Rollout
 _SILENCE_SECONDS = 60.0
 
 
-class Awaiting:
+class WorkerWaiter:
     """Waits for workers, and replaces workers and servers that died or stalled.
 
     Args:

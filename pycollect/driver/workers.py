@@ -307,8 +307,8 @@ class WorkerGroup:
 
     def send_all(self, worker: WorkerRecord) -> None:
         """Send a worker its weights, hooks and initial call."""
-        self.weights.give(worker)
-        self.hooks.give(worker)
+        self.weights.send_kept(worker)
+        self.hooks.send_kept(worker)
         if worker.initial_call is not None:
             worker.handle.request(*worker.initial_call)
 

@@ -131,7 +131,7 @@ class ProcessEngine:
         self._leave()
 
     @property
-    def owing(self) -> int:
+    def pending(self) -> int:
         """How many workers that are built were asked for something and have not answered yet."""
         return sum(handle.is_owing for handle in self._handles)
 

@@ -226,7 +226,7 @@ class RayEngine:
         return StartingEitherWay(actor.handle, self._driver.bell, None, by_calls)
 
     @property
-    def owing(self) -> int:
+    def pending(self) -> int:
         """How many actors of this node were asked for something and have not answered yet."""
         return sum(own.is_owing for own in self._started)
 
