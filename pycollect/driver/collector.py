@@ -20,7 +20,7 @@ from pycollect.data.trajectory_queue import TrajectoryBatch
 from pycollect.data.upload import Uploads
 from pycollect.driver.accounts import Progress, flat
 from pycollect.driver.background import Background
-from pycollect.driver.delivery import assembled, finished, prepare, rollouts_of
+from pycollect.driver.delivery import assemble, finish, prepare, rollouts_of
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.options import warn_of_rounding
 from pycollect.driver.replay import BufferWrite, extend, pieces, put, warn_of_training
@@ -117,7 +117,7 @@ class Collector:
     def _advance(self) -> bool:
         """Collect and finish a batch; return False if the stream ends before it is complete."""
         self._flow.check_not_closed()
-        return self._within(self._delivered)
+        return self._within(self._deliver_next)
 
     def _within(self, collect: Callable[[], T]) -> T:
         """Return the result of `collect`; time it, and convert a StopIteration of user code."""
@@ -131,7 +131,7 @@ class Collector:
         finally:
             self._flow.statistics.left()
 
-    def _delivered(self) -> bool:
+    def _deliver_next(self) -> bool:
         if self._flow.failure is not None:
             raise without_frames(self._flow.failure)
         self._background.check()
@@ -139,34 +139,34 @@ class Collector:
             self._fill_buffer()
             self._ready.append(Finished(None, {}))
             return True
-        return self._frames() if self._flow.queue is None else self._trajectories()
+        return self._deliver_frames() if self._flow.queue is None else self._deliver_trajectories()
 
-    def _frames(self) -> bool:
+    def _deliver_frames(self) -> bool:
         """Finish the next batch in the form in which it was collected."""
-        batch, td = self._assembled(self._flow.uploads)
+        batch, td = self._assemble(self._flow.uploads)
         with self._delivering() as counted:
             with Uninterrupted():
                 self._flow.claim()
                 self._count(batch.frames_of, counted)
             with self._flow.statistics.timed("deliver"):
-                td = self._finished(td, batch.tensors, batch.frames_of)
+                td = self._finish(td, batch.tensors, batch.frames_of)
                 self._source.before_delivery(td)
                 self._ready.append(Finished(td, batch.frames_of))
         self._show_progress(sum(batch.frames_of.values()))
         return True
 
-    def _finished(
+    def _finish(
         self, td: TensorDictBase, host: Mapping[Key, torch.Tensor], frames_of: Mapping[Any, int]
     ) -> TensorDictBase:
         """Return the batch in its final form.
 
         Args:
-            host: Tensors of the batch that are in host memory, as in `finished`.
+            host: Tensors of the batch that are in host memory, as in `finish`.
             frames_of: Number of frames of each worker.
         """
-        return finished(td, self._flow.options, host)
+        return finish(td, self._flow.options, host)
 
-    def _trajectories(self) -> bool:
+    def _deliver_trajectories(self) -> bool:
         """Finish the next complete trajectories, assembled in host memory.
 
         Frames of other trajectories stay in flight until these are delivered.
@@ -186,7 +186,7 @@ class Collector:
                     self._enqueue()
             with self._flow.statistics.timed("deliver"):
                 td = self._flow.uploads.moved(popped.td, *self._place)
-                td = self._finished(td, {}, popped.frames)
+                td = self._finish(td, {}, popped.frames)
                 self._ready.append(Finished(td, popped.frames))
         self._show_progress(sum(popped.frames.values()))
         return True
@@ -199,13 +199,13 @@ class Collector:
 
     def _fill_with_rollouts(self) -> None:
         """Write the rollouts of a batch to the replay buffer, one by one."""
-        batch, td = self._assembled(self._flow.uploads)
+        batch, td = self._assemble(self._flow.uploads)
         with self._writing() as write:
             with Uninterrupted():
                 write.expect(batch.frames_of)
                 self._flow.claim()
             for frames_of, piece in pieces(td, batch, self._flow.options):
-                done = finished(piece, self._flow.options, batch.tensors)
+                done = finish(piece, self._flow.options, batch.tensors)
                 self._source.before_delivery(done)
                 extend(done, self._flow.options)
                 write.count(frames_of)
@@ -221,7 +221,7 @@ class Collector:
                 assert popped is not None  # `complete` counted them
                 write.expect(popped.frames)
                 td = self._flow.uploads.moved(popped.td, *self._place)
-                put(finished(td, options, {}), options.replay_buffer)
+                put(finish(td, options, {}), options.replay_buffer)
                 write.count(popped.frames)
 
     @contextmanager
@@ -265,15 +265,15 @@ class Collector:
         while self._ready:
             self._lose_counted(self._ready.pop().frames_of, reason)
 
-    def _assembled(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
+    def _assemble(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
         """Return the next batch as it was collected, not claimed yet.
 
         Later calls raise the same exception again, unless it is a LimitError of this process.
         """
         try:  # `_fatal` inlined: it would cost microseconds per batch
-            batch = self._collected()
+            batch = self._collect()
             with self._flow.statistics.timed("deliver"):
-                return batch, assembled(batch, self._flow.options, uploads)
+                return batch, assemble(batch, self._flow.options, uploads)
         except Exception as error:
             self._fail(error)
             raise
@@ -281,7 +281,7 @@ class Collector:
     def _enqueue(self) -> None:
         """Collect a batch and append its rollouts to their trajectories."""
         assert self._flow.queue is not None
-        batch, td = self._assembled(None)
+        batch, td = self._assemble(None)
         self._source.before_delivery(td)
         if self._flow.released:  # the hook shut the collector down
             self._flow.check_not_closed()
@@ -315,7 +315,7 @@ class Collector:
             self._fail(error)
             raise
 
-    def _collected(self) -> Batch:
+    def _collect(self) -> Batch:
         """Return the next batch; until it is claimed, repeat the same one."""
         if self._flow.unclaimed is None:
             if due := self._source.weights.due():

@@ -69,7 +69,7 @@ def blank_batch(
     )
 
 
-def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
+def assemble(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
     """Return the batch as a TensorDict, with observations in the requested dtype.
 
     Args:
@@ -98,7 +98,7 @@ def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> 
 
 
 def prepare(options: StreamOptions, uploads: Uploads) -> None:
-    """Load the device code that `finished` needs, before the first batch."""
+    """Load the device code that `finish` needs, before the first batch."""
     if options.split_trajs or isinstance(options.postproc, MultiStep):
         for device in uploads.devices:
             on_cuda.prepare(device)
@@ -123,7 +123,7 @@ def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, Te
             yield worker, source, rollout
 
 
-def finished(
+def finish(
     td: TensorDictBase, options: StreamOptions, host: Mapping[Key, torch.Tensor]
 ) -> TensorDictBase:
     """Return the batch for the caller: split, without ids if not requested, post-processed.

@@ -199,7 +199,7 @@ class Scheduler:
             pending = self._pending(workers)
         reports = self._await_round(workers, pending)
         with Uninterrupted():
-            self._flow.unclaimed = self._joined(workers, pending, reports)
+            self._flow.unclaimed = self._join(workers, pending, reports)
 
     def _await_round(
         self, workers: Sequence[WorkerRecord], pending: PendingBatch
@@ -242,7 +242,7 @@ class Scheduler:
             with self._flow.statistics.timed("assemble"):
                 pending = self._pending([worker])
                 self.assembly.place(pending, 0, rollout)
-            self._flow.unclaimed = self._joined([worker], pending, [rollout.report])
+            self._flow.unclaimed = self._join([worker], pending, [rollout.report])
             self.group.serve_last(worker)
             self.weights.served(worker)
 
@@ -285,7 +285,7 @@ class Scheduler:
         uploader = self._flow.uploads.uploader_for(workers[0].place)
         return self.assembly.pending(workers[0].requests[0], infos, uploader)
 
-    def _joined(
+    def _join(
         self,
         workers: Sequence[WorkerRecord],
         pending: PendingBatch,
