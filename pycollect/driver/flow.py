@@ -96,7 +96,7 @@ class Flow:
     def has_ended(self) -> bool:
         """Whether all requested frames were collected and no batch remains to be delivered."""
         total = self.options.total_frames
-        return total is not None and self._frames_collected >= total and not self._has_more
+        return total is not None and self._frames_collected >= total and not self._has_batch
 
     @property
     def more_needed(self) -> bool:
@@ -128,7 +128,7 @@ class Flow:
         return options.drop_uncollected or options.split_trajs or bool(options.trajs_per_batch)
 
     @property
-    def _has_more(self) -> bool:
+    def _has_batch(self) -> bool:
         """Whether the queue holds a complete batch of trajectories."""
         return self.queue is not None and self.queue.complete >= self.options.trajs_per_batch
 

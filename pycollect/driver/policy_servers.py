@@ -141,15 +141,15 @@ class NodeServer(PolicyServer):
             Exception: Building the policy raised it.
         """
         if self._end is not None:
-            self._start_anew(self._end)
+            self._restart(self._end)
         if self.death() is not None or not self._is_ready():
-            return None  # its workers must be replaced first
+            return None  # after a death, the clients must be replaced first
         client = self._client_for(worker)
         if client is not None:
             self._clients[worker.index] = worker.incarnation
         return client
 
-    def _start_anew(self, end: WorkerDied) -> None:
+    def _restart(self, end: WorkerDied) -> None:
         self._calls.clear()
         self._group.restart(self._record, end, DIED)
         self._end = None

@@ -234,13 +234,13 @@ class WorkerGroup:
         worker.failure = f"{reason}: {death}"
         try:
             with Uninterrupted():
-                self._start_anew(worker, death, self._flow.statistics.batches)
+                self._start_again(worker, death, self._flow.statistics.batches)
         except WorkerError as error:
             worker.requests.clear()
             self._flow.failing = self._flow.failing or without_frames(error)
             raise
 
-    def _start_anew(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:
+    def _start_again(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:
         log = worker.process.recent_log()
         recent = worker.deaths
         if not worker.starting:  # the worker was built since its last death

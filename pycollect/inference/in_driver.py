@@ -21,7 +21,7 @@ class PendingCounter(Protocol):
 
 
 class ServingBell:
-    """A Bell whose waiting thread serves inference requests.
+    """A Bell that serves inference requests in the thread that waits for it.
 
     The policy is therefore called in the thread that waits for a batch, which is otherwise idle.
 

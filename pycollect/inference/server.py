@@ -101,7 +101,7 @@ class BatchScheduler:
 
     @property
     def max_wait(self) -> float | None:
-        """Seconds until waiting requests are served in any case; ``None`` if there is no limit."""
+        """Seconds until waiting requests are served in any case; ``None`` without a limit."""
         timeout, since = self._options.server_timeout, self._held_since
         if since is None or timeout is None:
             return None
@@ -162,7 +162,7 @@ class BatchScheduler:
 
 
 def _envs(clients: Sequence[Client]) -> int:
-    """Return the number of environments of these clients."""
+    """Return the total number of environments of the clients."""
     return sum(client.group.needs.env.num_envs for client in clients if client.group is not None)
 
 
@@ -241,7 +241,7 @@ class InferenceServer:
                 scheduler.refresh()
 
     def serve(self, pending: int | None = None) -> int:
-        """Call the policy for all clients whose requests need not wait for others.
+        """Call the policy for all requests that need not wait for others.
 
         Args:
             pending: Number of workers with a request of the driver that is not answered yet;
@@ -260,9 +260,9 @@ class InferenceServer:
             (self._turn + later) % len(self._schedulers) for later in range(len(self._schedulers))
         ]
         awaited = []
-        for turn, look in zip(turns, (newest, *reversed(before)), strict=True):
+        for turn, clients in zip(turns, (newest, *reversed(before)), strict=True):
             scheduler = self._schedulers[turn]
-            asking = [client for client in look if client.scheduler == turn and client in newest]
+            asking = [client for client in clients if client.scheduler == turn and client in newest]
             awaited.append(self._serve_at(scheduler, asking, pending))
         return max(min(awaited), 1)
 
@@ -300,7 +300,7 @@ class InferenceServer:
 
     @property
     def max_wait(self) -> float | None:
-        """Seconds until waiting requests are served in any case; ``None`` if there is no limit."""
+        """Seconds until waiting requests are served in any case; ``None`` without a limit."""
         each = [wait for scheduler in self._schedulers if (wait := scheduler.max_wait) is not None]
         return min(each, default=None)
 

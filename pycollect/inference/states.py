@@ -38,7 +38,7 @@ class ServerStates:
         self._device_index = lru_cache(_MOST_INDEXES)(lambda rows: bring([_index(rows)])[0])
 
     def load(self, rows: Sequence[int], runner: PolicyRunner) -> None:
-        """Give the runner the states of these rows before a call.
+        """Copy the states of the call's rows to the runner before the call.
 
         If this call or a later step is interrupted, the next call reads the states from shared
         memory.
@@ -68,7 +68,7 @@ class ServerStates:
             kept.index_copy_(0, device_envs, value)
 
     def store(self, rows: Sequence[int], runner: PolicyRunner) -> None:
-        """Keep the new states of these rows after a call whose outputs were written."""
+        """Keep the new states of the call's rows after its outputs were written."""
         if not self._are_kept(runner):
             device_index = self._device_index(tuple(rows))
             for kept, state in zip(self._by_row, runner.states, strict=True):
