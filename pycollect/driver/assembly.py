@@ -277,8 +277,8 @@ class Assembly:
         pending: PendingBatch,
         reports: Mapping[int, RolloutReport],
         ids: TrajectoryIds,
-        place: torch.device = CPU,
-        reported: torch.device | None = None,
+        device: torch.device = CPU,
+        reported_device: torch.device | None = None,
     ) -> Batch:
         """Return the batch of rollouts that are all in their rows, for the user to keep.
 
@@ -286,8 +286,8 @@ class Assembly:
             pending: The batch with its rollouts.
             reports: Report of each worker by its id, in the order of rows.
             ids: Assigns trajectory ids that are unique over all workers.
-            place: Device to deliver the batch to.
-            reported: Value of ``td.device``; ``None`` if no device was requested.
+            device: Device to deliver the batch to.
+            reported_device: Value of ``td.device``; ``None`` if no device was requested.
         """
         info, workers = pending.infos[0], list(reports)
         whole = self._whole(pending, workers)
@@ -305,9 +305,9 @@ class Assembly:
             {worker: report.frames for worker, report in reports.items()},
             [episode for report in reports.values() for episode in report.episodes],
             self._extras(list(reports.values()), whole),
-            place,
-            reported,
-            how=self._joined,
+            device,
+            reported_device,
+            joined=self._joined,
             parts=self._parts(whole),
             sources=sources,
             stacked=info.stacked,

@@ -56,7 +56,7 @@ class Collector:
         self._progress: Progress | None = None
         self._background = Background()
         self._ready: deque[Finished] = deque()  # counted as delivered; more than one is rare
-        self._place: tuple[torch.device, torch.device | None] = (CPU, None)
+        self._batch_devices: tuple[torch.device, torch.device | None] = (CPU, None)
         try:
             self._start_source()
         except BaseException:  # includes warnings that a filter turned into errors
@@ -185,7 +185,7 @@ class Collector:
                     self._flow.check_not_closed()
                     self._enqueue()
             with self._flow.statistics.timed("deliver"):
-                td = self._flow.uploads.moved(popped.td, *self._place)
+                td = self._flow.uploads.moved(popped.td, *self._batch_devices)
                 td = self._finish(td, {}, popped.frames)
                 self._ready.append(Finished(td, popped.frames))
         self._show_progress(sum(popped.frames.values()))
@@ -220,7 +220,7 @@ class Collector:
                 popped = queue.pop(min(waiting, options.trajs_per_write or waiting))
                 assert popped is not None  # `complete` counted them
                 write.expect(popped.frames)
-                td = self._flow.uploads.moved(popped.td, *self._place)
+                td = self._flow.uploads.moved(popped.td, *self._batch_devices)
                 put(finish(td, options, {}), options.replay_buffer)
                 write.count(popped.frames)
 
@@ -289,7 +289,7 @@ class Collector:
             return
         with self._flow.statistics.timed("deliver"), self._fatal(), Uninterrupted():
             self._flow.claim()
-            self._place = batch.place, batch.reported
+            self._batch_devices = batch.device, batch.reported_device
             for worker, source, rollout in rollouts_of(td, batch):
                 if rollout.ndim > 2:
                     rollout = rollout.flatten(0, rollout.ndim - 2)

@@ -25,7 +25,7 @@ from pycollect.worker.worker import Worker
 
 
 def blank_batch(
-    worker: Worker, slab: Slab, place: torch.device, reported: torch.device | None
+    worker: Worker, slab: Slab, device: torch.device, reported_device: torch.device | None
 ) -> Batch:
     """Return a batch of zeros with the entries of this worker's batches.
 
@@ -34,8 +34,8 @@ def blank_batch(
     Args:
         worker: The worker whose batches are imitated.
         slab: Memory of the batch.
-        place: Device to deliver the batch to.
-        reported: Value of ``td.device``; ``None`` if no device was requested.
+        device: Device to deliver the batch to.
+        reported_device: Value of ``td.device``; ``None`` if no device was requested.
     """
     shape = worker.batch_shape
     tensors = slab_tensors(slab, shape, worker.slab_leaves.keys)
@@ -63,8 +63,8 @@ def blank_batch(
         shape,
         worker.leaves,
         extras=extras or None,
-        place=place,
-        reported=reported,
+        device=device,
+        reported_device=reported_device,
         on_device=on_device,
     )
 
@@ -78,23 +78,23 @@ def assemble(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> T
         uploads: Uploads the batch to its device; ``None`` if it stays on the host.
     """
     cast = partial(options.cast.apply, leaves=batch.leaves) if options.cast else None
-    tensors, device = batch.tensors, batch.reported
-    if batch.place.type == "cpu" or uploads is None:
+    tensors, device = batch.tensors, batch.reported_device
+    if batch.device.type == "cpu" or uploads is None:
         tensors = tensors if cast is None else cast(tensors)
-        device = device if batch.place.type == "cpu" else None
+        device = device if batch.device.type == "cpu" else None
     elif tensors:
-        uploader = uploads.to(batch.place)
+        uploader = uploads.to(batch.device)
         tensors = uploader.upload(batch.slab, tensors, cast)
         device = uploader.device
     if batch.on_device:
-        place = batch.place if uploads is not None else CPU
-        moved = {key: tensor.to(place) for key, tensor in batch.on_device.items()}
+        target = batch.device if uploads is not None else CPU
+        moved = {key: tensor.to(target) for key, tensor in batch.on_device.items()}
         tensors = {**tensors, **(moved if cast is None else cast(moved))}
         tensors = {key: tensors[key] for key in batch.leaves.keys if key in tensors}
     td: TensorDictBase = to_tensordict(tensors, batch.shape, device, batch.leaves.shapes)
     if parcel := batch.leaves.parcel(batch.extras):
         td = with_extras(td, parcel)  # moves extras that are tensors to the device
-    return td if device is None or batch.reported is not None else td.clear_device_()
+    return td if device is None or batch.reported_device is not None else td.clear_device_()
 
 
 def prepare(options: StreamOptions, uploads: Uploads) -> None:
@@ -106,13 +106,13 @@ def prepare(options: StreamOptions, uploads: Uploads) -> None:
 
 def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
     """Yield worker, index of its process, and frames, [T] or [*P, T], of each rollout."""
-    workers, how = list(batch.frames_of), batch.how
-    if how is None:
+    workers, joined = list(batch.frames_of), batch.joined
+    if joined is None:
         parts: Iterable[TensorDictBase] = [td]
-    elif how == "stack":
+    elif joined == "stack":
         parts = td.unbind(0)
     else:
-        parts = td.split(list(batch.parts), td.ndim - 1 if how == -1 else 0)
+        parts = td.split(list(batch.parts), td.ndim - 1 if joined == -1 else 0)
     for worker, part in zip(workers, parts, strict=True):
         sources = batch.sources.get(worker, (0,))
         if len(sources) == 1:

@@ -112,8 +112,8 @@ class InProcess:
         self._post_hook = post_hook
         self._numbered = 0  # number of trajectories numbered on the environments' device
         devices = worker.options.devices
-        self._place = devices.batch_device or worker.device, devices.reported
-        uploader = flow.uploads.uploader_for(self._place[0])
+        self._batch_devices = devices.batch_device or worker.device, devices.reported
+        uploader = flow.uploads.uploader_for(self._batch_devices[0])
         allocate = None if uploader is None else uploader.allocate
         self._control = RolloutControl(flow.stop, 1, 1, SharedNumber())
         self._pool = make_pool(worker.placement, _SLABS_KEPT, allocate)
@@ -194,7 +194,7 @@ class InProcess:
             {0: report.frames},
             report.episodes,
             extras,
-            *self._place,
+            *self._batch_devices,
             report.on_device,
         )
 
@@ -227,7 +227,7 @@ class InProcess:
 
     def blank(self) -> Batch:
         """Return a batch of zeros."""
-        return blank_batch(self.worker, self._pool.acquire(), *self._place)
+        return blank_batch(self.worker, self._pool.acquire(), *self._batch_devices)
 
     # Hooks and calls
 

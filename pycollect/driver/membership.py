@@ -57,7 +57,7 @@ class Membership:
         present = self._group.present
         in_place = [worker.index for worker in present if worker.in_place]
         uploaders = {
-            worker.index: self._flow.uploads.uploader_for(worker.place) for worker in present
+            worker.index: self._flow.uploads.uploader_for(worker.batch_device) for worker in present
         }
         self._assembly.prepare(self._group.infos, in_place, uploaders)
 

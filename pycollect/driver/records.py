@@ -106,7 +106,7 @@ class WorkerRecord:
         return None if packed is None else packed.value
 
     @property
-    def place(self) -> torch.device:
+    def batch_device(self) -> torch.device:
         """Device of the worker's batches."""
         return self.plan.spec.options.devices.batch_device or self.info.device
 

@@ -28,7 +28,7 @@ def pieces(
     A piece is one rollout, [T] or [*P, T]. A sync batch is written as a whole, flattened without a
     copy, if the buffer stores single items and so cannot distinguish the two.
     """
-    if batch.how == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
+    if batch.joined == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
         td.names = None
         yield batch.frames_of, td.flatten(0, 2 if batch.stacked else 1)
         return

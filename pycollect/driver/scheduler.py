@@ -282,7 +282,7 @@ class Scheduler:
     def _pending(self, workers: Sequence[WorkerRecord]) -> PendingBatch:
         """Return the pending batch of these workers' oldest rollouts."""
         infos = [worker.info for worker in workers]
-        uploader = self._flow.uploads.uploader_for(workers[0].place)
+        uploader = self._flow.uploads.uploader_for(workers[0].batch_device)
         return self.assembly.pending(workers[0].requests[0], infos, uploader)
 
     def _join(
@@ -293,11 +293,11 @@ class Scheduler:
     ) -> Batch:
         """Return the batch of rollouts that are in their rows, and complete their requests."""
         first = workers[0]
-        places = first.place, first.reported_device
+        devices = first.batch_device, first.reported_device
         with self._flow.statistics.timed("assemble"):
             indices = [worker.index for worker in workers]
             by_id = dict(zip(indices, reports, strict=True))
-            batch = self.assembly.join(pending, by_id, self._flow.ids, *places)
+            batch = self.assembly.join(pending, by_id, self._flow.ids, *devices)
         for worker, report in zip(workers, reports, strict=True):
             self._complete_request(worker, report)
         return batch
@@ -346,7 +346,7 @@ class Scheduler:
         random = self._flow.is_random
         infos = {worker.index: worker.info for worker in workers}
         in_place = any(worker.in_place for worker in workers)
-        uploader = self._flow.uploads.uploader_for(workers[0].place)
+        uploader = self._flow.uploads.uploader_for(workers[0].batch_device)
         rows = self.assembly.rows(infos, in_place, uploader)
         preemption = self._options.preemption
         with Uninterrupted():

@@ -33,10 +33,10 @@ class Batch:
             Uncollected cells are not counted.
         episodes: Episodes that ended in this batch.
         extras: Extras in the shape of the batch, or ``None``.
-        place: Device to deliver the batch to.
-        reported: Value of ``td.device``; ``None`` if no device was requested.
+        device: Device to deliver the batch to.
+        reported_device: Value of ``td.device``; ``None`` if no device was requested.
         on_device: Tensors on the environments' device, outside the slab, by key.
-        how: How rollouts are joined: "stack", 0 or -1; ``None`` for a single rollout.
+        joined: How rollouts are joined: "stack", 0 or -1; ``None`` for a single rollout.
         parts: If rollouts are concatenated, the size of each rollout along that dimension.
         sources: For workers with several processes, the processes that follow each other along time
             in the worker's rollout, by worker.
@@ -50,10 +50,10 @@ class Batch:
     frames_of: Mapping[int, int] = field(default_factory=dict)
     episodes: Sequence[Episode] = ()
     extras: Extras | None = None
-    place: torch.device = CPU
-    reported: torch.device | None = None
+    device: torch.device = CPU
+    reported_device: torch.device | None = None
     on_device: Mapping[Key, torch.Tensor] = field(default_factory=dict)
-    how: str | int | None = None
+    joined: str | int | None = None
     parts: Sequence[int] = ()
     sources: Mapping[int, Sequence[int]] = field(default_factory=dict)
     stacked: bool = False

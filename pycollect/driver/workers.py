@@ -119,7 +119,7 @@ class WorkerGroup:
 
     @property
     def infos(self) -> dict[int, WorkerInfo]:
-        """What was built for each present worker, by id."""
+        """Properties of each present worker, by id."""
         return {worker.index: worker.info for worker in self.present}
 
     def of(self, indices: Sequence[int]) -> list[WorkerRecord]:
@@ -229,7 +229,7 @@ class WorkerGroup:
             flow.ledger.issue(worker.index, worker.frames_in_flight)
 
     def restart(self, worker: WorkerRecord, death: WorkerDied, reason: str) -> None:
-        """Start a worker's process again, without counting its frames; errors as for `replace`."""
+        """Start a worker's process again without counting frames; errors as for `replace`."""
         worker.process.kill()
         worker.failure = f"{reason}: {death}"
         try:
@@ -396,9 +396,11 @@ def check_alike(infos: Mapping[int, WorkerInfo]) -> None:
         )
         found: tuple[Leaf | Extra, ...] = (*info.leaves.layout().leaves, *info.leaves.extras)
         if expected != found:
-            odd = [leaf for leaf in [*expected, *found] if (leaf in expected) != (leaf in found)]
+            differing = [
+                leaf for leaf in [*expected, *found] if (leaf in expected) != (leaf in found)
+            ]
             raise ValueError(
                 "create_env_fn: expected the same keys, dtypes and shapes from all workers of a "
                 f"sync collector; worker {index} differs from worker {first} in "
-                f"{sorted({dotted(leaf.key) for leaf in odd})}"
+                f"{sorted({dotted(leaf.key) for leaf in differing})}"
             )
