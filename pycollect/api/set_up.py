@@ -16,9 +16,9 @@ from pycollect.api.binding import Arguments
 from pycollect.arguments import arguments_of, checked, checked_kwargs
 from pycollect.compat.weight_options import WeightOptions
 from pycollect.data.devices import Devices
+from pycollect.driver.nest import NestMaker
 from pycollect.driver.options import RemoteOptions, StreamOptions, check_uneven
 from pycollect.driver.records import WorkerPlan
-from pycollect.driver.team import TeamMaker
 from pycollect.envs.make import check_entry
 from pycollect.transport.messages import WorkerSpec, pickled_for_child, pickled_spec
 from pycollect.worker.options import WorkerOptions
@@ -98,8 +98,8 @@ class WorkerKind:
         result = []
         for plan, own in zip(plans, arguments, strict=True):
             check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))
-            team = TeamMaker(_team_options(self.team == "sync", remote, own))
-            result.append(replace(plan, spec=replace(plan.spec, team=team)))
+            nest = NestMaker(_team_options(self.team == "sync", remote, own))
+            result.append(replace(plan, spec=replace(plan.spec, team=nest)))
         return result
 
 

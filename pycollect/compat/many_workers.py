@@ -12,10 +12,10 @@ from pycollect.compat.one_worker import OneWorker, WorkerNames, called, calls, r
 from pycollect.compat.worker_view import View, WorkerView
 from pycollect.data.devices import Devices
 from pycollect.docstrings import completed_by
+from pycollect.driver.nest import Nest
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord
 from pycollect.driver.scheduler import Scheduler
-from pycollect.driver.team import Team
 from pycollect.transport.hosted import SingleWorker
 from pycollect.transport.messages import RolloutWorker
 from pycollect.worker.options import POST, WorkerOptions
@@ -254,7 +254,7 @@ def answer(
         TypeError: The result cannot be pickled.
         Exception: Raised by the method.
     """
-    if isinstance(worker, Team):
+    if isinstance(worker, Nest):
         value = getattr(TeamView(worker), method)(*args, **kwargs)
     else:
         assert isinstance(worker, SingleWorker)
@@ -272,10 +272,10 @@ def answer(
 class TeamView(Asking, View):
     """The same of a worker with processes of its own, each of which answers."""
 
-    def __init__(self, team: Team) -> None:
-        self._source = team.scheduler
-        self.worker_idx = team.index
-        self.num_workers = team.processes
+    def __init__(self, nest: Nest) -> None:
+        self._source = nest.scheduler
+        self.worker_idx = nest.index
+        self.num_workers = nest.processes
 
     def set_post_collect_hook(self, hook: Any) -> None:
         """Of all its processes."""

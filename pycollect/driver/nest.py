@@ -1,4 +1,4 @@
-"""A worker that consists of several processes, for example in a Ray actor."""
+"""A nest: a worker that consists of several processes, for example in a Ray actor."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _REPORTED = ("worker_died", "worker_timeout", "env_error")  # losses that the dr
 
 
 @dataclass(frozen=True)
-class TeamMaker:
-    """Makes the team of a worker in the worker's process.
+class NestMaker:
+    """Makes the nest of a worker in the worker's process.
 
     Attributes:
-        options: How the team's processes collect.
+        options: How the nest's processes collect.
     """
 
     options: RemoteOptions
 
-    def __call__(self, spec: WorkerSpec, policy: bytes) -> Team:
-        """Make the team for that spec, with a pickled policy or factory."""
-        return Team(spec, policy, self.options)
+    def __call__(self, spec: WorkerSpec, policy: bytes) -> Nest:
+        """Make the nest for that spec, with a pickled policy or factory."""
+        return Nest(spec, policy, self.options)
 
 
 @dataclass(frozen=True)
-class TeamEnvs:
-    """The environments of all processes of a team, as those of one worker."""
+class NestEnvs:
+    """The environments of all processes of a nest, as those of one worker."""
 
     num_envs: int
     num_seeds: int
     batch_size: tuple[int, ...]
 
 
-class Team:
+class Nest:
     """Has the methods of a Worker, but collects with several processes, which it replaces itself.
 
     If the processes are sync, a rollout is a batch of all of them. Its shape is [W, T] or [W, P, T]
@@ -106,16 +106,16 @@ class Team:
             raise
 
     def _share(self, frames: int) -> int:
-        """Return the frames of one process's rollout if the team's rollout has `frames`."""
+        """Return the frames of one process's rollout if the nest's rollout has `frames`."""
         return -(-frames // self._size) if self._options.sync else frames
 
     def _read_infos(self) -> None:
-        """Set the team's properties from those of its processes."""
+        """Set the nest's properties from those of its processes."""
         infos = self._processes.infos
         check_alike(infos)
         first = infos[0]
         *envs, self.steps = self._processes.shape
-        self.env = TeamEnvs(
+        self.env = NestEnvs(
             num_envs=math.prod(envs),
             num_seeds=sum(info.num_seeds for info in infos.values()),
             batch_size=tuple(envs),
@@ -148,7 +148,7 @@ class Team:
 
     @property
     def stepped(self) -> int:
-        """A number that grows with each step, and while the team waits for its processes."""
+        """A number that grows with each step, and while the nest waits for its processes."""
         return self._processes.activity
 
     def collect(
@@ -272,10 +272,10 @@ class Team:
 
 
 class _Engine(ProcessEngine):
-    """An engine that shows the driver that a waiting team is alive, and passes on its stops.
+    """An engine that shows the driver that a waiting nest is alive, and passes on its stops.
 
     Args:
-        all_stop: Whether a stop ends the rollouts of all processes, because the team waits for all.
+        all_stop: Whether a stop ends the rollouts of all processes, because the nest waits for all.
             Otherwise it ends that of the first process in the queue.
         start_method: See :class:`ProcessEngine`.
     """
@@ -301,17 +301,17 @@ class _Engine(ProcessEngine):
                 return ready
 
 
-class _TeamFlow(Flow):
-    """Counters of a team's processes; the driver decides whether their actions are random."""
+class _NestFlow(Flow):
+    """Counters of a nest's processes; the driver decides whether their actions are random."""
 
     is_random = False
 
 
 class _Processes:
-    """The processes of a team, whose batches become rollouts without delivery."""
+    """The processes of a nest, whose batches become rollouts without delivery."""
 
     def __init__(self, options: RemoteOptions, plans: Sequence[WorkerPlan]) -> None:
-        self._flow = _TeamFlow(StreamOptions(frames_per_batch=1))
+        self._flow = _NestFlow(StreamOptions(frames_per_batch=1))
         self._engine = _Engine(options.sync, options.start_method)
         self.scheduler = Scheduler(self._flow, options, plans, None, self._engine)
         try:
