@@ -1,4 +1,4 @@
-"""Draw what was published as a bar chart, for the README.
+"""Draw the published results as a bar chart for the README.
 
 python -m benchmarks.chart [--from results.json] [--to docs/benchmarks.svg]
 """
@@ -22,7 +22,7 @@ CASES = {
     "CartPole, processes, sync, 2 workers of 8, T=400": "8 CartPoles in each of two processes",
     "Pendulum, Ray, 2 actors, sync, T=2000": "Pendulum in two Ray actors",
 }
-"""Those that are drawn, by the name that they have in the results."""
+"""Labels of the cases to draw, by their names in the results."""
 
 
 class Bars(NamedTuple):
@@ -33,22 +33,22 @@ class Bars(NamedTuple):
 
 
 def bars(rows: Sequence[Mapping[str, Any]]) -> list[Bars]:
-    """The cases that are drawn.
+    """Return the bars of all cases.
 
     Raises:
-        ValueError: one is not among the rows, or lacks a side.
+        ValueError: A case is not among the rows, or lacks a side.
     """
     found = []
     for case, label in CASES.items():
         ratios = {row["side"]: row["ratio"] for row in rows if row["case"] == case}
-        beside_loop = _of("plain loop", case, ratios)
-        sides = {side: beside_loop / _of(side, case, ratios) for side in _COLORS}
+        loop_ratio = _of("plain loop", case, ratios)
+        sides = {side: loop_ratio / _of(side, case, ratios) for side in _COLORS}
         found.append(Bars(label, sides))
     return found
 
 
 def _of(side: str, case: str, ratios: Mapping[str, float]) -> float:
-    """Our rate divided by that side's."""
+    """Return our rate divided by a side's."""
     for name, ratio in ratios.items():
         if side in name:
             return ratio
@@ -56,7 +56,7 @@ def _of(side: str, case: str, ratios: Mapping[str, float]) -> float:
 
 
 def draw(cases: Sequence[Bars], path: Path) -> None:
-    """Draw them into an SVG file, the same bytes from the same figures.
+    """Draw the bars into an SVG file; the same figures give the same bytes.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -85,13 +85,13 @@ def draw(cases: Sequence[Bars], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """What the command line asks for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chart", description=__doc__)
     results = _ROOT / "benchmarks" / "results" / "results.json"
     parser.add_argument("--from", dest="source", type=Path, default=results)
     parser.add_argument("--to", type=Path, default=_ROOT / "docs" / "benchmarks.svg")
-    asked = parser.parse_args(arguments)
-    draw(bars(json.loads(asked.source.read_text())["rows"]), asked.to)
+    args = parser.parse_args(arguments)
+    draw(bars(json.loads(args.source.read_text())["rows"]), args.to)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Options, the session's one Ray, and the table at the end."""
+"""Options, the session's Ray cluster, and the table at the end."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--smoke",
         action="store_true",
-        help="each side one batch, but most of other libraries that start workers; no figures",
+        help="one batch per side, without most libraries that start workers; no figures",
     )
     group.addoption("--rounds", type=int, help="rounds per case (default 7, smoke 1)")
     group.addoption("--turn", type=float, help="seconds per turn (default 0.7, smoke 0)")
@@ -30,16 +30,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare the list of results, and leave the reporting to our own table."""
+    """Prepare the list of results, and replace pytest-benchmark's table by our own."""
     config.stash[ROWS] = []
-    config.addinivalue_line("markers", "full: a case that a smoke test leaves out")
-    os.environ["RL_LOGGING_LEVEL"] = "WARNING"  # TorchRL's, in every process that is started here
-    # Its table would show the time of whole rounds, which says nothing.
+    config.addinivalue_line("markers", "full: a case that a smoke test omits")
+    os.environ["RL_LOGGING_LEVEL"] = "WARNING"  # for TorchRL in every process of the session
+    # pytest-benchmark's table would show the time of whole rounds, which is meaningless.
     config.option.benchmark_quiet = True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a smoke test leave out the cases that differ from another only in a number."""
+    """Omit cases that differ from another only in a number from a smoke test."""
     if config.getoption("--smoke"):
         full = [item for item in items if item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=full)
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the table, and write it if asked."""
+    """Print the table, and write it with ``--write-results``."""
     rows = config.stash[ROWS]
     if not rows:
         return
@@ -63,13 +63,13 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
-    """Address of the one local cluster; every side on Ray joins it as a driver of its own."""
+    """Address of the local cluster, which every side on Ray joins as a separate driver."""
     import ray
 
-    # Actors import this package: the repository has to come before any other package of that name.
+    # Actors import this package, so the repository must come before any other package `benchmarks`.
     root = str(Path(__file__).parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    # More than there are cores: all sides' actors are alive at once, but only one side runs.
+    # More CPUs than cores: the actors of all sides are alive at once, but only one side runs.
     context = ray.init(
         address="local",
         num_cpus=16,
@@ -83,7 +83,7 @@ def ray_address() -> Iterator[str]:
 
 @pytest.fixture
 def smoke(request: pytest.FixtureRequest) -> bool:
-    """Whether it is enough that everything runs."""
+    """Whether this is a smoke test, which only checks that everything runs."""
     return bool(request.config.getoption("--smoke"))
 
 
@@ -91,7 +91,7 @@ def smoke(request: pytest.FixtureRequest) -> bool:
 def compare(
     request: pytest.FixtureRequest, benchmark: Callable[..., object], smoke: bool
 ) -> Callable[..., None]:
-    """A function that lets sides race, timed by pytest-benchmark, and keeps the rows."""
+    """A function that runs a race, timed by pytest-benchmark, and stores its rows."""
     rounds = request.config.getoption("--rounds") or (1 if smoke else 7)
     seconds = request.config.getoption("--turn") or (0.0 if smoke else 0.7)
 

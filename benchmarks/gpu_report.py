@@ -40,7 +40,7 @@ class Mark(NamedTuple):
 
     Attributes:
         text: Description of the figure.
-        wanted: Its least value.
+        wanted: Minimum value of the figure.
         figure: Computes it from the rows; ``None`` if a row is missing.
     """
 
@@ -69,7 +69,7 @@ def _times(
 
 
 def _within(name: str, alone: str) -> _Figure:
-    """Divide the time that a step may take (5 us more than without recording) by what it takes."""
+    """Divide the limit of a step's time (5 us more than without recording) by its time."""
 
     def figure(rows: _Rows) -> float | None:
         own, limit = (rows[key].seconds if key in rows else None for key in (name, alone))
@@ -179,10 +179,12 @@ def _facts(files: Sequence[Path], all_facts: Sequence[Mapping[str, Any]]) -> dic
     """Merge the facts of all files; facts that may differ list every value."""
     facts: dict[str, Any] = {}
     for name in all_facts[0]:
-        told = {file: own[name] for file, own in zip(files, all_facts, strict=True) if own[name]}
-        values = [*dict.fromkeys(told.values())]
+        by_file = {file: own[name] for file, own in zip(files, all_facts, strict=True) if own[name]}
+        values = [*dict.fromkeys(by_file.values())]
         if len(values) > 1 and name not in _OF_THE_RUN:
-            first, other = (next(file for file in told if told[file] == own) for own in values[:2])
+            first, other = (
+                next(file for file in by_file if by_file[file] == value) for value in values[:2]
+            )
             raise ValueError(f"{other}: expected {name} {values[0]} as in {first}, got {values[1]}")
         facts[name] = values[0] if len(values) == 1 else "; ".join(map(str, values)) or None
     return facts
@@ -191,7 +193,7 @@ def _facts(files: Sequence[Path], all_facts: Sequence[Mapping[str, Any]]) -> dic
 def _named(command: str, rows: Sequence[Row]) -> list[Row]:
     """Put the environment before the names of `bench cpu`, which has one per file."""
     env = re.search(r"bench cpu .*--env (?:\S*[:/])?(\w+)", command)
-    if env is None or ";" in command:  # several commands: a report that is joined again
+    if env is None or ";" in command:  # several commands: the rows of an earlier report
         return list(rows)
     first = f"{env[1]}: "
     return [

@@ -1,7 +1,8 @@
-"""The sampler of Sample Factory 2.1, in an interpreter of its own: it needs another Gymnasium.
+"""The sampler of Sample Factory 2.1, in a separate interpreter because it needs another Gymnasium.
 
-For each line that it reads it samples a batch, and says of how many frames. One inference worker
-acts for all rollout workers, whose environments are stepped in two halves, which are its defaults.
+For each line of input, it samples a batch and prints the number of frames. It has Sample Factory's
+defaults: one inference worker acts for all rollout workers, and each of them steps its environments
+in two halves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import nn
 CASE, LOCK, WORKERS, ENVS, STEPS, CALL_SECONDS = sys.argv[1:7]
 PIXELS: Any = ((4, 84, 84), np.uint8)
 NUMBERS: Any = ((3,), np.float32)
-# Its own convolutions are those of the Nature CNN.
+# Sample Factory's own encoder has the convolutions of the Nature CNN.
 ARGUMENTS = {
     "device": ["--use_rnn=False"],
     "lstm": ["--use_rnn=True", "--rnn_type=lstm", "--rnn_size=256"],
@@ -42,36 +43,36 @@ class Still(gymnasium.Env):  # type: ignore[misc]
     render_mode = None
 
     def __init__(self) -> None:
-        """Its spaces."""
+        """Create the spaces and the observation."""
         shape, dtype = PIXELS if CASE == "nature" else NUMBERS
         high = 255 if dtype is np.uint8 else 1
         self.observation_space = Box(0, high, shape, dtype)
         self.action_space = Discrete(2)
-        self.shown = np.zeros(shape, dtype)
+        self.observation = np.zeros(shape, dtype)
 
     def reset(self, **_: Any) -> Any:
-        """The same."""
-        return self.shown, {}
+        """Return the observation."""
+        return self.observation, {}
 
     def step(self, action: Any) -> Any:
-        """The same again."""
-        return self.shown, 0.0, False, False, {}
+        """Return the same observation."""
+        return self.observation, 0.0, False, False, {}
 
 
 class OnDevice(Encoder):  # type: ignore[misc]
-    """Holds the device for each call."""
+    """An encoder whose calls lock the device."""
 
     def __init__(self, cfg: Any, space: Any) -> None:
-        """A layer behind it."""
+        """Create a layer."""
         super().__init__(cfg)
         self.linear = nn.Linear(3, 8)
 
     def get_out_size(self) -> int:
-        """Of that layer."""
+        """Return the number of the layer's outputs."""
         return 8
 
     def forward(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Wait for the device, and hold it."""
+        """Lock the device for the duration of a call."""
         with open(LOCK, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             time.sleep(float(CALL_SECONDS))
@@ -79,12 +80,12 @@ class OnDevice(Encoder):  # type: ignore[misc]
 
 
 def make(*_: Any, **__: Any) -> Still:
-    """An environment, whatever is said of it."""
+    """Return an environment; all arguments are ignored."""
     return Still()
 
 
 def main() -> None:
-    """Sample, whenever a line comes."""
+    """Sample a batch for each line of input."""
     register_env("still", make)
     if CASE == "device":
         global_model_factory().register_encoder_factory(OnDevice)

@@ -1,11 +1,10 @@
 """Measure several ways of doing the same work against each other.
 
-Every *side* runs in a process of its own (so that its memory is its own, and no side pays for
-what another has imported or left to the garbage collector), and only one side runs at a time. A
-*turn* is a stretch of about the same wall time for each side; a *round* is one turn of every
-side, in an order that shifts from round to round. What is compared are the rates of the same
-round, so that a machine which gets slower or faster in between changes both; what is reported is
-the median over the rounds.
+Every *side* runs in its own process, so that its memory is separate, and no side pays for imports
+or garbage of another. Only one side runs at a time. A *turn* is a stretch of about the same wall
+time for each side. A *round* is one turn of every side, in an order that shifts from round to
+round. Rates of the same round are compared, so a machine whose speed changes affects both sides.
+The report has the median over the rounds.
 """
 
 import contextlib
@@ -25,40 +24,44 @@ from typing import Any, Self
 import psutil
 
 START_TIMEOUT = 180.0
-"""Seconds that a side may take to be built and to deliver its first batch."""
+"""Maximum number of seconds until a side has delivered its first batch."""
 
 TURN_TIMEOUT = 120.0
-"""Seconds that a turn may take."""
+"""Maximum number of seconds of a turn."""
 
 LEAD = 0.2
-"""Seconds that a side runs untimed first: its caches and queues are then as in a long run."""
+"""Seconds that a side runs untimed before a turn, so that its caches and queues are full."""
 
 
 WARM_UP = 3.0
-"""Length of the turn before the first round, in turns: Ray's object store, for one, needs about a
-hundred batches of pixels until it lies on memory that every process has touched."""
+"""Length of the turn before the first round, in turns. Ray's object store, for example, needs about
+a hundred batches of pixels until every process has touched its memory."""
 
 
 PRELOADED = ["torch", "tensordict.nn", "gymnasium"]
-"""What every side imports: once for all, which saves most of the time that starting them takes."""
+"""Modules to import once for all sides, because imports take most of the time of a start."""
 
 
 @dataclass(frozen=True)
 class Side:
     """One way of doing the work.
 
-    ``stream`` is an importable generator function; each ``next`` does one batch of work, the
-    reading of the result included, and yields the number of frames in it. ``kwargs`` are its
-    arguments; a side with ``ray_address`` is connected to that cluster first and is given
-    ``census``, the path of a file in which its actors note their process ids.
-
-    ``processes``: that many copies run at once, and their rates add up. ``group``: only whole
-    groups of that many batches are timed (the workers of an async collector deliver in clumps).
-    ``ahead``: rollouts that each of ``group`` workers goes on with when a turn ends; they are
-    waited for, so that they do not run in another side's turn. ``needs``: a module without which
-    the side is left out. ``slow``: one batch takes many seconds, so that there is one turn only, in
-    the first round, without a warm-up, and all rounds are compared with it. ``spawns``: another
-    library's, which starts workers that import for seconds; a smoke test leaves it out.
+    Attributes:
+        stream: An importable generator function. Each ``next`` does one batch of work, reads the
+            result, and yields the number of frames.
+        kwargs: Arguments of `stream`.
+        ray_address: Address of a Ray cluster to connect to. `stream` then also gets ``census``, the
+            path of a file to which its actors write their process ids.
+        processes: Number of copies that run at once; their rates are added.
+        group: Number of batches that are timed together, because the workers of an async collector
+            deliver in bursts.
+        ahead: Number of rollouts that each of `group` workers continues when a turn ends. The side
+            waits for them, so that they do not run in another side's turn.
+        needs: Module that must be installed; otherwise the side is omitted.
+        slow: One batch takes many seconds. The side has a single turn, in the first round and
+            without a warm-up, and all rounds are compared with it.
+        spawns: Another library's side that starts workers, which import for seconds. A smoke test
+            omits it.
     """
 
     name: str
@@ -75,10 +78,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one side did in one turn.
+    """Measurements of one side in one turn.
 
-    ``cpu_seconds``: of its process and those below it, without actors. ``peak_rss``: bytes, all its
-    processes, up to now.
+    Attributes:
+        cpu_seconds: CPU time of the side's process and its descendants, without Ray's actors.
+        peak_rss: Peak memory of all its processes so far, in bytes.
     """
 
     frames: int
@@ -108,17 +112,21 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the wanted ratio was reached; None where none is wanted."""
+        """Whether the wanted ratio was reached; ``None`` if there is none."""
         return None if self.wanted is None else self.ratio >= self.wanted
 
 
 class Race:
-    """A context in which the sides of one case are alive and take turns.
+    """A context in which the sides of one case run and alternate.
 
-    The first side is ours. ``frame_bytes`` is what one frame counts for in GB/s, the same for
-    every side. ``wanted`` maps the name of another side to the least ratio (our rate divided by
-    its rate) that is wanted. ``prepared``: sides are warmed up, and run a while untimed before each
-    turn; without it nothing but the timed work is done, and the rates mean little.
+    Args:
+        case: Name of the case.
+        sides: The sides; pycollect's is the first one.
+        frame_bytes: Bytes of one frame for GB/s, the same for every side.
+        wanted: By name of another side, the wanted minimum of our rate divided by its rate.
+        seconds: Length of a turn.
+        prepared: Warm up the sides, and run each untimed for a while before each turn (default:
+            ``True``). Otherwise only the timed work is done, and the rates mean little.
     """
 
     def __init__(
@@ -182,7 +190,7 @@ class Race:
         self.rounds += 1
 
     def rows(self) -> list[Row]:
-        """One row per side: medians over the rounds of its rate and of our rate divided by it."""
+        """Return a row per side, with medians over the rounds of its rate and of the ratio."""
         rows = []
         for name, rates in self.rates.items():
             ratios, cpu_ratios = self._ratios(self.rates, name), self._ratios(self.cpu_rates, name)
@@ -208,21 +216,21 @@ class Race:
         return rows
 
     def _ratios(self, rates: Mapping[str, list[float]], name: str) -> list[float]:
-        """Our rate divided by that side's, of each round."""
-        ours, its = rates[self.racers[0].side.name], rates[name]
-        rounds = its * len(ours) if len(its) == 1 else its
+        """Return our rate divided by the side's, for each round."""
+        ours, theirs = rates[self.racers[0].side.name], rates[name]
+        rounds = theirs * len(ours) if len(theirs) == 1 else theirs
         return [mine / other for mine, other in zip(ours, rounds, strict=True)]
 
 
 def _available(side: Side) -> bool:
-    """Whether the side's module is installed."""
+    """Return whether the module that a side needs is installed."""
     from importlib.util import find_spec
 
     return side.needs is None or find_spec(side.needs) is not None
 
 
 class _Racer:
-    """The processes of one side, seen from the test's process."""
+    """The processes of one side, controlled from the test's process."""
 
     def __init__(self, side: Side) -> None:
         self.side = side
@@ -233,7 +241,7 @@ class _Racer:
         context.set_forkserver_preload(PRELOADED)
         for _ in range(self.side.processes):
             here, there = context.Pipe()
-            # The server has the environment of when it was started, before Ray set its variables.
+            # The fork server was started before Ray set its environment variables.
             arguments = (there, self.side, dict(os.environ))
             process = context.Process(target=_serve, args=arguments, name=self.side.name)
             process.start()
@@ -263,7 +271,7 @@ class _Racer:
             connection.close()
 
     def _answer(self, process: Any, connection: Connection, timeout: float) -> Any:
-        """Wait for what the process has to say; its exception is raised here."""
+        """Wait for the process's answer, and return it; raise the process's exception."""
         if not connection.poll(timeout):
             raise TimeoutError(f"{self.side.name}: no answer within {timeout:.0f} s")
         try:
@@ -279,7 +287,7 @@ class _Racer:
 
 
 def _serve(connection: Connection, side: Side, environment: Mapping[str, str]) -> None:
-    """What a side's process does: build the stream, then run a turn whenever asked."""
+    """Run in a side's process: build the stream, then run a turn per request."""
     os.environ.update(environment)
     import torch
 
@@ -308,7 +316,7 @@ def _connect(address: str) -> None:
 
 
 def _run(stream: Iterator[int], side: Side, lead: float, seconds: float, census: Path) -> Turn:
-    """One turn: a lead that is not timed, then whole groups of batches for about ``seconds``."""
+    """Run one turn: an untimed lead, then whole groups of batches for about ``seconds``."""
     if lead:
         _stretch(stream, side.group, lead)
     cpu_before = _cpu_seconds()
@@ -320,7 +328,7 @@ def _run(stream: Iterator[int], side: Side, lead: float, seconds: float, census:
 
 
 def _stretch(stream: Iterator[int], group: int, seconds: float) -> tuple[int, int, float]:
-    """Batches, frames and seconds of a stretch of at least ``seconds`` and of one group."""
+    """Run whole groups for at least ``seconds``; return the batches, frames and seconds."""
     batches = frames = 0
     start = time.perf_counter()
     while True:
@@ -333,9 +341,9 @@ def _stretch(stream: Iterator[int], group: int, seconds: float) -> tuple[int, in
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process and of those below it, so far: those that ended do not count.
+    """Return the CPU time of this process and its living descendants so far.
 
-    The system tells it in steps of 10 ms, of this process exactly.
+    The system reports it in steps of 10 ms for descendants, and exactly for this process.
     """
     total = time.process_time()
     for child in psutil.Process().children(recursive=True):
@@ -346,15 +354,15 @@ def _cpu_seconds() -> float:
 
 
 def note_process(census: str) -> None:
-    """Note this process in a side's census: its memory counts as the side's from now on."""
+    """Write this process's id to a side's census, so that its memory counts as the side's."""
     with open(census, "a") as file:
         file.write(f"{os.getpid()}\n")
 
 
 def _peak_rss(census: Path) -> int:
-    """Bytes: the largest resident sets of this process and those in the census, added up.
+    """Return the sum of the peak resident sets of this process and of the census, in bytes.
 
-    A page that several processes map counts once in each.
+    A page that several processes map counts once for each.
     """
     pids = {os.getpid()}
     if census.exists():

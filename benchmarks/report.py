@@ -1,4 +1,4 @@
-"""Results as a table to read and as JSON to keep."""
+"""Write results as a table and as JSON."""
 
 import json
 import subprocess
@@ -14,12 +14,12 @@ HEADINGS = ("case", "side", "frames/s", "us/frame", "GB/s", "peak RSS, MB", "our
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as a markdown table."""
+    """Return the rows as a Markdown table."""
     return aligned([HEADINGS, *(_cells(row) for row in rows)])
 
 
 def aligned(lines: Sequence[tuple[str, ...]]) -> str:
-    """A markdown table, padded so that it reads well in a terminal too; headings first."""
+    """Return a Markdown table that is padded for terminals; the first line has the headings."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |"
@@ -47,7 +47,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def short(ratio: float) -> str:
-    """A ratio, three digits of it."""
+    """Return a ratio with three digits."""
     return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 

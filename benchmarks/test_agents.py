@@ -1,7 +1,7 @@
 """Three agents of a PettingZoo environment with a shared linear policy: four ways to collect.
 
-The light environment costs a microsecond, so that the rest of a step is compared. `Together` is the
-same environment as one Gymnasium environment with a Dict space and one reward for all.
+A step of the light environment takes a microsecond, so the rest of a step is compared. `Together`
+is the same environment as one Gymnasium environment with a Dict space and one reward for all.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,11 +44,11 @@ class Light:
         self.spaces = spaces.Box(-1.0, 1.0, (8,), np.float32), spaces.Discrete(ACTIONS)
 
     def observation_space(self, agent: str) -> spaces.Space:
-        """The same for all agents."""
+        """Return the space, which is the same for all agents."""
         return self.spaces[0]
 
     def action_space(self, agent: str) -> spaces.Space:
-        """The same for all agents."""
+        """Return the space, which is the same for all agents."""
         return self.spaces[1]
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
@@ -57,7 +57,7 @@ class Light:
         return self.observations, self.infos
 
     def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
-        """Count."""
+        """Return the prepared results, and count the steps."""
         self.steps += 1
         ended = self.steps == 100
         if ended:
@@ -65,11 +65,11 @@ class Light:
         return self.observations, self.rewards, self.flags[ended], self.flags[False], self.infos
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def make(name: str) -> Any:
-    """The environment."""
+    """Return the environment."""
     if name == "light":
         return Light()
     from mpe2 import simple_spread_v3
@@ -78,7 +78,7 @@ def make(name: str) -> Any:
 
 
 def by_torchrl(name: str) -> Any:
-    """The environment in TorchRL's wrapper, which takes instances of PettingZoo's class alone."""
+    """Return the environment in TorchRL's wrapper, which only accepts PettingZoo's class."""
     from pettingzoo import ParallelEnv
     from torchrl.envs import PettingZooWrapper
 
@@ -87,10 +87,10 @@ def by_torchrl(name: str) -> Any:
 
 
 class Together(gymnasium.Env):
-    """A parallel environment as one Gymnasium environment, with the rewards' sum."""
+    """A parallel environment as one Gymnasium environment, with the sum of the rewards."""
 
     def __init__(self, name: str) -> None:
-        """Dict spaces of all agents."""
+        """Create Dict spaces of all agents."""
         self.env = make(name)
         agents = self.env.possible_agents
         self.observation_space = spaces.Dict({a: self.env.observation_space(a) for a in agents})
@@ -110,21 +110,21 @@ class Choice(nn.Module):
     """A linear layer for each agent's observation, and the best action."""
 
     def __init__(self, numbers: int) -> None:
-        """The same weights for all agents."""
+        """Create a layer with the same weights for all agents."""
         super().__init__()
         torch.manual_seed(0)
         self.layer = nn.Linear(numbers, ACTIONS)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """Actions [..., agents] of observations [..., agents, numbers]."""
+        """Return actions [..., agents] for observations [..., agents, numbers]."""
         return self.layer(observation).argmax(-1)
 
 
 class ChoiceOfEach(Choice):
-    """The same for one tensor per agent."""
+    """The same policy with one tensor per agent."""
 
     def forward(self, *observations: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Actions of each."""
+        """Return an action per agent."""
         return super().forward(torch.stack(observations, -2)).unbind(-1)
 
 
@@ -152,14 +152,14 @@ def read(batch: TensorDictBase) -> int:
 
 
 def read_each(batch: TensorDictBase) -> int:
-    """Do the same with one tensor per agent."""
+    """Read one tensor per agent; return the frames."""
     parts = [batch[key] for agent in AGENTS for key in (agent, ("action", agent))]
     read_tensors(*parts, batch["next", "reward"])
     return batch.numel()
 
 
 def plain_loop(name: str) -> Iterator[int]:
-    """The policy, the environment and preallocated arrays."""
+    """Run a loop by hand with preallocated arrays."""
     env, choose, count = make(name), Choice(NUMBERS[name]), len(AGENTS)
     observations = np.empty((STEPS + 1, count, NUMBERS[name]), np.float32)
     actions = np.empty((STEPS, count), np.int64)
@@ -184,7 +184,7 @@ def plain_loop(name: str) -> Iterator[int]:
 
 
 WANTED = {"light": (10.0, 15.0), "simple_spread_v3": (2.0, 3.0)}
-"""Of TorchRL's wrapper in our collector, and in TorchRL's."""
+"""Wanted ratios to TorchRL's wrapper in our collector, and in TorchRL's."""
 OURS = "PettingZoo environment"
 WRAPPED = "TorchRL's wrapper"
 PEER = "TorchRL's wrapper and collector"

@@ -1,7 +1,7 @@
-"""From a filled slab to the TensorDict that is delivered: the driver's own cost per batch.
+"""The driver's time per batch, from a filled slab to the TensorDict that is delivered.
 
-What is counted here are batches, not frames: lend a slab, make the views of its 11 leaves and the
-nested TensorDict, drop it all, so that the slab goes back to its pool.
+Counts batches, not frames: lease a slab, make views of its 11 leaves and the nested TensorDict, and
+drop all, so that the slab returns to its pool.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ from benchmarks.race import Side
 
 STEPS = 2000
 AT_ONCE = 200
-"""Batches between two looks at the clock."""
+"""Number of batches between two reads of the clock."""
 
 
 def ours() -> Iterator[int]:
-    """The views that pycollect makes."""
+    """Make views with pycollect."""
     from pycollect._core import Leaf, Placement
     from pycollect.data.frame import BatchLeaves
     from pycollect.data.slabs import make_pool, slab_tensors, to_tensordict
@@ -39,7 +39,7 @@ def ours() -> Iterator[int]:
 
 
 def numpy_views() -> Iterator[int]:
-    """The same by hand: slices of one block of memory and the public constructor."""
+    """Make views by hand: slices of one block of memory, and TensorDict's public constructor."""
     leaves = [
         (("observation",), np.float32, 3),
         (("action",), np.float32, 1),
@@ -72,7 +72,7 @@ def numpy_views() -> Iterator[int]:
 
 
 def test_slab_to_tensordict(compare: Callable[..., None]) -> None:
-    """Wanted are 15 us; by hand it is about 44 us, hence the ratio."""
+    """The goal is 15 us. By hand it takes about 44 us, hence the wanted ratio."""
     compare(
         "slab to TensorDict, batches (wanted: 15 us)",
         [

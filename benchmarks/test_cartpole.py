@@ -1,12 +1,12 @@
 """64 CartPoles stepped as a batch, and a policy with a categorical head.
 
-The environment is Gymnasium's own vector entry point, which spends one step of a sub-environment
-on each of its resets. Those steps are no frames: neither side counts them. TorchRL refuses this
-environment (it is NEXT_STEP by construction), so its peer row runs the best kind that it accepts: a
-SyncVectorEnv with its own resets disabled.
+The environment is Gymnasium's vector entry point, in which a reset takes one step of a
+sub-environment. Neither side counts these steps as frames. TorchRL refuses this environment because
+of its NEXT_STEP autoreset, so its peer row runs the fastest kind that it accepts: a SyncVectorEnv
+without autoreset.
 
-EnvPool, which steps in threads of its own and resets as that entry point does, is the same case
-with an environment that costs little of the caller's time (left out if it is not installed).
+EnvPool steps in its own threads and has the same autoreset, so it is the same case with an
+environment that takes little of the caller's time. It is omitted if it is not installed.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,12 +30,12 @@ FRAME_BYTES = workloads.CARTPOLE_BYTES
 
 
 def entry_point() -> VectorEnv:
-    """CartPoleVectorEnv: all sub-environments in one numpy expression."""
+    """Return CartPoleVectorEnv, which steps all sub-environments in one numpy expression."""
     return gymnasium.make_vec("CartPole-v1", num_envs=ENVS, vectorization_mode="vector_entry_point")
 
 
 def pool() -> Any:
-    """EnvPool's CartPoles."""
+    """Return EnvPool's CartPoles."""
     import envpool
 
     return envpool.make_gymnasium("CartPole-v1", num_envs=ENVS, seed=0)
@@ -59,7 +59,7 @@ def work(make: Callable[[], Any]) -> dict[str, Any]:
 
 
 def plain_loop(make: Callable[[], Any]) -> Iterator[int]:
-    """What one writes by hand: the bare network, the distribution, preallocated arrays."""
+    """Run a loop by hand: the bare network, the distribution, preallocated arrays."""
     env = make()
     network = workloads.mlp()
     observations = np.empty((STEPS, ENVS, 4), np.float32)
@@ -93,7 +93,7 @@ def plain_loop(make: Callable[[], Any]) -> Iterator[int]:
 
 
 def test_vector_entry_point(compare: Callable[..., None]) -> None:
-    """One worker; frames are those that were really collected."""
+    """Compare one worker; dummy steps do not count as frames."""
     compare(
         "CartPole x64, categorical",
         [
@@ -107,7 +107,7 @@ def test_vector_entry_point(compare: Callable[..., None]) -> None:
 
 
 def test_envpool(compare: Callable[..., None]) -> None:
-    """One worker; frames are those that were really collected."""
+    """Compare one worker; dummy steps do not count as frames."""
     if find_spec("envpool") is None:
         pytest.skip("needs envpool")
     compare(
@@ -123,7 +123,7 @@ def test_envpool(compare: Callable[..., None]) -> None:
 
 @pytest.mark.full
 def test_sync_vector_env(compare: Callable[..., None]) -> None:
-    """The environment that TorchRL accepts, on both sides."""
+    """Compare the environment that TorchRL accepts on both sides."""
     compare(
         "CartPole x64, SyncVectorEnv",
         [

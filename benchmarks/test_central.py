@@ -1,10 +1,9 @@
-"""One policy for all workers, called centrally, and one in each worker; all share one device.
+"""Central inference compared with a policy in each worker, on one shared device.
 
-The device stands for a GPU: each call of the policy holds it for two milliseconds, for any batch
-size. The limits are the device alone, called again and again for all environments, and
-processes that step such environments and ask through the same slots, while nothing is kept. In
-groups, environments take time, too: the limit is then the longer of both, a worker's environments
-stepped one after the other.
+A lock stands for a GPU: each call of the policy holds it for two milliseconds, for any batch size.
+The first limit is the policy alone, called for all environments. The second limit is processes that
+step the environments and send requests through the same slots, without recording. With groups,
+environments also take time, and the limit is the slower of policy and environments.
 """
 
 import fcntl
@@ -36,14 +35,14 @@ from pycollect.bench.workloads import FreeFrames, nature_policy
 CALL_SECONDS = 0.002
 ENV_SECONDS = 0.001
 BARE = "two processes and a futex"
-ENVS = 4  # of each worker
+ENVS = 4  # in each worker
 STEPS = 50
 HIDDEN = 256
 FRAME_BYTES = 2 * 3 * 4
-"""Of three numbers, before and after the step."""
+"""Bytes of a frame: three numbers before and after the step."""
 PROCESS = "pycollect, async, by a process"
 SAMPLE_FACTORY = "PYCOLLECT_SAMPLE_FACTORY"
-"""The path of a Python that has Sample Factory 2.1, which needs Gymnasium before 1.0."""
+"""Variable with the path of a Python that has Sample Factory 2.1, which needs Gymnasium < 1.0."""
 PEER = "TorchRL"
 WORKERS = "pycollect, a policy in each worker"
 ALONE = "the policy alone, for all environments"
@@ -52,16 +51,16 @@ STEPPED = "the environments alone"
 
 
 class OnDevice(nn.Module):
-    """Zeros, once the device was held for a while, which one caller can do at a time."""
+    """A policy of zeros, whose calls lock the device for a while."""
 
     def __init__(self, lock: str) -> None:
-        """Remember the file that stands for the device."""
+        """Store the path of the device's lock file."""
         super().__init__()
         self.lock = lock
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """Wait for the device, and hold it."""
+        """Lock the device for the duration of a call."""
         with open(self.lock, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             time.sleep(CALL_SECONDS)
@@ -69,12 +68,12 @@ class OnDevice(nn.Module):
 
 
 def on_device(lock: str) -> TensorDictModule:
-    """The policy that holds a device."""
+    """Return the policy that locks a device."""
     return TensorDictModule(OnDevice(lock), ["observation"], ["action"])
 
 
 def nature(lock: str) -> TensorDictModule:
-    """The policy of pixels, which needs no lock."""
+    """Return the policy for pixels, which needs no lock."""
     torch.manual_seed(0)
     return nature_policy()
 
@@ -83,17 +82,17 @@ class LstmStep(nn.Module):
     """One step of an LSTM of 256 from its first state, and a head."""
 
     def __init__(self) -> None:
-        """Its layers."""
+        """Create the layers."""
         super().__init__()
         self.cell, self.head = nn.LSTM(3, HIDDEN), nn.Linear(HIDDEN, 1)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """An action for each environment."""
+        """Return an action for each environment."""
         return self.head(self.cell(observation[None])[0][0])
 
 
 def lstm(lock: str) -> TensorDictModuleBase:
-    """TorchRL's LSTM of 256, and a head."""
+    """Return TorchRL's LSTM of 256 with a head."""
     from torchrl.modules import LSTMModule
 
     torch.manual_seed(0)
@@ -107,7 +106,7 @@ class Still(FreeFrames):
     """Three numbers that do not change: stepping costs nothing."""
 
     def __init__(self) -> None:
-        """One small frame, shown again and again."""
+        """Create the only frame."""
         super().__init__()
         self.observation_space = Box(-1.0, 1.0, (3,), np.float32)
         self.frames = [np.zeros(3, np.float32)] * 4
@@ -138,7 +137,7 @@ def central(
 
 
 def by_a_process(env: Any, policy: Any, lock: str, workers: int, **more: Any) -> Iterator[int]:
-    """Collect with MultiaSyncDataCollector; a process calls the policy for the workers."""
+    """Collect with MultiaSyncDataCollector; a separate process calls the policy."""
     return ours(
         "MultiaSyncDataCollector",
         [[env] * ENVS] * workers,
@@ -166,9 +165,9 @@ def torchrl(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
 
 
 def sample_factory(case: str, lock: str, workers: int) -> Iterator[int]:
-    """The sampler of Sample Factory, in the interpreter that an environment variable names.
+    """Sample with Sample Factory, in the interpreter that an environment variable names.
 
-    It samples on between turns, so that it is stopped there: others have the machine then.
+    It would continue between turns, so it is stopped while other sides run.
     """
     script = Path(__file__).with_name("peer_sample_factory.py")
     numbers = [str(own) for own in (workers, ENVS, STEPS, CALL_SECONDS)]
@@ -192,7 +191,7 @@ def sample_factory(case: str, lock: str, workers: int) -> Iterator[int]:
 
 
 def primed(make: Callable[[], Any], module: Any) -> Any:
-    """Return TorchRL's environment, with the transforms that a recurrent policy needs."""
+    """Return TorchRL's environment with the transforms that a recurrent policy needs."""
     if "is_init" not in module.in_keys:
         return make()
     from torchrl.envs import Compose, InitTracker, TransformedEnv
@@ -201,14 +200,14 @@ def primed(make: Callable[[], Any], module: Any) -> Any:
 
 
 def for_all(env: Any, policy: Any, lock: str, workers: int) -> Callable[[], Any]:
-    """A call of the policy for all environments at a time."""
+    """Return a function that calls the policy for all environments at once."""
     module = LstmStep() if policy is lstm else policy(lock).module
     observation = torch.from_numpy(env().reset()[0])
     return partial(module, observation.expand(workers * ENVS, *observation.shape))
 
 
 def alone(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
-    """The policy alone, called for all environments at a time."""
+    """Call only the policy, for all environments at once."""
     call = for_all(env, policy, lock, workers)
     with torch.no_grad():
         while True:
@@ -218,7 +217,7 @@ def alone(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
 
 
 def unrecorded(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
-    """Do the same while processes step the environments and wait for each call."""
+    """Call the policy for processes that step the environments and record nothing."""
     from pycollect._core import Bell, ServerSlots
 
     bell, slots, call = Bell(), ServerSlots(), for_all(env, policy, lock, workers)
@@ -240,7 +239,7 @@ def unrecorded(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
 
 
 def step_for_ever(slots: Any, slot: int, bell: Any, make: Any) -> None:
-    """A worker that only steps its environments and asks."""
+    """Step environments and request actions, without recording."""
     from pycollect._core import WorkerSlot
 
     end = WorkerSlot(slots, slot, bell)
@@ -253,7 +252,7 @@ def step_for_ever(slots: Any, slot: int, bell: Any, make: Any) -> None:
 
 
 def stepped_alone(workers: int) -> Iterator[int]:
-    """A worker's environments, one after the other, as all workers do at the same time."""
+    """Step one worker's environments, one after the other."""
     envs = [Slow() for _ in range(ENVS)]
     action = np.zeros(1, np.float32)
     while True:
@@ -264,7 +263,7 @@ def stepped_alone(workers: int) -> Iterator[int]:
 
 
 def through_a_slot(trips: int) -> Iterator[int]:
-    """Round trips of a worker that asks for nothing: its process asks, and this one answers."""
+    """Answer empty requests of a worker process."""
     from pycollect._core import Bell, ServerSlots
 
     bell, slots = Bell(), ServerSlots()
@@ -280,7 +279,7 @@ def through_a_slot(trips: int) -> Iterator[int]:
 
 
 def ask_for_ever(slots: Any, slot: int, bell: Any) -> None:
-    """The worker's end."""
+    """Send empty requests as a worker."""
     from pycollect._core import WorkerSlot
 
     end = WorkerSlot(slots, slot, bell)
@@ -289,14 +288,14 @@ def ask_for_ever(slots: Any, slot: int, bell: Any) -> None:
 
 
 def ask(end: Any) -> None:
-    """Ask through a slot, and wait for the answer."""
+    """Send a request through a slot, and wait for the answer."""
     answered = end.ask(b"", 1.0)
     while not answered:
         answered = end.wait_answer(1.0)
 
 
 def bare(trips: int) -> Iterator[int]:
-    """Two processes that wake each other by a futex, in C."""
+    """Run two processes that wake each other by a futex, in C."""
     source = Path(__file__).parent / "cpp" / "ping_pong.cpp"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "ping_pong"
@@ -314,7 +313,7 @@ def bare(trips: int) -> Iterator[int]:
 
 @contextmanager
 def other_process(target: Callable[..., None], *arguments: Any) -> Iterator[None]:
-    """A process of that function, until the end."""
+    """Run a function in another process during the block."""
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=target, args=arguments, daemon=True)
     process.start()
@@ -329,7 +328,7 @@ CASES = {on_device: "device", lstm: "lstm", nature: "nature"}
 
 
 def device_of(folder: Path, side: str) -> str:
-    """A device for that side alone: who has worked ahead may hold it in another side's turn."""
+    """Return a device of one side, because a side that works ahead may lock it in other turns."""
     lock = folder / f"device of {side}"
     lock.touch()
     return str(lock)
@@ -349,7 +348,7 @@ def device_of(folder: Path, side: str) -> str:
 def test_central(
     compare: Callable[..., None], tmp_path: Path, name: str, env: Any, policy: Any, workers: int
 ) -> None:
-    """One call for all workers, and one for each."""
+    """Compare one call for all workers with one call for each."""
     held = policy is on_device
 
     def side(name: str, stream: Callable[..., Iterator[int]], **kwargs: Any) -> Side:
@@ -378,7 +377,7 @@ def test_central(
 
 @pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.full)])
 def test_in_groups(compare: Callable[..., None], tmp_path: Path, workers: int) -> None:
-    """`env_groups=2`: half of the environments step while the policy is called for the others."""
+    """Compare `env_groups=2`: one half of the environments steps while the policy acts."""
 
     def side(name: str, stream: Callable[..., Iterator[int]], **kwargs: Any) -> Side:
         own = {"env": Slow, "policy": on_device, "workers": workers}
@@ -401,7 +400,7 @@ def test_in_groups(compare: Callable[..., None], tmp_path: Path, workers: int) -
 
 
 def test_a_round_trip(compare: Callable[..., None], smoke: bool) -> None:
-    """Compare a request with a bare hand-over and back."""
+    """Compare a request with a bare round trip."""
     trips = {"trips": 100 if smoke else 10_000}
     compare(
         "round trips of a worker that asks a server",

@@ -1,7 +1,7 @@
-"""A rollout packed and opened again, as it travels to another node: Atari's frames, and floats.
+"""Pack and unpack a rollout for another node: Atari's frames, and floats.
 
-What is counted are observations of a single environment. PyTorchRL pickles all of it, compresses
-that, and writes it as text.
+Counts observations of a single environment. PyTorchRL pickles the whole rollout, compresses it, and
+encodes it as text.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ STEPS, ENVS = 128, 8
 
 
 def pong() -> torch.Tensor:
-    """Four frames of 84 x 84 each, uint8, as they come of random play."""
+    """Return observations of random play: four frames of 84 x 84 each, uint8."""
     import ale_py
 
     gymnasium.register_envs(ale_py)
@@ -26,12 +26,12 @@ def pong() -> torch.Tensor:
 
 
 def pendulum() -> torch.Tensor:
-    """Three float32 each, of as many steps as make a few hundred KiB."""
+    """Return observations of three float32 each, a few hundred KiB."""
     return played(gymnasium.make("Pendulum-v1"), 20)
 
 
 def played(env: gymnasium.Env, times: int) -> torch.Tensor:
-    """Observations [steps, 1, ...] of random actions."""
+    """Return observations [steps, 1, ...] of random actions."""
     env.action_space.seed(0)
     rows = [env.reset(seed=0)[0]]
     while len(rows) < STEPS * times:
@@ -41,32 +41,32 @@ def played(env: gymnasium.Env, times: int) -> torch.Tensor:
 
 
 def ours(make: Callable[[], torch.Tensor]) -> Iterator[int]:
-    """Leaf by leaf, by LZ4."""
+    """Pack with pycollect: each leaf by LZ4."""
     from pycollect.scheme import pack, unpack
 
     yield from packing(make(), pack, unpack)
 
 
 def theirs(make: Callable[[], torch.Tensor]) -> Iterator[int]:
-    """PyTorchRL's."""
+    """Pack with PyTorchRL."""
     from pytorchrl.scheme.utils import pack, unpack
 
     yield from packing(make(), pack, unpack)
 
 
 def copied(make: Callable[[], torch.Tensor]) -> Iterator[int]:
-    """Copied twice, and not smaller."""
+    """Copy twice, without compression."""
     yield from packing(make(), clone, clone)
 
 
 def clone(value: tuple) -> tuple:
-    """Copies of the tensors."""
+    """Return copies of the tensors."""
     data, info = value
     return {name: tensor.clone() for name, tensor in data.items()}, info
 
 
 def packing(frames: torch.Tensor, pack: Callable, unpack: Callable) -> Iterator[int]:
-    """Pack and open observations and rewards, again and again."""
+    """Pack and unpack observations and rewards repeatedly."""
     data = {"Observation": frames, "Reward": torch.zeros(frames.shape[:2])}
     while True:
         opened, _ = unpack(pack((data, {"NumberSamples": 1})))
@@ -75,7 +75,7 @@ def packing(frames: torch.Tensor, pack: Callable, unpack: Callable) -> Iterator[
 
 
 def sides(make: Callable[[], torch.Tensor]) -> list[Side]:
-    """Ours, theirs and the limit."""
+    """Return our side, PyTorchRL's and the limit."""
     return [
         Side("pycollect", ours, {"make": make}),
         Side("PyTorchRL", theirs, {"make": make}, needs="pytorchrl"),
@@ -84,7 +84,7 @@ def sides(make: Callable[[], torch.Tensor]) -> list[Side]:
 
 
 def test_frames(compare: Callable[..., None]) -> None:
-    """Frames of a game become a hundredth as large."""
+    """Compare frames of a game, which compress to about a hundredth."""
     compare(
         "pack and unpack, 4x84x84 uint8 frames of Pong",
         sides(pong),
@@ -94,7 +94,7 @@ def test_frames(compare: Callable[..., None]) -> None:
 
 
 def test_floats(compare: Callable[..., None]) -> None:
-    """Floats stay as large as they were."""
+    """Compare floats, which hardly compress."""
     compare(
         "pack and unpack, float32 observations of Pendulum",
         sides(pendulum),

@@ -1,7 +1,7 @@
 """Two ranks of torch.distributed on this machine: in shared memory, by messages and by RPC.
 
-Ranks on the driver's node go the same way as processes, and should cost no more. Ranks on other
-nodes use messages or RPC; here these use the loopback interface, so no network is measured.
+Ranks on the driver's node use the same transport as processes, and should be as fast. Ranks on
+other nodes use messages or RPC; here these use the loopback interface, so no network is measured.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ def sides(work: dict[str, Any]) -> list[Side]:
 
 
 def test_pendulum(compare: Callable[..., None]) -> None:
-    """One Pendulum per rank, rollouts of 200 steps, sync."""
+    """Compare one Pendulum per rank with sync rollouts of 200 steps."""
     compare(
         f"Pendulum, torch.distributed, {RANKS} ranks, sync, T={STEPS}",
         sides(PENDULUM),
@@ -56,7 +56,7 @@ def test_pendulum(compare: Callable[..., None]) -> None:
 
 
 def test_pixels_of_ranks(compare: Callable[..., None]) -> None:
-    """Free frames of pixels, which a module is given."""
+    """Compare frames of pixels of a free environment, with a module as policy."""
     compare(
         f"pixels, torch.distributed, {RANKS} ranks, sync",
         sides(test_pixels.work("module")),

@@ -1,10 +1,10 @@
 """`env_groups=2`: the policy is called for one half of the environments while the other steps.
 
-A policy on a device of its own takes a quarter of a millisecond for each environment, and eight of
-them are stepped elsewhere: by a simulator that takes as long for each, or in processes of
-AsyncVectorEnv, each of which takes 2 ms whatever the others do. One after the other both take 4 ms
-for a step of all. In two groups the simulator and the policy are busy all the time, 2 ms; with
-processes a group's turn takes 2 ms and the policy's 1 ms. The limit is the policy alone.
+A policy on a separate device takes a quarter of a millisecond per environment. Eight environments
+are stepped by a simulator that also takes a quarter of a millisecond for each, or in processes of
+AsyncVectorEnv that each take 2 ms. Without groups, policy and environments take 4 ms for a step of
+all. With two groups, simulator and policy overlap fully and take 2 ms. With processes, a step of a
+group takes 2 ms and its policy call 1 ms. The limit is the policy alone.
 """
 
 import time
@@ -32,13 +32,13 @@ FRAME_BYTES = workloads.PENDULUM_BYTES
 
 
 class Waiting(gymnasium.Env):
-    """Each step waits, as for a simulator elsewhere."""
+    """Each step waits, as for a simulator in another process."""
 
     observation_space = Box(-1.0, 1.0, (3,), np.float32)
     action_space = Box(-2.0, 2.0, (1,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        """Start an episode, which has no end."""
+        """Start an endless episode."""
         return np.zeros(3, np.float32), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
@@ -48,12 +48,12 @@ class Waiting(gymnasium.Env):
 
 
 class Simulator(VectorEnv):
-    """Steps its environments one after the other, elsewhere, from `send` on."""
+    """A simulator that steps its environments in the background, one after the other."""
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012 (as Gymnasium has it)
 
     def __init__(self, num_envs: int) -> None:
-        """Episodes have no end."""
+        """Create the spaces; episodes are endless."""
         self.num_envs = num_envs
         self.single_observation_space = Waiting.observation_space
         self.single_action_space = Waiting.action_space
@@ -62,15 +62,15 @@ class Simulator(VectorEnv):
         self.ready = 0.0
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        """Zeros."""
+        """Return zeros."""
         return np.zeros((self.num_envs, 3), np.float32), {}
 
     def send(self, actions: np.ndarray) -> None:
-        """Begin a step."""
+        """Start a step."""
         self.ready = time.perf_counter() + SECONDS_EACH * self.num_envs
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
-        """Wait for its end."""
+        """Wait for the end of the step."""
         rest = self.ready - time.perf_counter()
         if rest > 0:
             time.sleep(rest)
@@ -80,13 +80,13 @@ class Simulator(VectorEnv):
     def step(
         self, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
-        """Both."""
+        """Start a step and wait for its end."""
         self.send(actions)
         return self.recv()
 
 
 def processes(num_envs: int) -> AsyncVectorEnv:
-    """A process each."""
+    """Return environments with a process each."""
     return AsyncVectorEnv([Waiting] * num_envs)
 
 
@@ -96,7 +96,7 @@ def make_policy() -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def policy(observation: torch.Tensor) -> torch.Tensor:
-    """Holds a device for as long as it has environments."""
+    """Take a time in proportion to the number of environments."""
     time.sleep(SECONDS_EACH * len(observation))
     return torch.zeros(len(observation), 1)
 
@@ -113,7 +113,7 @@ def work(make: Callable[[int], Any], groups: int) -> dict[str, Any]:
 
 
 def policy_alone() -> Iterator[int]:
-    """The policy for each half in turn, without environments."""
+    """Call the policy for each half in turn, without environments."""
     half = torch.zeros(ENVS // 2, 3)
     while True:
         for _ in range(2 * STEPS):
@@ -122,7 +122,7 @@ def policy_alone() -> Iterator[int]:
 
 
 def test_a_simulator(compare: Callable[..., None]) -> None:
-    """Policy and environments take as long."""
+    """Compare a policy and environments that take equally long."""
     compare(
         "8 environments of a simulator, 2 ms, policy of 2 ms",
         [
@@ -137,7 +137,7 @@ def test_a_simulator(compare: Callable[..., None]) -> None:
 
 @pytest.mark.full
 def test_processes(compare: Callable[..., None]) -> None:
-    """Environments take as long however many there are."""
+    """Compare environments whose step takes the same time for any number of them."""
     compare(
         "8 processes of AsyncVectorEnv, 2 ms each, policy of 2 ms",
         [

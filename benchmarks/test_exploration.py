@@ -19,13 +19,13 @@ PEER = "TorchRL's modules and collector"
 
 
 def network() -> nn.Sequential:
-    """A network 4-64-2."""
+    """Return a network 4-64-2."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2))
 
 
 class EpsilonGreedy(nn.Module):
-    """Draw a random action with probability epsilon, else take the best one."""
+    """Replaces the best action by a random one with probability epsilon."""
 
     epsilon: torch.Tensor
 
@@ -35,14 +35,14 @@ class EpsilonGreedy(nn.Module):
         self.register_buffer("epsilon", torch.tensor(EPSILON))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Actions [...] of values [..., A]."""
+        """Return actions [...] for values [..., A]."""
         best = values.argmax(-1)
         drawn = torch.randint_like(best, values.shape[-1])
         return torch.where(torch.rand(best.shape) < self.epsilon, drawn, best)
 
 
 def two_modules() -> Any:
-    """The network and the exploration, as modules of their own."""
+    """Return the network and the exploration as separate modules."""
     return TensorDictSequential(
         TensorDictModule(network(), in_keys=["observation"], out_keys=["_values"]),
         TensorDictModule(EpsilonGreedy(), in_keys=["_values"], out_keys=["action"]),
@@ -50,7 +50,7 @@ def two_modules() -> Any:
 
 
 def torchrls_modules() -> Any:
-    """The modules of TorchRL."""
+    """Return TorchRL's modules."""
     from torchrl.data import Categorical
     from torchrl.modules import EGreedyModule, QValueActor
 
@@ -70,7 +70,7 @@ def work(policy: Callable[[], Any], envs: int = 1) -> dict[str, Any]:
 
 
 def plain_loop() -> Iterator[int]:
-    """The network, an ``if`` for the random action, and preallocated arrays."""
+    """Run a loop by hand: the network, an ``if`` for the random action, preallocated arrays."""
     env, net, rng = workloads.cartpole(), network(), np.random.default_rng(0)
     observations = np.empty((STEPS, 4), np.float32)
     actions = np.empty((STEPS,), np.int64)

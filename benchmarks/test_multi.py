@@ -1,10 +1,10 @@
 """Two processes of this machine that collect for one learner.
 
-The limit is as many plain loops at once, each in a process of its own, without a common wait.
-Gymnasium's AsyncVectorEnv and Stable-Baselines3's SubprocVecEnv have one process per environment,
-and the policy in this one. Pixels come from a free environment, which leaves transport: the limit
-is one thread that copies a batch of that size from memory to memory. Ray's actors on the driver's
-node use the same transport as processes, and should cost no more.
+The limit is one plain loop per process, without waiting for each other. Gymnasium's AsyncVectorEnv
+and Stable-Baselines3's SubprocVecEnv have one process per environment, and call the policy in the
+main process. Pixels come from an environment that costs nothing, to measure the transport: the
+limit is one thread that copies a batch from memory to memory. Ray's actors on the driver's node use
+the same transport as processes, and should be as fast.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ ENVS: dict[str, tuple[Callable[[], gymnasium.Env], Callable[[], Any], int]] = {
     "Pendulum": (workloads.pendulum, workloads.linear, 3),
     "CartPole": (workloads.cartpole, Leaning, 4),
 }
-"""By name: the environment, its bare policy, and the numbers in one observation."""
+"""By name: the environment, its bare policy, and the length of an observation."""
 
 
 def work(name: str, envs: int, sync: bool = True) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def work(name: str, envs: int, sync: bool = True) -> dict[str, Any]:
 
 
 def torchrls_work(name: str, envs: int, sync: bool = True) -> dict[str, Any]:
-    """Return the same for TorchRL: several environments as its SerialEnv."""
+    """Return the arguments for TorchRL, with several environments in its SerialEnv."""
     serial = [partial(_serial, ENVS[name][0], envs)] * WORKERS
     stacked = {"cat_results": "stack"} if sync else {}
     return {**work(name, envs, sync), **stacked, **({"env": serial} if envs > 1 else {})}
@@ -68,7 +68,7 @@ def _serial(make: Callable[[], Any], envs: int) -> Any:
 
 
 def plain_loop(name: str, envs: int) -> Iterator[int]:
-    """What one writes by hand: environments one after the other, one call of the bare module."""
+    """Run a loop by hand: environments one after the other, one call of the bare module."""
     make, module, size = ENVS[name]
     batch = [make() for _ in range(envs)]
     policy = module()
@@ -95,13 +95,13 @@ def plain_loop(name: str, envs: int) -> Iterator[int]:
 
 
 def vector(name: str, envs: int) -> Iterator[int]:
-    """Gymnasium's AsyncVectorEnv over all environments, and the bare module."""
+    """Step all environments in Gymnasium's AsyncVectorEnv, with the bare module."""
     env = gymnasium.vector.AsyncVectorEnv([ENVS[name][0]] * WORKERS * envs)
     return _stepped_together(name, env, env.reset()[0])
 
 
 def subproc(name: str, envs: int) -> Iterator[int]:
-    """The same by Stable-Baselines3's SubprocVecEnv, as it starts its processes by default."""
+    """Step all environments in Stable-Baselines3's SubprocVecEnv, with its default start method."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     env = SubprocVecEnv([ENVS[name][0]] * WORKERS * envs)
@@ -109,7 +109,7 @@ def subproc(name: str, envs: int) -> Iterator[int]:
 
 
 def _stepped_together(name: str, env: Any, current: Any) -> Iterator[int]:
-    """Batches of an env that steps all its environments at once."""
+    """Yield the frames of batches of an environment that steps all its environments at once."""
     _, module, size = ENVS[name]
     policy = module()
     observations = np.empty((STEPS, len(current), size), np.float32)
@@ -131,7 +131,7 @@ def _stepped_together(name: str, env: Any, current: Any) -> Iterator[int]:
 @pytest.mark.parametrize("envs", [1, pytest.param(8, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", ["Pendulum", pytest.param("CartPole", marks=pytest.mark.full)])
 def test_sync(compare: Callable[..., None], name: str, envs: int) -> None:
-    """Batches that are complete when both workers have delivered."""
+    """Compare sync collectors, whose batches need both workers."""
     size = {"name": name, "envs": envs}
     compare(
         f"{name}, processes, sync, {WORKERS} workers of {envs}, T={STEPS}",
@@ -156,7 +156,7 @@ def test_sync(compare: Callable[..., None], name: str, envs: int) -> None:
     ],
 )
 def test_async(compare: Callable[..., None], name: str, envs: int) -> None:
-    """First ready, first served."""
+    """Compare async collectors, which return the first finished rollout."""
     theirs = torchrls_work(name, envs, sync=False)
     compare(
         f"{name}, processes, async, {WORKERS} workers of {envs}, T={STEPS}",
@@ -172,7 +172,7 @@ def test_async(compare: Callable[..., None], name: str, envs: int) -> None:
 
 @test_pixels.POLICIES
 def test_multi_pixels(compare: Callable[..., None], policy: str) -> None:
-    """The collector's random actions, or a module that is given each frame."""
+    """Compare random actions, and a module that reads each frame."""
     given = {"collector": "MultiSyncDataCollector", **test_pixels.work(policy)}
     compare(
         f"pixels, processes, {WORKERS} workers, {policy} policy",
@@ -188,7 +188,7 @@ def test_multi_pixels(compare: Callable[..., None], policy: str) -> None:
 
 @pytest.mark.parametrize("sync", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_ray_beside_processes(compare: Callable[..., None], ray_address: str, sync: bool) -> None:
-    """The same work in actors on this node and in processes."""
+    """Compare actors on this node with processes."""
     processes = "pycollect, processes"
     turns = {"group": 1, "ahead": 0} if sync else {"group": WORKERS, "ahead": 2}
     kind = "sync" if sync else "async"

@@ -15,7 +15,7 @@ STEPS = 20
 
 
 def make_batch(frames: int) -> TensorDict:
-    """A batch [frames] as a collector yields it, with one trajectory for 20 frames."""
+    """Return a collector's batch [frames], with a trajectory per 20 frames on average."""
     generator = np.random.default_rng(0)
     ends = np.zeros(frames, bool)
     ends[generator.choice(frames - 1, frames // STEPS - 1, replace=False)] = True
@@ -44,26 +44,26 @@ def make_batch(frames: int) -> TensorDict:
 
 
 def last_frames(batch: TensorDictBase) -> torch.Tensor:
-    """The frame that each frame leads to."""
+    """Return the index of the last frame of each frame's n-step window."""
     ids = batch["collector", "traj_ids"]
     ends = torch.bincount(ids).cumsum(0) - 1
     return torch.minimum(torch.arange(ids.numel()) + N_STEPS - 1, ends[ids])
 
 
 def frame_bytes() -> int:
-    """Bytes of what lies under "next", and of what the root is given."""
+    """Return the bytes per frame of the "next" entries and of the entries added to the root."""
     batch = make_batch(STEPS)
     return sum(leaf.nbytes for leaf in batch["next"].values()) // batch.numel() + 8 + 4 + 1
 
 
 def check(result: TensorDictBase, batch: TensorDictBase) -> None:
-    """Every next observation is the one that its frame leads to."""
+    """Check that next observations come from the ends of the windows."""
     wanted = batch["next", "observation"][last_frames(batch)]
     assert torch.equal(result["next", "observation"], wanted)
 
 
 def ours(frames: int) -> Iterator[int]:
-    """MultiStep of pycollect."""
+    """Compute with pycollect's MultiStep."""
     from pycollect import MultiStep
 
     step = MultiStep(GAMMA, N_STEPS)
@@ -75,7 +75,7 @@ def ours(frames: int) -> Iterator[int]:
 
 
 def torchrl(frames: int) -> Iterator[int]:
-    """MultiStep of TorchRL; its result is checked where the first turn begins."""
+    """Compute with TorchRL's MultiStep; its result is checked at the start of the first turn."""
     from torchrl.data.postprocs import MultiStep
 
     step = MultiStep(GAMMA, N_STEPS)
@@ -86,7 +86,7 @@ def torchrl(frames: int) -> Iterator[int]:
 
 
 def plain_index(frames: int) -> Iterator[int]:
-    """The memory traffic alone: frames read from places known beforehand."""
+    """Copy frames from known positions: only the memory traffic."""
     batch = make_batch(frames)
     places = last_frames(batch)
     leaves = list(batch["next"].values())
@@ -101,7 +101,7 @@ def plain_index(frames: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("frames", [4_000, pytest.param(40_000, marks=pytest.mark.full)])
 def test_multistep(compare: Callable[..., None], frames: int) -> None:
-    """Against TorchRL, whose time grows with frames x trajectories."""
+    """Compare with TorchRL, whose time grows with frames x trajectories."""
     work = {"frames": frames}
     compare(
         f"MultiStep, {frames:,} frames, {frames // STEPS:,} trajectories",
@@ -116,7 +116,7 @@ def test_multistep(compare: Callable[..., None], frames: int) -> None:
 
 
 def test_linear(compare: Callable[..., None]) -> None:
-    """A million frames; the limit shows what leaving the caches costs."""
+    """Compare a million frames, which do not fit into the caches."""
     small, large = {"frames": 40_000}, {"frames": 1_000_000}
     compare(
         "MultiStep, 25 times the size",

@@ -53,7 +53,7 @@ def plain_loop(
 
 @pytest.mark.parametrize("frames", [200, pytest.param(2000, marks=pytest.mark.full)])
 def test_in_process(compare: Callable[..., None], frames: int) -> None:
-    """One environment in this process."""
+    """Compare one environment in this process."""
     compare(
         f"Pendulum, in process, T={frames}",
         [
@@ -68,7 +68,7 @@ def test_in_process(compare: Callable[..., None], frames: int) -> None:
 
 @pytest.mark.full
 def test_opaque_policy(compare: Callable[..., None]) -> None:
-    """A module that pycollect does not know, and calls as the plain loop calls its own."""
+    """Compare a module of an unknown class, which pycollect calls as the plain loop does."""
     compare(
         "Pendulum, in process, T=2000, unknown module",
         [
@@ -82,7 +82,7 @@ def test_opaque_policy(compare: Callable[..., None]) -> None:
 
 @pytest.mark.full
 def test_slow_policy(compare: Callable[..., None]) -> None:
-    """A policy of 1 ms: a collector should add nothing that shows."""
+    """Compare a policy that takes 1 ms, to which a collector should add hardly anything."""
     compare(
         "Pendulum, in process, T=200, a policy of 1 ms",
         [
@@ -100,7 +100,7 @@ def test_slow_policy(compare: Callable[..., None]) -> None:
 def test_on_ray(
     compare: Callable[..., None], ray_address: str, steps: int, actors: int, sync: bool
 ) -> None:
-    """Rollouts of `steps` from each actor; the limit is that many plain loops at once."""
+    """Compare rollouts of `steps` from Ray actors; the limit is a plain loop per actor."""
     work = {
         "env": [workloads.pendulum] * actors,
         "policy": workloads.linear_policy,

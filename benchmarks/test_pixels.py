@@ -1,8 +1,7 @@
-"""Frames of pixels from two Ray actors: how fast bytes get from the environment to the learner.
+"""Frames of pixels from two Ray actors: the rate of bytes from the environment to the learner.
 
-The environment is free, so this measures transport. A frame counts 56,448 bytes: the pixels
-before and after the step. The limit is one thread that copies a batch of that size from memory to
-memory.
+The environment costs nothing, so this measures transport. A frame has 56,448 bytes: the pixels
+before and after the step. The limit is one thread that copies a batch from memory to memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ PEER = "TorchRL"
 
 
 def memcpy() -> Iterator[int]:
-    """One thread copies a batch's bytes, into memory that has been touched before."""
+    """Copy a batch's bytes with one thread, into memory that was touched before."""
     source = np.random.default_rng(0).integers(0, 256, FRAMES * FRAME_BYTES, dtype=np.uint8)
     target = np.zeros_like(source)
     while True:
@@ -44,7 +43,7 @@ def work(policy: str) -> dict[str, Any]:
 
 
 def wanted(policy: str) -> dict[str, float]:
-    """With a module, calling it takes longer than to copy the frame: no limit of transport."""
+    """Return the wanted ratios. A module takes longer than the transport, so it has no limit."""
     return {PEER: 8, LIMIT: 1} if policy == "random" else {PEER: 8}
 
 
@@ -55,7 +54,7 @@ POLICIES = pytest.mark.parametrize(
 
 @POLICIES
 def test_pixels(compare: Callable[..., None], ray_address: str, policy: str) -> None:
-    """Sync batches; the collector's random actions, or a module that is given each frame."""
+    """Compare sync batches with random actions, and with a module that reads each frame."""
     mine, theirs = (
         {"collect": collect, "sync": True, **work(policy)} for collect in (ours, torchrls)
     )
@@ -73,7 +72,7 @@ def test_pixels(compare: Callable[..., None], ray_address: str, policy: str) -> 
 
 
 def recorded() -> Iterator[int]:
-    """Write slab after slab of shared memory in one worker of pycollect; read none."""
+    """Write slabs of shared memory in one worker of pycollect, without reading them."""
     from pycollect._core import SharedSlabPool
     from pycollect.worker.options import WorkerOptions
     from pycollect.worker.worker import Worker
@@ -88,7 +87,7 @@ def recorded() -> Iterator[int]:
 
 
 def test_pixels_recorded(compare: Callable[..., None]) -> None:
-    """Random actions. The recorder's stores alone: past the caches, while memcpy reads lines."""
+    """Compare the recorder's stores, which bypass the caches, with memcpy."""
     compare(
         "pixels, one process, written into shared slabs",
         [Side("pycollect", recorded), Side(LIMIT, memcpy)],

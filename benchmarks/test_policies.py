@@ -16,7 +16,7 @@ STEPS = 1000
 
 
 def network() -> nn.Sequential:
-    """A network 3-64-64-1 with tanh."""
+    """Return a network 3-64-64-1 with tanh."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
@@ -27,18 +27,18 @@ class OverTensors(nn.Module):
     """The same network in an unknown module."""
 
     def __init__(self) -> None:
-        """Make the network."""
+        """Create the network."""
         super().__init__()
         self.net = network()
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """Actions [1] of observations [3]."""
+        """Return actions [1] for observations [3]."""
         action: torch.Tensor = self.net(observation)
         return action
 
 
 class OverTensorDict(OverTensors):
-    """The same in a module that takes a TensorDict."""
+    """The same network in a module that takes a TensorDict."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]
         """Write the action next to the observation."""
@@ -46,7 +46,7 @@ class OverTensorDict(OverTensors):
 
 
 def test_policies(compare: Callable[..., None]) -> None:
-    """Compare the costs of the forms."""
+    """Compare the three forms."""
     known = partial(workloads.as_policy, network)
     compare(
         f"policies: Pendulum, 3-64-64-1, in process, T={STEPS}",

@@ -10,7 +10,7 @@ from benchmarks.race import Side
 from pycollect.bench import simulator
 
 FRAME_BYTES = 2 * 17 * 4 + 6 * 4
-"""Observation before and after the step, and action."""
+"""Bytes of a frame: observations before and after the step, and the action."""
 
 
 def batches(stream: Callable[..., Iterator[int]], envs: int) -> Iterator[int]:

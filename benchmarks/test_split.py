@@ -17,13 +17,13 @@ PER_ROW = 40
 
 
 def even_lengths(generator: np.random.Generator) -> np.ndarray:
-    """40 lengths between 10 and 40 that add up to 1000."""
+    """Return 40 lengths between 10 and 40 that add up to 1000."""
     offsets = generator.integers(-15, 16, PER_ROW // 2)
     return generator.permutation(np.concatenate([25 + offsets, 25 - offsets]))
 
 
 def uneven_lengths(generator: np.random.Generator) -> np.ndarray:
-    """40 lengths from 39 random cuts of 1000 steps: a long tail, and so much padding."""
+    """Return 40 lengths from 39 random cuts of 1000 steps; the long tail causes much padding."""
     cuts = np.sort(generator.choice(np.arange(1, STEPS), PER_ROW - 1, replace=False))
     return np.diff(cuts, prepend=0, append=STEPS)
 
@@ -32,7 +32,7 @@ LENGTHS = {"even": even_lengths, "uneven": uneven_lengths}
 
 
 def make_batch(rows: int, lengths: str) -> TensorDict:
-    """A batch [rows, 1000] as a collector yields it, every row ending with a done."""
+    """Return a collector's batch [rows, 1000] whose rows end with done."""
     generator = np.random.default_rng(0)
     ends = np.zeros((rows, STEPS), bool)
     for row in ends:
@@ -63,13 +63,13 @@ def make_batch(rows: int, lengths: str) -> TensorDict:
 
 
 def frame_bytes() -> int:
-    """Bytes of one frame, all its leaves."""
+    """Return the bytes of one frame with all leaves."""
     batch = make_batch(1, "even")
     return sum(leaf.nbytes for leaf in batch.values(True, True)) // batch.numel()
 
 
 def check(padded: TensorDictBase, batch: TensorDictBase) -> None:
-    """Every frame is in the result, in its place."""
+    """Check that the result has every frame at its position."""
     mask = padded["collector", "mask"]
     assert padded.shape[0] == batch.shape[0] * PER_ROW
     assert torch.equal(padded["observation"][mask], batch["observation"].flatten(0, 1))
@@ -86,7 +86,7 @@ def split_by(module: str, rows: int, lengths: str) -> Iterator[int]:
 
 
 def plain_index(rows: int, lengths: str) -> Iterator[int]:
-    """The memory traffic alone: zeros, and frames written to places known beforehand."""
+    """Write zeros, and frames at known positions: only the memory traffic."""
     batch = make_batch(rows, lengths)
     ids = batch["collector", "traj_ids"].flatten()
     counts = torch.bincount(ids)
@@ -104,7 +104,7 @@ def plain_index(rows: int, lengths: str) -> Iterator[int]:
 
 @pytest.mark.parametrize("lengths", ["even", pytest.param("uneven", marks=pytest.mark.full)])
 def test_split(compare: Callable[..., None], lengths: str) -> None:
-    """Against TorchRL."""
+    """Compare with TorchRL."""
     work = {"rows": 64, "lengths": lengths}
     compare(
         f"split [64, 1000], 2,560 trajectories, {lengths}",
@@ -119,7 +119,7 @@ def test_split(compare: Callable[..., None], lengths: str) -> None:
 
 
 def test_linear(compare: Callable[..., None]) -> None:
-    """A million frames, 40,000 trajectories; the limit shows the cost of leaving the caches."""
+    """Compare a million frames in 40,000 trajectories, which do not fit into the caches."""
     small = {"rows": 64, "lengths": "even"}
     large = {"rows": 1000, "lengths": "even"}
     compare(

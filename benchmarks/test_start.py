@@ -1,7 +1,7 @@
-"""From nothing to the first batch: processes of this machine, started and ended again.
+"""The time to the first batch: worker processes of this machine, started and ended repeatedly.
 
-One frame here is one collector: made, its first batch read, shut down. The program's own imports
-are done, and each side has had a collector before, so that pycollect's template is there.
+Counts collectors instead of frames: make one, read its first batch, shut it down. The program has
+finished its own imports. Each side had a collector before, so pycollect's fork server is running.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ STEPS = 100
 
 
 def starts(collect: Callable[..., Iterator[int]], workers: int, **arguments: Any) -> Iterator[int]:
-    """Make a collector, read its first batch and shut it down, again and again."""
+    """Make a collector, read its first batch and shut it down, repeatedly."""
     while True:
         stream = collect(
             "MultiSyncDataCollector",
@@ -36,7 +36,7 @@ def starts(collect: Callable[..., Iterator[int]], workers: int, **arguments: Any
 
 @pytest.mark.parametrize("workers", [1, pytest.param(8, marks=pytest.mark.full)])
 def test_start(compare: Callable[..., None], workers: int) -> None:
-    """One environment per worker."""
+    """Compare collectors with one environment per worker."""
     mine = {"collect": ours, "workers": workers}
     spawn, theirs = {**mine, "start_method": "spawn"}, {**mine, "collect": torchrls}
     compare(

@@ -1,7 +1,7 @@
-"""One worker that is twenty times slower than the others, and is not waited for.
+"""Collect without waiting for one worker that is twenty times slower than the others.
 
-Environments sleep, so that no core is missing to anybody. Only the others' frames are counted; the
-limit is the others alone.
+Environments sleep, so they need no cores. Only frames of the other workers are counted; the limit
+is these workers alone.
 """
 
 import time
@@ -31,7 +31,7 @@ class Sleeping(gymnasium.Env):
     """Each step takes a given time; episodes have 100 steps."""
 
     def __init__(self, seconds: float) -> None:
-        """Remember how long a step takes."""
+        """Store the duration of a step."""
         self.observation_space = Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = Box(-1.0, 1.0, (1,), np.float32)
         self.seconds = seconds
@@ -56,7 +56,7 @@ def read_others(batch: TensorDictBase) -> int:
 
 
 def read_share(batch: TensorDictBase) -> int:
-    """Read a batch of TorchRL, which has all frames of the others; return their number."""
+    """Read a batch of TorchRL; return the number of frames of the workers that are not slow."""
     return read(batch) * OTHERS // len(batch)
 
 
@@ -74,7 +74,7 @@ def work(steps: int, stragglers: int, threshold: float | None) -> dict[str, Any]
 
 
 def test_stragglers(compare: Callable[..., None], smoke: bool) -> None:
-    """Two workers of three are enough."""
+    """Compare batches that need two of three workers."""
     steps = 10 if smoke else STEPS
     preempted = work(steps, 1, 0.6)
     theirs = {**preempted, "cat_results": "stack", "read": read_share}

@@ -16,39 +16,39 @@ PEER = "TorchRL"
 CALLABLE = "lambda: gymnasium.make(...)"
 STEP = "the env's own _step"
 LIMIT = 50
-"""Frames of a trajectory in TorchRL's documented example."""
+"""Maximum length of a trajectory in TorchRL's documented example."""
 
 
 def pendulum() -> Any:
-    """The environment of TorchRL's documented example."""
+    """Return the environment of TorchRL's documented example."""
     from torchrl.envs import GymEnv
 
     return GymEnv("Pendulum-v1", device="cpu")
 
 
 def transformed() -> Any:
-    """The same with transforms: it has to be stepped through TorchRL."""
+    """Return that environment with transforms, so that it must be stepped through TorchRL."""
     from torchrl.envs import Compose, InitTracker, RewardSum, TransformedEnv
 
     return TransformedEnv(pendulum(), Compose(RewardSum(), InitTracker()))
 
 
 def custom() -> Any:
-    """TorchRL's own Pendulum, of torch operations, with its parameters in nested entries."""
+    """Return TorchRL's Pendulum of torch operations, with its parameters in nested entries."""
     from torchrl.envs.custom.pendulum import PendulumEnv
 
     return PendulumEnv()
 
 
 def mock(name: str) -> Any:
-    """One of the environments that TorchRL tests its collectors with."""
+    """Return an environment with which TorchRL tests its collectors."""
     from torchrl.testing import mocking_classes
 
     return getattr(mocking_classes, name)()
 
 
 def users() -> Any:
-    """What a user writes in thirty lines: a point that is pushed about."""
+    """Return a user's EnvBase of thirty lines: a point that moves by its actions."""
     from tensordict import TensorDict
     from torchrl.data import Bounded, Composite, Unbounded
     from torchrl.envs import EnvBase
@@ -77,7 +77,7 @@ def users() -> Any:
 
 
 def serial(make: Callable[[], Any]) -> Any:
-    """Two of them, stepped one after the other."""
+    """Return two environments, stepped one after the other."""
     from torchrl.envs import SerialEnv
 
     return SerialEnv(2, make)
@@ -98,7 +98,7 @@ ENVS = {
 UNWRAPPED = ("GymEnv", "SerialEnv of GymEnvs")
 OF_GYM = (*UNWRAPPED, "TransformedEnv", "SerialEnv")
 ALWAYS = (*OF_GYM, "EnvBase of a user", "PendulumEnv")
-"""The others are measured in full runs."""
+"""Environments of every run; the others are measured in full runs."""
 
 
 EXAMPLE = {
@@ -111,7 +111,7 @@ EXAMPLE = {
     "num_collectors": 1,
     "frames_per_batch": 200,
 }
-"""TorchRL's documented example, without an end."""
+"""Arguments of TorchRL's documented example, without an end."""
 
 
 def ours_on_ray(census: str) -> Iterator[int]:
@@ -135,7 +135,7 @@ def read(batch: Any) -> int:
 
 
 def own_step(env: str) -> Iterator[int]:
-    """The environment's own step and nothing else: below it no collector of an EnvBase can go."""
+    """Call only the environment's own step, the lower limit for any collector of an EnvBase."""
     made = ENVS[env]()
     with torch.no_grad():
         root = made.rand_action(made.reset())
@@ -147,7 +147,7 @@ def own_step(env: str) -> Iterator[int]:
 
 
 def test_documented_example(compare: Callable[..., None], ray_address: str) -> None:
-    """TorchRL's documented example of its RayCollector, its own environment on both sides."""
+    """Compare TorchRL's documented example of RayCollector, with its environment on both sides."""
     pytest.importorskip("torchrl")
     compare(
         "documented example, Ray, 1 actor, T=200",
@@ -161,14 +161,14 @@ def test_documented_example(compare: Callable[..., None], ray_address: str) -> N
 
 
 class Argmax(torch.nn.Module):
-    """The action of a network's greatest output."""
+    """A network whose action is the index of the greatest output."""
 
     def __init__(self) -> None:
         super().__init__()
         self.network = workloads.mlp()
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """Indices of observations [..., 4]."""
+        """Return indices for observations [..., 4]."""
         return self.network(observation).argmax(-1)
 
 
@@ -205,7 +205,7 @@ def test_ways_to_one_environment(compare: Callable[..., None], env: str) -> None
 
 
 def _cases() -> Iterator[Any]:
-    """Each environment without a limit; those made of GymEnvs in full runs also with one."""
+    """Yield each environment without a limit, and in full runs GymEnvs also with a limit."""
     for env in ENVS:
         yield pytest.param(env, 0, marks=() if env in ALWAYS else pytest.mark.full)
         if env in OF_GYM:
@@ -214,7 +214,7 @@ def _cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("env", "limit"), list(_cases()))
 def test_in_process(compare: Callable[..., None], env: str, limit: int) -> None:
-    """An environment of TorchRL in this process."""
+    """Compare an environment of TorchRL in this process."""
     pytest.importorskip("torchrl")
     work = {
         "collector": "SyncDataCollector",

@@ -1,7 +1,8 @@
 """Four environments and two cores: more collectors, or more environments in one?
 
-The question of TorchRL's page on distributed collectors: processes that collect communicate once
-per rollout and call the policy each for itself; one policy call for all communicates at each step.
+TorchRL's page on distributed collectors asks this question. Processes that collect communicate once
+per rollout, and each calls the policy. One policy call for all environments needs communication at
+each step.
 """
 
 import time
@@ -28,15 +29,15 @@ LARGE = 1024
 
 
 class Waiting(gymnasium.Env):
-    """Each step waits for a millisecond, as for a simulator elsewhere."""
+    """Each step waits for a millisecond, as for a simulator in another process."""
 
     def __init__(self) -> None:
-        """Frames of 3 floats."""
+        """Create spaces with observations of 3 floats."""
         self.observation_space = Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = Box(-2.0, 2.0, (1,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        """Start an episode, which has no end."""
+        """Start an endless episode."""
         return np.zeros(3, np.float32), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
@@ -52,7 +53,7 @@ ENVIRONMENTS: dict[str, Callable[[], gymnasium.Env]] = {
 
 
 def large() -> nn.Module:
-    """Return three layers of 1,024."""
+    """Return a network of three layers of 1,024."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(3, LARGE), nn.Tanh(), nn.Linear(LARGE, LARGE), nn.Tanh(), nn.Linear(LARGE, 1)
@@ -77,7 +78,7 @@ def parallel(make: Callable[[], gymnasium.Env]) -> Any:
 @pytest.mark.parametrize("policy", ["linear", pytest.param("3 x 1024", marks=pytest.mark.full)])
 @pytest.mark.parametrize("env", ["Pendulum", pytest.param("1 ms waits", marks=pytest.mark.full)])
 def test_which(compare: Callable[..., None], env: str, policy: str) -> None:
-    """Cheap and waiting environments, a small and a large policy."""
+    """Compare cheap and waiting environments with a small and a large policy."""
     make = ENVIRONMENTS[env]
 
     def side(name: str, entry: Any, collector: str = "SyncDataCollector") -> Side:

@@ -1,4 +1,4 @@
-"""The environments, policies and readers that sides of several benchmarks share."""
+"""Environments, policies and readers that several benchmarks share."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from pycollect.bench.sides import count, read_tensors
 from pycollect.bench.workloads import Still
 
 PENDULUM_BYTES, CARTPOLE_BYTES = 2 * 3 * 4, 2 * 4 * 4
-"""Observation before and after the step."""
+"""Bytes of a frame: the observations before and after the step."""
 
 
 def pendulum() -> gymnasium.Env:
@@ -40,7 +40,7 @@ def linear() -> nn.Linear:
 
 
 class OwnLinear(nn.Linear):
-    """A class that no collector knows: it must be called as it is."""
+    """A class that collectors do not know, so they must call it."""
 
 
 def opaque() -> nn.Linear:

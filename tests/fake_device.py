@@ -13,7 +13,7 @@ import torch
 
 from pycollect._core import SharedSlabPool
 from pycollect.data.devices import Begun
-from pycollect.policy.device_transfer import Crossing
+from pycollect.policy.device_transfer import DeviceTransfer
 
 DEVICE = torch.device("cuda", 0)
 
@@ -154,21 +154,23 @@ class FakeDevice:
                 return
 
 
-class Elsewhere(Crossing):
+class Elsewhere(DeviceTransfer):
     """The policy's device is told apart from the CPU, though it is the same memory."""
 
-    def _is_there(self, tensor: torch.Tensor) -> bool:
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
         return False
 
 
 def place_policies_on(
-    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, kind: type[Crossing] = Elsewhere
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, kind: type[DeviceTransfer] = Elsewhere
 ) -> None:
     """Every policy of this process is on that device, and its environments are not."""
 
-    def crossing(there: torch.device, home: torch.device, told: bool = False) -> Crossing:
-        own = kind(there, home)
-        own.uses(device)
+    def transfer(
+        device_of_policy: torch.device, outputs: torch.device, explicit: bool = False
+    ) -> DeviceTransfer:
+        own = kind(device_of_policy, outputs)
+        own.use(device)
         return own
 
-    monkeypatch.setattr("pycollect.policy.runner.Crossing", crossing)
+    monkeypatch.setattr("pycollect.policy.runner.DeviceTransfer", transfer)

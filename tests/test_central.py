@@ -379,7 +379,7 @@ def test_actors_ask_for_no_gpu_that_the_policy_alone_needs(
         raise Asked(actor_options(configs, devices)["num_gpus"])
 
     monkeypatch.setattr("pycollect.api.ray.actor_options", asked)
-    there = partial(check_devices, elsewhere=True)  # there need not be one here
+    there = partial(check_devices, other_machines=True)  # there need not be one here
     monkeypatch.setattr("pycollect.api.central.check_devices", there)
     arguments = {"policy_factory": parity_policy, "policy_device": "cuda", "inference": inference}
     with pytest.raises(Asked) as raised:

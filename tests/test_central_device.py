@@ -22,20 +22,20 @@ from test_restarts import killing_when
 from torch import nn
 
 from pycollect.inference.states import ServerStates
-from pycollect.policy.device_transfer import Crossing
+from pycollect.policy.device_transfer import DeviceTransfer
 
 pytestmark = pytest.mark.processes(usual=2)
 
 FIRST = 5  # what a trajectory's count begins with
 
 
-class Apart(Crossing):
+class Apart(DeviceTransfer):
     """The policy is on a device, and so is what it keeps, though it is the same memory."""
 
-    is_apart = True
+    is_separate = True
 
-    def _is_there(self, tensor: torch.Tensor) -> bool:
-        return any(tensor is own for _, own in self._kept)
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        return any(tensor is own for _, own in self._stored)
 
 
 @pytest.fixture

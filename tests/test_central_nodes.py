@@ -440,7 +440,7 @@ def test_what_a_servers_actor_asks_for(
         raise Asked(ServerEngine(engine, gpus).options_on("there", of_worker))
 
     monkeypatch.setattr("pycollect.api.ray.ServerEngine", asked)
-    there = partial(check_devices, elsewhere=True)  # there need not be one here
+    there = partial(check_devices, other_machines=True)  # there need not be one here
     monkeypatch.setattr("pycollect.api.central.check_devices", there)
     with pytest.raises(Asked) as raised:
         RAY_CENTRAL_ASYNC.collector(

@@ -35,11 +35,11 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 def test_pinned_memory_is_written_again_only_after_its_copy() -> None:
     """Where nothing is fetched, nothing else waits for the device."""
     device = FakeDevice()
-    crossing = Elsewhere(CPU, torch.device("meta"))
-    crossing.uses(device)
+    transfer = Elsewhere(CPU, torch.device("meta"))
+    transfer.use(device)
     source = torch.zeros(3)
-    crossing.mirrors({("observation",): source})
-    act = crossing.around(lambda: ())
+    transfer.mirrors({("observation",): source})
+    act = transfer.wrap(lambda: ())
     act()
     assert "host waits" not in device.log
     act()
@@ -181,8 +181,8 @@ def test_one_copy_each_way_whatever_is_read_and_returned(
 def test_tensors_of_every_form_lie_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     device.note_copies(monkeypatch)
-    crossing = Elsewhere(CPU, CPU)
-    crossing.uses(device)
+    transfer = Elsewhere(CPU, CPU)
+    transfer.use(device)
     forms: list[tuple[tuple[int, ...], torch.dtype]] = [
         ((3,), torch.bool),
         ((), torch.int64),
@@ -197,7 +197,7 @@ def test_tensors_of_every_form_lie_side_by_side(monkeypatch: pytest.MonkeyPatch)
         for at, (shape, dtype) in enumerate(forms)
     }
     sources["0",] = sources["0",].bool()
-    mirrors = crossing.mirrors({**sources, ("again",): sources["1",]})
+    mirrors = transfer.mirrors({**sources, ("again",): sources["1",]})
     assert mirrors["again",] is mirrors["1",]
     assert all(own.data_ptr() % 16 == 0 for own in mirrors.values())
 
@@ -207,7 +207,7 @@ def test_tensors_of_every_form_lie_side_by_side(monkeypatch: pytest.MonkeyPatch)
         outs["3",] = outs["3",].repeat(2, 2)[::2, :3]
         return tuple(outs.values())
 
-    act = crossing.around(outputs)
+    act = transfer.wrap(outputs)
     for _ in range(2):
         device.log.clear()
         outs = act()
@@ -225,12 +225,12 @@ def test_what_is_there_already_stands_for_itself(monkeypatch: pytest.MonkeyPatch
     device = FakeDevice()
     device.note_copies(monkeypatch)
     there, away = torch.ones(2), torch.ones(3)
-    monkeypatch.setattr(Elsewhere, "_is_there", lambda _, own: own is there)
-    crossing = Elsewhere(CPU, CPU)
-    crossing.uses(device)
-    mirrors = crossing.mirrors({("there",): there, ("away",): away})
+    monkeypatch.setattr(Elsewhere, "_is_on_device", lambda _, own: own is there)
+    transfer = Elsewhere(CPU, CPU)
+    transfer.use(device)
+    mirrors = transfer.mirrors({("there",): there, ("away",): away})
     assert mirrors["there",] is there
-    crossing.around(lambda: ())()
+    transfer.wrap(lambda: ())()
     assert device.copies == ["up 12"]
 
 
@@ -287,11 +287,11 @@ def test_actions_are_cast_and_checked_on_the_host(
 
 def test_outputs_come_back_only_when_the_device_is_done() -> None:
     device = FakeDevice()
-    crossing = Elsewhere(CPU, CPU)
-    crossing.uses(device)
+    transfer = Elsewhere(CPU, CPU)
+    transfer.use(device)
     source = torch.zeros(2)
-    (mirror,) = crossing.mirrors({("x",): source}).values()
-    act = crossing.around(lambda: (mirror + 1,))
+    (mirror,) = transfer.mirrors({("x",): source}).values()
+    act = transfer.wrap(lambda: (mirror + 1,))
     source.fill_(5)
     (out,) = act()
     assert device.log[-1] == "host waits"

@@ -48,10 +48,10 @@ def given(**devices: Any) -> dict[str, Any]:
 
 
 def test_an_actor_may_have_what_is_not_here() -> None:
-    check_devices(given(storing_device="cpu", policy_device="cuda:99"), elsewhere=True)
+    check_devices(given(storing_device="cpu", policy_device="cuda:99"), other_machines=True)
     for name in ("device", "storing_device", "env_device"):
         with refused(ValueError, name):
-            check_devices(given(**{name: "cuda:99"}), elsewhere=True)
+            check_devices(given(**{name: "cuda:99"}), other_machines=True)
     assert why_not(CPU) == ""
 
 
@@ -64,7 +64,7 @@ def test_a_worker_process_has_the_device_that_is_current_here(
     second = torch.device("cuda", 1)
     assert check_devices(named) == Devices(storing=CPU, env=GPU, policy=second)
     # Another machine has its own.
-    assert check_devices(named, elsewhere=True).policy == torch.device("cuda")
+    assert check_devices(named, other_machines=True).policy == torch.device("cuda")
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from pycollect import MultiStep, MultiSyncDataCollector, SyncDataCollector
 from pycollect._core import CudaError
 from pycollect.data import gather_cuda as on_cuda
 from pycollect.data.devices import CPU
-from pycollect.policy.calling import Calling, CapturedCall, GraphPool
-from pycollect.policy.device_transfer import Crossing
+from pycollect.policy.calling import CallOptions, CapturedCall, GraphPool
+from pycollect.policy.device_transfer import DeviceTransfer
 from pycollect.policy.program.steps import CallStep, HeadStep, Program
 
 
@@ -186,12 +186,12 @@ def test_all_graphs_of_central_inference_share_memory(
     """Each number of rows, and each group of environments, has a graph."""
     pools: list[Any] = []
 
-    def noted(self: Crossing, act: Any, pool: Any = None, **arguments: Any) -> Any:
+    def noted(self: DeviceTransfer, act: Any, pool: Any = None, **arguments: Any) -> Any:
         pools.append(pool)
-        return self.around(act)
+        return self.wrap(act)
 
-    monkeypatch.setattr(Elsewhere, "captured", noted)
-    monkeypatch.setattr(Calling, "on", lambda self, device: self)
+    monkeypatch.setattr(Elsewhere, "capture", noted)
+    monkeypatch.setattr(CallOptions, "for_device", lambda self, device: self)
     place_policies_on(OnTheHost(), monkeypatch)
     with MultiSyncDataCollector(
         [["CartPole-v1"] * 2] * 2,
@@ -242,12 +242,12 @@ def test_a_step_there_and_back_is_one_graph(
     monkeypatch.setattr(torch.Tensor, "copy_", copied)
     monkeypatch.delattr(Graph, "captured", raising=False)
     device = OnTheHost()
-    crossing = Elsewhere(CPU, CPU)
-    crossing.uses(device)
+    transfer = Elsewhere(CPU, CPU)
+    transfer.use(device)
     source = torch.zeros(2)
-    (mirror,) = crossing.mirrors({("observation",): source}).values()
-    assert crossing.can_capture
-    act = crossing.captured(lambda: (double(mirror)[0],), warmup=2)
+    (mirror,) = transfer.mirrors({("observation",): source}).values()
+    assert transfer.can_capture
+    act = transfer.capture(lambda: (double(mirror)[0],), warmup=2)
     for step in range(5):
         source.fill_(step)
         (out,) = act()
@@ -274,12 +274,12 @@ def test_so_is_a_step_with_several_inputs_and_outputs(
     monkeypatch.setattr(torch.Tensor, "copy_", copied)
     monkeypatch.delattr(Graph, "captured", raising=False)
     device = OnTheHost()
-    crossing = Elsewhere(CPU, CPU)
-    crossing.uses(device)
-    mirrors = crossing.mirrors(sources)
+    transfer = Elsewhere(CPU, CPU)
+    transfer.use(device)
+    mirrors = transfer.mirrors(sources)
     kept = torch.zeros(1, dtype=torch.int64)
-    crossing.keep({1: kept})
-    act = crossing.captured(lambda: tuple(double(own)[0] for own in mirrors.values()), warmup=1)
+    transfer.store_outputs({1: kept})
+    act = transfer.capture(lambda: tuple(double(own)[0] for own in mirrors.values()), warmup=1)
     for step in range(4):
         for source in sources.values():
             source.fill_(step)
@@ -310,12 +310,12 @@ def test_a_collectors_step_is_one_graph_unless_something_is_drawn(
     """The whole step is called as it is here, and noted; a call alone is captured."""
     whole: list[dict[str, Any]] = []
 
-    def noted(self: Crossing, act: Any, **arguments: Any) -> Any:
+    def noted(self: DeviceTransfer, act: Any, **arguments: Any) -> Any:
         whole.append(arguments)
-        return self.around(act)
+        return self.wrap(act)
 
-    monkeypatch.setattr(Elsewhere, "captured", noted)
-    monkeypatch.setattr(Calling, "on", lambda self, device: self)
+    monkeypatch.setattr(Elsewhere, "capture", noted)
+    monkeypatch.setattr(CallOptions, "for_device", lambda self, device: self)
     place_policies_on(OnTheHost(), monkeypatch)
     policy: Any = TensorDictModule(
         Leaning(scores=draws), ["observation"], ["logits" if draws else "action"]
@@ -349,12 +349,12 @@ def test_a_graph_keeps_a_state_behind_its_copy_home(
     monkeypatch.setattr(torch.Tensor, "copy_", copied)
     monkeypatch.delattr(Graph, "captured", raising=False)
     device = OnTheHost()
-    crossing = Elsewhere(CPU, CPU)
-    crossing.uses(device)
+    transfer = Elsewhere(CPU, CPU)
+    transfer.use(device)
     observed, count = torch.zeros(2), torch.zeros(1)
-    (mirror,) = crossing.mirrors({("observation",): observed}).values()
-    crossing.keep({2: count})
-    act = crossing.captured(lambda: (double(mirror)[0], count, double(mirror[:1])[0]), warmup=1)
+    (mirror,) = transfer.mirrors({("observation",): observed}).values()
+    transfer.store_outputs({2: count})
+    act = transfer.capture(lambda: (double(mirror)[0], count, double(mirror[:1])[0]), warmup=1)
     before = 0.0
     for step in range(1, 5):
         observed.fill_(step)
@@ -367,12 +367,12 @@ def test_a_graph_keeps_a_state_behind_its_copy_home(
 
 
 def test_what_is_drawn_is_not_captured() -> None:
-    crossing = Crossing(CPU, CPU)
-    assert not crossing.can_capture  # nothing crosses
+    transfer = DeviceTransfer(CPU, CPU)
+    assert not transfer.can_capture  # nothing crosses
     call = CallStep(torch.relu, (("observation",),), (("action",),))
     head: Any = object()
     draw = HeadStep(head, (("logits",),), (("action",),), None, InteractionType.RANDOM)
-    graphed = Calling(graphed={})
-    assert graphed.of_calls_alone(Program((call,)))
-    assert not graphed.of_calls_alone(Program((call, draw)))
-    assert not Calling().of_calls_alone(Program((call,)))
+    graphed = CallOptions(graphed={})
+    assert graphed.can_capture_step(Program((call,)))
+    assert not graphed.can_capture_step(Program((call, draw)))
+    assert not CallOptions().can_capture_step(Program((call,)))

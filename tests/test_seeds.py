@@ -24,7 +24,7 @@ from pycollect._core import Mailbox
 from pycollect.transport.messages import plain_report
 from pycollect.transport.shared_value import pack
 from pycollect.worker.generators import Generators, GeneratorState
-from pycollect.worker.report import Packed, RolloutReport, WorkerSeconds
+from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
 T = 6
 ASYNC_ONE = Way("async, one actor", 1, {"prefetch": 2})
@@ -217,7 +217,7 @@ def test_a_caller_may_have_another_bit_generator() -> None:
 def test_a_seeded_rollouts_report_fits_into_the_mailbox() -> None:
     """Else memory is shared anew for each rollout."""
     generators = Generators(np.random.SeedSequence(0)).state([np.random.default_rng(0)] * 8)
-    told = Packed[Any](generators, pickle.dumps)
+    told = Lazy[Any](generators, pickle.dumps)
     report = RolloutReport(8, 0, [], WorkerSeconds(), 0, (), generators=told)
     _, memory = pack((plain_report(report), None), Mailbox.ANSWER_BYTES)
     assert memory is None

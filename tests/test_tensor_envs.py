@@ -408,7 +408,7 @@ def linear() -> TensorDictModule:
 
 
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pycollect.policy.calling.Calling.on", lambda own, device: own)
+    monkeypatch.setattr("pycollect.policy.calling.CallOptions.for_device", lambda own, device: own)
     monkeypatch.setattr("pycollect.worker.env_group.CapturedWork", FakeGraph)
     for module in ("envs.tensors", "worker.device_trajectories"):
         monkeypatch.setattr(f"pycollect.{module}.CPU", None)

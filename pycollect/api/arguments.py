@@ -21,33 +21,33 @@ from pycollect.worker.options import WorkerOptions
 NAMES = ("device", "storing_device", "env_device", "policy_device")
 
 
-def check_devices(given: Mapping[str, Any], *, elsewhere: bool = False) -> Devices:
-    """Check the arguments of one worker.
+def check_devices(given: Mapping[str, Any], *, other_machines: bool = False) -> Devices:
+    """Check the device arguments of one worker.
 
     Args:
-        given: by name.
-        elsewhere: environments and policy are on another machine, perhaps, which knows by itself
-            what it has. Else devices get the index that the calling thread has for them: a worker
-            process has another current device.
+        given: Arguments by name.
+        other_machines: The worker may be on another machine, which checks the devices of its
+            environments and policy itself. Otherwise, devices without an index get that of the
+            calling thread's current device, because a worker process may have another one.
 
     Raises:
-        ValueError: no device, or one that is not here (with the reason).
+        ValueError: A value is not a device, or the device is not available; with the reason.
     """
     named = [_checked(name, given[name]) for name in NAMES]
     default, storing, *_ = named
     ours: tuple[str, ...] = NAMES
-    if elsewhere:  # what says where batches lie
+    if other_machines:  # only the device of the batches is in this process
         ours = ("storing_device" if storing else "device" if default else "env_device",)
     for name, device in zip(NAMES, named, strict=True):
         if device is not None and name in ours:
             check_here(name, device)
-    if not elsewhere:
+    if not other_machines:
         named = [device and numbered(device) for device in named]
     return Devices(*named)
 
 
 def _checked(name: str, value: Any) -> torch.device | None:
-    """A device, or a list with one per process, of which this is the first one's."""
+    """Return a checked device, or the first one of a list with one device per process."""
     if isinstance(value, (list, tuple)):
         devices = [_checked(name, item) for item in value]
         return devices[0] if devices else None
@@ -55,10 +55,7 @@ def _checked(name: str, value: Any) -> torch.device | None:
 
 
 def check_one_place(devices: Sequence[Devices]) -> None:
-    """Raise ValueError where the rollouts of several workers would have to be joined over places.
-
-    Sync collectors join them.
-    """
+    """Raise ValueError if workers of a sync collector would return rollouts on several devices."""
     if any(own.reported != devices[0].reported for own in devices):
         raise ValueError(
             "storing_device: expected one device for all workers of a sync collector, got "
@@ -86,7 +83,7 @@ def env_entries(
 
     Args:
         name: Name of the argument with the number of workers.
-        number: Value of this argument; None if it was not given.
+        number: Value of this argument; ``None`` if it was not passed.
         check_entry: Returns an entry in its final form, or raises.
 
     Raises:

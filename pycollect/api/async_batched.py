@@ -218,8 +218,8 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             A dict with "pid", "restarts" and "failure", a description of the last failure or
             ``None``.
         """
-        told: dict[str, Any] = self.stats()["server"]
-        return told
+        server: dict[str, Any] = self.stats()["server"]
+        return server
 
     def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
         """Pass the hook to the workers, except `post_collect_hook`, which runs in this process."""
@@ -244,7 +244,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         return True
 
     def _fill_with_rollouts(self) -> None:
-        """Write such a batch to the replay buffer."""
+        """Write a batch of the rollouts that became ready first to the replay buffer."""
         self._gather()
         with self._writing() as write:
             with Uninterrupted():

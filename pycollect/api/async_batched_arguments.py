@@ -1,4 +1,4 @@
-"""The arguments that TorchRL's AsyncBatchedCollector has for itself, checked."""
+"""Check the arguments that only AsyncBatchedCollector has, as in TorchRL."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pycollect.compat.weight_options import check_schemes
 
 _PROCESSES = (None, "threading", "multiprocessing")
 _CONFIGURED = ("max_batch_size", "min_batch_size", "timeout")
-_LEAST_CHUNK = 64  # steps, as TorchRL's
-_MOST_IN_A_CALL = 64  # environments, as TorchRL's
+_LEAST_CHUNK = 64  # steps, as in TorchRL
+_MOST_IN_A_CALL = 64  # environments, as in TorchRL
 
 
 def check_backends(
@@ -112,7 +112,7 @@ def workers_entries(
         starts = range(0, len(bound), envs_per_worker)
         bound = [bound[at : at + envs_per_worker] for at in starts]
     masks = _masks(worker_affinity, len(bound))
-    return [_pinned(*pair) for pair in zip(bound, masks, strict=True)]
+    return [_with_affinity(*pair) for pair in zip(bound, masks, strict=True)]
 
 
 def _masks(affinity: Any, workers: int) -> Sequence[Sequence[int] | None]:
@@ -141,27 +141,27 @@ def _masks(affinity: Any, workers: int) -> Sequence[Sequence[int] | None]:
     return masks
 
 
-def _pinned(entry: Any, mask: Sequence[int] | None) -> Any:
-    """The entry, whose process is bound to these CPUs before its environments are made."""
+def _with_affinity(entry: Any, mask: Sequence[int] | None) -> Any:
+    """Return an entry that binds its process to CPUs before the environments are made."""
     if mask is None:
         return entry
     if isinstance(entry, list):
-        return [partial(_made_on, tuple(mask), own) for own in entry]
-    return partial(_made_on, tuple(mask), entry)
+        return [partial(_make_on_cpus, tuple(mask), own) for own in entry]
+    return partial(_make_on_cpus, tuple(mask), entry)
 
 
-def _made_on(mask: tuple[int, ...], make: Callable[[], Any]) -> Any:
+def _make_on_cpus(mask: tuple[int, ...], make: Callable[[], Any]) -> Any:
     os.sched_setaffinity(0, mask)
     return make()
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """The rollouts that make up a batch.
+    """The rollouts of a batch.
 
     Attributes:
-        frames: of each.
-        number: of rollouts.
+        frames: Frames in each rollout.
+        number: Number of rollouts.
     """
 
     frames: int
@@ -169,17 +169,20 @@ class Chunks:
 
     @property
     def batch_frames(self) -> int:
-        """Of a batch."""
+        """Frames in a batch."""
         return self.frames * self.number
 
     @classmethod
     def of(cls, steps: Any, batch: int, envs: int, per_worker: int) -> Chunks:
-        """Of workers with so many environments, for a batch of so many frames, or a few more.
+        """Return the rollouts for a batch of at least `batch` frames.
 
         Args:
-            steps: of a rollout; "auto": an equal share of each environment, but 64 at the least,
-                and in whole rollouts of one length, if they are not to be much shorter.
-            envs: of all workers.
+            steps: Number of steps in a rollout. "auto" gives each environment an equal share of the
+                batch, but at least 64 steps. It prefers a length that divides the batch evenly,
+                unless that more than halves the rollouts.
+            batch: Number of frames in a batch.
+            envs: Number of environments of all workers.
+            per_worker: Number of environments in each worker.
         """
         if not check.is_one_of(steps, ("auto",)):
             frames = check.check_positive("transition_chunk_size", steps) * per_worker

@@ -1,4 +1,4 @@
-"""Central inference: what goes with it, and what is made of the arguments then."""
+"""Check the arguments of central inference, and create the policy's server from them."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.worker.options import WorkerOptions
 
-if TYPE_CHECKING:  # imported once it is asked for
+if TYPE_CHECKING:  # at run time, imported only for central inference
     from pycollect.inference.client import ClientSlots
     from pycollect.inference.in_driver import PendingCounter, ServingBell
     from pycollect.inference.policy_worker import PolicyWorkerMaker
     from pycollect.inference.server import InferenceServer
 
-_SERVER = -1  # the id of what is no worker of the collector
-_TIMEOUT = 0.01  # seconds, as TorchRL's
+_SERVER = -1  # worker id of a policy server
+_TIMEOUT = 0.01  # seconds, as in TorchRL
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """How the policy is called for workers on other nodes: by a server on each of them.
+class NodeServers:
+    """The policy servers on other nodes, one on each node with workers.
 
     Attributes:
-        policy: to be copied; None where there is a factory.
+        policy: Policy to copy to each server; ``None`` with a factory.
+        factory: Function that returns the policy, or ``None``.
+        settings: Settings of each server.
     """
 
     policy: Any
@@ -49,12 +51,12 @@ class Elsewhere:
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether the policy is called on one."""
+        """Whether the policy is called on a GPU."""
         device = self.settings.device
         return device is not None and device.type == "cuda"
 
     def plan(self) -> WorkerPlan:
-        """What a server is made from; TypeError where the policy does not pickle."""
+        """Return the plan of a server; TypeError if the policy cannot be pickled."""
         from pycollect.inference.policy_worker import PolicyWorkerMaker
 
         maker = PolicyWorkerMaker(self.settings)
@@ -63,27 +65,30 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Central:
-    """One policy for all workers of a collector, which is not called by them.
+    """Central inference: one server calls the policy for all workers of a collector.
 
     Attributes:
-        given: the arguments, with the policy that a factory built here in its place.
-        clients: of the workers.
-        server: calls the policy in this process; or what the process that does is made from.
-        bell: on which this process waits for workers, and serves them; None where it does not.
-        elsewhere: for workers on other nodes.
+        given: Arguments of the collector. If this process has called a policy factory, they contain
+            its policy instead.
+        clients: Slots of the workers.
+        server: Server in this process, or the plan of the server's process.
+        node_servers: Servers for workers on other nodes.
+        bell: Bell on which this process waits for requests and serves them. Defaults to ``None``:
+            another process is the server.
     """
 
     given: Arguments
     clients: ClientSlots
     server: InferenceServer | WorkerPlan
-    elsewhere: Elsewhere
+    node_servers: NodeServers
     bell: ServingBell | None = None
 
     @classmethod
     def of(cls, given: Arguments, workers: int, *, sync: bool) -> Central | None:
         """Check the arguments; return None if each worker calls the policy itself.
 
-        For a sync collector, this process calls the policy; otherwise a process of its own does.
+        For a sync collector, this process calls the policy. For an async one, a separate process
+        does.
 
         Raises:
             ValueError: An argument cannot be combined with central inference.
@@ -101,32 +106,35 @@ class Central:
                 "actions themselves"
             )
         settings = ServerSettings(
-            _patient(options, given, sync),
+            _with_wait_defaults(options, given, sync),
             device,
             check.check_exploration("exploration_type", given["exploration_type"]),
             workers,
             check_env_groups("env_groups", given["env_groups"]),
         )
-        # Nobody knows on another node who of its workers collects, so that none waits for all.
-        alone = replace(settings, options=_patient(options, given, sync=False))
+        # A server on another node does not know which of its workers collect, so it does not wait
+        # for all of them.
+        alone = replace(settings, options=_with_wait_defaults(options, given, sync=False))
         policy = given["policy"]
-        elsewhere = Elsewhere(policy, factory, _unnumbered(_copied(alone, policy)))
-        own = cls._here if sync else cls._in_a_process
-        return own(given, settings, elsewhere)
+        node_servers = NodeServers(policy, factory, _without_index(_on_device_of(alone, policy)))
+        make = cls._in_driver if sync else cls._in_process
+        return make(given, settings, node_servers)
 
     def serving(self, start_method: str) -> InferenceServer | ProcessPlan:
-        """Who calls the policy, as a scheduler is told.
+        """Return the server, or the plan of its process, for a scheduler.
 
         Args:
-            start_method: of the process that does, if there is to be one.
+            start_method: Start method of the server's process.
         """
         if isinstance(self.server, WorkerPlan):
             return ProcessPlan(self.server, ProcessEngine(start_method))
         return self.server
 
     @classmethod
-    def _here(cls, given: Arguments, settings: ServerSettings, elsewhere: Elsewhere) -> Central:
-        """Called by whoever awaits a batch."""
+    def _in_driver(
+        cls, given: Arguments, settings: ServerSettings, node_servers: NodeServers
+    ) -> Central:
+        """Create a server in this process, which calls the policy while it waits for a batch."""
         from pycollect.inference.client import ClientSlots
         from pycollect.inference.in_driver import ServingBell
         from pycollect.inference.server import InferenceServer
@@ -135,35 +143,35 @@ class Central:
         policy = given["policy"] if factory is None else build(factory)
         clients = ClientSlots(Bell(), settings.groups)
         server = InferenceServer(settings, policy, clients.slots, is_owned=factory is not None)
-        own = given.instead(policy=policy, policy_factory=None)
-        return cls(own, clients, server, elsewhere, ServingBell(clients.bell, server))
+        arguments = given.instead(policy=policy, policy_factory=None)
+        return cls(arguments, clients, server, node_servers, ServingBell(clients.bell, server))
 
     @classmethod
-    def _in_a_process(
-        cls, given: Arguments, settings: ServerSettings, elsewhere: Elsewhere
+    def _in_process(
+        cls, given: Arguments, settings: ServerSettings, node_servers: NodeServers
     ) -> Central:
-        """Called by a process that does nothing else."""
+        """Plan a separate process that calls the policy."""
         from pycollect.inference.client import ClientSlots
         from pycollect.inference.policy_worker import PolicyWorkerMaker
 
-        settings = _copied(settings, given["policy"])
+        settings = _on_device_of(settings, given["policy"])
         clients = ClientSlots(Bell(), settings.groups)
         addresses = clients.slots.address, clients.bell.address
         maker = PolicyWorkerMaker(settings, addresses)
         plan = _plan(given["policy"], given["policy_factory"], settings, maker)
-        return cls(given, clients, plan, elsewhere)
+        return cls(given, clients, plan, node_servers)
 
 
-def _copied(settings: ServerSettings, policy: Any) -> ServerSettings:
-    """The settings of who calls a copy of a policy: where that lies, if nobody named a device."""
-    lies = device_of(policy)
-    if settings.device is None and lies is not None and lies != CPU:
-        return replace(settings, device=lies)
+def _on_device_of(settings: ServerSettings, policy: Any) -> ServerSettings:
+    """Return settings with the device of the policy, if no device was passed."""
+    device = device_of(policy)
+    if settings.device is None and device is not None and device != CPU:
+        return replace(settings, device=device)
     return settings
 
 
-def _unnumbered(settings: ServerSettings) -> ServerSettings:
-    """The same on another machine, where an actor sees none but its own GPU."""
+def _without_index(settings: ServerSettings) -> ServerSettings:
+    """Return settings for another machine, where an actor sees only its own GPU."""
     device = settings.device
     return settings if device is None else replace(settings, device=torch.device(device.type))
 
@@ -171,7 +179,7 @@ def _unnumbered(settings: ServerSettings) -> ServerSettings:
 def _plan(
     policy: Any, factory: Any, settings: ServerSettings, maker: PolicyWorkerMaker
 ) -> WorkerPlan:
-    """What a server in another process is made from."""
+    """Return the plan of a server in another process."""
     spec = WorkerSpec(
         _SERVER,
         None,
@@ -190,7 +198,7 @@ E = TypeVar("E", bound="PendingCounter")
 
 
 def watched(bell: ServingBell | None, engine: E) -> E:
-    """The engine whose workers ring that bell, if it serves them."""
+    """Make the bell watch the engine's processes, unless it is ``None``; return the engine."""
     if bell is not None:
         bell.watch(engine)
     return engine
@@ -218,11 +226,13 @@ def _one_factory(given: Mapping[str, Any]) -> Any:
     return factory
 
 
-def _patient(options: InferenceOptions, given: Mapping[str, Any], sync: bool) -> InferenceOptions:
-    """For whom a call waits where nobody told.
+def _with_wait_defaults(
+    options: InferenceOptions, given: Mapping[str, Any], sync: bool
+) -> InferenceOptions:
+    """Return the options with defaults for how long a policy call waits for more requests.
 
-    Workers of a sync batch wait for each other in any case, unless stragglers are stopped; others
-    for nobody.
+    Workers of a sync batch wait for each other anyway, so a call waits for all of them, unless
+    stragglers are stopped. A call for an async collector waits for no other worker.
     """
     if sync and given["preemptive_threshold"] is None:
         return options

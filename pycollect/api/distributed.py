@@ -40,10 +40,10 @@ _LAUNCHERS = ("mp", "submitit", "submitit_delayed")
 
 
 def group_carrier(backend: Any) -> Carrier:
-    """Messages by groups of torch.distributed, with that backend.
+    """Return a carrier that sends messages through groups of torch.distributed.
 
     Raises:
-        ValueError: there is none, or it cannot carry them.
+        ValueError: The backend is unknown, or cannot carry the messages.
     """
     return GroupCarrier(check_backend(backend))
 
@@ -51,13 +51,17 @@ def group_carrier(backend: Any) -> Carrier:
 def engine_maker(
     given: Mapping[str, Any], carrier: Carrier
 ) -> Callable[[RemoteOptions], DistributedEngine]:
-    """Check what says how ranks start and meet; what makes the engine of it.
+    """Check the arguments that configure how ranks start and connect.
 
     Args:
-        carrier: of messages to ranks.
+        given: Arguments by name.
+        carrier: Carries messages to ranks.
+
+    Returns:
+        A function that creates the engine.
 
     Raises:
-        ValueError: a launcher that there is not, a port that cannot be.
+        ValueError: The launcher is unknown, or the port is invalid.
     """
     launcher = check.check_choice("launcher", given["launcher"], _LAUNCHERS)
     slurm_kwargs = _check_slurm_kwargs(launcher, given["slurm_kwargs"])
@@ -91,11 +95,11 @@ def _check_slurm_kwargs(launcher: str, value: Any) -> Mapping[str, Any] | None:
     return check_job_parameters("slurm_kwargs", value)
 
 
-def updates_each(update_interval: Any, max_weight_update_interval: Any) -> dict[str, Any]:
-    """What other collectors are told by two arguments, of those of one in step.
+def update_options(update_interval: Any, max_weight_update_interval: Any) -> dict[str, Any]:
+    """Return the options of weight updates for a collector that updates its ranks at an interval.
 
     Raises:
-        ValueError: `update_interval` is no positive number.
+        ValueError: `update_interval` is not a positive number.
     """
     interval = check.check_positive("update_interval", update_interval)
     most = check.check_count("max_weight_update_interval", max_weight_update_interval)
@@ -282,7 +286,7 @@ class DistributedSyncDataCollector(DistributedSyncDataCollectorSignature, Distri
     """
 
     def _make(self, given: Arguments) -> None:
-        updates = updates_each(given["update_interval"], given["max_weight_update_interval"])
+        updates = update_options(given["update_interval"], given["max_weight_update_interval"])
         engine = engine_maker(given, group_carrier(given["backend"]))
         LaunchedCollector.__init__(self, given.instead(**updates), True, no_options, engine)
 

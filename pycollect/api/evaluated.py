@@ -83,7 +83,7 @@ def env_here(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
     return frozen(entry if is_env(entry) else entry(**(env_kwargs or {})))
 
 
-def env_elsewhere(env: Any) -> Any:
+def remote_env_makers(env: Any) -> Any:
     """Return the callables that make the environments in another process; as :func:`env_here`."""
     entry = check_entry(env)
     if isinstance(entry, list):

@@ -180,7 +180,7 @@ class Evaluator:
         else:
             arguments |= {"init_fn": init_fn, "num_collectors": workers, "backend": backend}
             arguments["backend_options"] = _of_each_actor(backend, ray_kwargs, num_gpus)
-            self._collector = _collector_elsewhere(env, policy, policy_factory, arguments)
+            self._collector = _remote_collector(env, policy, policy_factory, arguments)
         self._evaluating = FairLock()
         self._results: deque[Future[Metrics]] = deque()
         self._triggers = self._steps = 0
@@ -485,9 +485,9 @@ def _collector_here(
         raise
 
 
-def _collector_elsewhere(env: Any, policy: Any, factory: Any, arguments: dict[str, Any]) -> Any:
-    own = evaluated.env_elsewhere(env)
+def _remote_collector(env: Any, policy: Any, factory: Any, arguments: dict[str, Any]) -> Any:
+    makers = evaluated.remote_env_makers(env)
     if factory is not None:
-        arguments["policy_factory"] = evaluated.MakesPolicy(factory, own)
-    envs = [own] * arguments["num_collectors"]
+        arguments["policy_factory"] = evaluated.MakesPolicy(factory, makers)
+    envs = [makers] * arguments["num_collectors"]
     return SyncDataCollector(envs, evaluated.own_policy(policy), sync=True, **arguments)

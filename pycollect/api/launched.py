@@ -43,7 +43,7 @@ class LaunchedCollector(ScheduledCollector):
             engine_options,
             sync=sync,
             kind=kind,
-            elsewhere=True,
+            other_machines=True,
             central=central,
         )
         server = None if central is None else central.serving(set_up.remote.start_method)

@@ -170,8 +170,8 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
     def _node_plan(self, central: Central, engine: Engine) -> NodePlan:
         """Plan one inference actor for each other node."""
         assert isinstance(engine, RayEngine)
-        gpus = PART_OF_A_GPU if central.elsewhere.needs_gpu else 0
-        return NodePlan(central.elsewhere.plan, ServerEngine(engine, gpus))
+        gpus = PART_OF_A_GPU if central.node_servers.needs_gpu else 0
+        return NodePlan(central.node_servers.plan, ServerEngine(engine, gpus))
 
     def _with_policies(self, given: Arguments, workers: int) -> Arguments:
         """Replace an inference service by one client factory per actor."""

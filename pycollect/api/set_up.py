@@ -1,6 +1,7 @@
-"""From the arguments of a collector with workers in other processes to the plans of its workers.
+"""Turn the arguments of a collector with worker processes into the plans of its workers.
 
-One order: split the arguments per worker, check the options, make the plans, check across plans.
+The order is: split the arguments per worker, check the options, make the plans, and check that the
+plans fit together.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class WorkerTemplate:
         passed: Names that the caller passed; they override `collector_kwargs`.
         collector_kwargs: None, a dict, or one per worker.
         share: Frames of one rollout of each worker.
-        elsewhere: The workers may be on machines with other devices.
+        other_machines: The workers may be on machines with other devices.
         kind: Kind of collector that each worker runs.
         server: Calls the policy for the workers. None if they call it.
     """
@@ -179,14 +180,14 @@ class WorkerTemplate:
     passed: Collection[str]
     collector_kwargs: Any
     share: int
-    elsewhere: bool = False
+    other_machines: bool = False
     kind: WorkerKind = _SINGLE
     server: ClientSlots | None = None
 
     def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
-        """Return the arguments of new workers; None means those of the first workers.
+        """Return the arguments of new workers; ``None`` means those of the first workers.
 
-        If each of the first workers had its own value, the default applies.
+        For an argument with one value per first worker, the default applies.
         """
         values = {name: parse.one_for_all(None, value) for name, value in self.values.items()}
         passed = {name for name in self.passed if values.get(name) is self.values.get(name)}
@@ -213,7 +214,7 @@ class WorkerTemplate:
             shares: Frames of one rollout of each worker.
             first: Id of the first worker.
         """
-        devices = [check_devices(own, elsewhere=self.elsewhere) for own in arguments]
+        devices = [check_devices(own, other_machines=self.other_machines) for own in arguments]
         (sources, built), stepping = policies, devices
         if self.server is not None:  # the server builds the policy, workers do not
             sources, built = self.server.policies(len(entries)), False
@@ -228,7 +229,7 @@ class WorkerTemplate:
             devices,
             first,
             remote.masked,
-            self.elsewhere,
+            self.other_machines,
             remote.compress,
         )
         plans = self.kind.plans(plans, remote, arguments)
@@ -261,7 +262,7 @@ class SetUp:
         sync: bool,
         shares: Sequence[int] = (),
         kind: WorkerKind = _SINGLE,
-        elsewhere: bool = False,
+        other_machines: bool = False,
         central: Central | None = None,
     ) -> SetUp:
         """Check the arguments; errors start with an argument's name.
@@ -270,7 +271,7 @@ class SetUp:
             entries: One entry of `create_env_fn` per worker.
             shares: Frames of one rollout of each worker, if they differ.
             kind: Kind of collector that each worker runs.
-            elsewhere: Workers may be on machines with other devices.
+            other_machines: Workers may be on machines with other devices.
             central: Calls the policy for the workers. None if they call it.
         """
         given = given if central is None else central.given
@@ -297,7 +298,7 @@ class SetUp:
         with_policy = given["weight_updater"] is None
         policies = parse.policy_sources(arguments, given["policy"], with_policy)
         clients = None if central is None else central.clients
-        template = WorkerTemplate(values, passed, kwargs, share, elsewhere, kind, clients)
+        template = WorkerTemplate(values, passed, kwargs, share, other_machines, kind, clients)
         shares = shares or [share] * workers
         plans = template.plans(entries, arguments, policies, shares, engine_options, remote)
         return cls(options, weights, remote, plans, template, given["policy"])
@@ -357,7 +358,7 @@ def worker_plans(
     devices: Sequence[Devices],
     first: int = 0,
     mask: bool = False,
-    elsewhere: bool = True,
+    other_machines: bool = True,
     compress: bool = False,
 ) -> list[WorkerPlan]:
     """Return the plans of workers; raise TypeError if an argument cannot be pickled.
@@ -368,7 +369,8 @@ def worker_plans(
         options: Engine options of each worker.
         first: Id of the first worker.
         mask: Record ("collector", "mask") for any environment.
-        elsewhere: The workers are not children of this process, which inherit what it shares.
+        other_machines: Workers may be on other machines, so a spec cannot refer to memory that only
+            children of this process inherit.
         compress: Compress rollouts that leave the machine.
     """
     specs = []
@@ -383,7 +385,7 @@ def worker_plans(
             builds_policy=built_by_workers,
             hides_gpus=_hides_gpus(places, options[index]),
         )
-        _ = pickled_spec(spec) if elsewhere else pickled_for_child(spec)
+        _ = pickled_spec(spec) if other_machines else pickled_for_child(spec)
         specs.append(spec)
     policies = parse.pickled_policies(sources, built_by_workers)
     return [WorkerPlan(*own) for own in zip(specs, policies, options, strict=True)]

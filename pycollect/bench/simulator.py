@@ -23,7 +23,7 @@ from torch import nn
 from pycollect.bench.clock import median_seconds
 from pycollect.bench.report import Row, missing
 from pycollect.bench.sides import Stream, count, lacks, ours, torchrls
-from pycollect.policy.calling import called_beside
+from pycollect.policy.calling import call_on_new_stream
 
 STEPS = 32
 """Steps per environment in a batch."""
@@ -122,7 +122,7 @@ def alone(envs: int, device: torch.device, captured: bool = False) -> Stream:
     """Environments and policy, without recording; or a CUDA graph of a whole batch of them."""
     batch = _steps(envs, device)
     if captured:
-        called_beside(batch)
+        call_on_new_stream(batch)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             batch()

@@ -234,7 +234,7 @@ class Asking:
         """
         raise NotImplementedError(
             f"{type(self).__name__}.fake_tensordict: the environments run in other processes; call "
-            "fake_tensordict() of a Collector with one of these environments"
+            "fake_tensordict() of a Collector with one of the environments"
         )
 
     def _ask_first(self, method: str, attr: str) -> Any:
@@ -270,7 +270,7 @@ def answer(
 
 
 class TeamView(Asking, View):
-    """The same of a worker with processes of its own, each of which answers."""
+    """The view of a worker with several processes, each of which replies."""
 
     def __init__(self, nest: Nest) -> None:
         self._source = nest.scheduler
@@ -278,9 +278,9 @@ class TeamView(Asking, View):
         self.num_workers = nest.processes
 
     def set_post_collect_hook(self, hook: Any) -> None:
-        """Of all its processes."""
+        """Set the hook in all processes of the worker."""
         self._source.set_hook(POST, hook)
 
     def stats(self) -> dict[str, Any]:
-        """Their counts together."""
+        """Return the sum of the processes' counts."""
         return {"frames": sum(own["frames"] for own in self.map_fn("stats"))}

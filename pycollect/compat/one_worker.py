@@ -37,22 +37,22 @@ class WorkerNames(ABC):
     @property
     def compiled_policy(self) -> bool:
         """Whether `compile_policy` was requested."""
-        return self._worker_options.calling.compiled is not None
+        return self._worker_options.call_options.compiled is not None
 
     @property
     def compiled_policy_kwargs(self) -> Mapping[str, Any]:
         """Arguments of ``torch.compile`` in `compile_policy`, by name."""
-        return dict(self._worker_options.calling.compiled or {})
+        return dict(self._worker_options.call_options.compiled or {})
 
     @property
     def cudagraphed_policy(self) -> bool:
         """Whether `cudagraph_policy` was requested."""
-        return self._worker_options.calling.graphed is not None
+        return self._worker_options.call_options.graphed is not None
 
     @property
     def cudagraphed_policy_kwargs(self) -> Mapping[str, Any]:
         """Arguments in `cudagraph_policy`, by name."""
-        return dict(self._worker_options.calling.graphed or {})
+        return dict(self._worker_options.call_options.graphed or {})
 
 
 class DeviceNames(WorkerNames):

@@ -31,13 +31,13 @@ def client_factories(
 
 
 class ServedPolicy:
-    """A client as a policy: called with a TensorDict, it returns the one that came back."""
+    """A policy that sends each TensorDict to the service and returns the reply."""
 
     def __init__(self, client: Callable[[TensorDictBase], TensorDictBase]) -> None:
         self._client = client
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """What the service's policy makes of it."""
+        """Return the TensorDict with the policy's outputs."""
         return self._client(tensordict)
 
 

@@ -65,7 +65,7 @@ def _policy_scheme(schemes: Mapping[str, Any]) -> Any:
     if others:
         raise ValueError(
             f"weight_sync_schemes: expected the only key 'policy', got {others}; other models are "
-            "not sent to workers. Update models in this process directly, and those of an "
+            "not sent to workers. Update models in this process directly, and models of an "
             "environment in pre_collect_hook"
         )
     scheme = schemes.get(_POLICY)
@@ -145,7 +145,7 @@ class WeightOptions:
     worker_idx: int | None = argument(None, _unchecked)
 
     def stream(self, options: StreamOptions) -> StreamOptions:
-        """Return the options of a stream with those that it needs of these."""
+        """Return the stream's options with `sends` and `tracker` of these options."""
         return replace(options, sends=self.sends, tracker=self.tracker)
 
 
@@ -173,7 +173,8 @@ def made_updater(value: Any) -> Any:
 
 
 def carried(updater: Any, given: Any) -> Any:
-    """Return the weights that such an updater would send: the given ones, or its own."""
-    if given is None and not _is_torchrls(updater, "RayWeightUpdater"):  # which gives a reference
+    """Return the weights that an updater of TorchRL would send: the passed ones, or its own."""
+    # The RayWeightUpdater's own weights would be a reference.
+    if given is None and not _is_torchrls(updater, "RayWeightUpdater"):
         given = updater._get_server_weights()
     return given

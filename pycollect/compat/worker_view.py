@@ -1,4 +1,4 @@
-"""What TorchRL's programs read of a worker in another process. This runs in the worker."""
+"""The attributes of a worker that TorchRL's programs read. This code runs in the worker."""
 
 from __future__ import annotations
 

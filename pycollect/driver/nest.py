@@ -21,8 +21,8 @@ from pycollect.errors import WorkerError
 from pycollect.transport.messages import WorkerInfo, WorkerSpec
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.transport.waiting import LOOK_SECONDS
-from pycollect.worker.generators import GeneratorState, TeamState
-from pycollect.worker.report import Packed, RolloutReport, WorkerSeconds
+from pycollect.worker.generators import GeneratorState, NestState
+from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
 _REPORTED = ("worker_died", "worker_timeout", "env_error")  # losses that the driver must know
 
@@ -190,11 +190,11 @@ class Nest:
             restarts=self._processes.restarts,
         )
 
-    def _extras(self, extras: Extras | None) -> Packed[Extras] | None:
+    def _extras(self, extras: Extras | None) -> Lazy[Extras] | None:
         if extras is None:
             return None
         size = self.env.num_envs, self.steps
-        return Packed({key: c.reshape(size) for key, c in extras.items()}, pickled_extras)
+        return Lazy({key: c.reshape(size) for key, c in extras.items()}, pickled_extras)
 
     def _sources(self, batch: Batch) -> tuple[int, ...]:
         """Return the processes that follow each other along time; (0,) if they are stacked."""
@@ -233,9 +233,9 @@ class Nest:
             }
         )
 
-    def resume(self, state: GeneratorState | TeamState, seeds: Sequence[int]) -> None:
+    def resume(self, state: GeneratorState | NestState, seeds: Sequence[int]) -> None:
         """Reset, and continue with these generator states."""
-        assert isinstance(state, TeamState)
+        assert isinstance(state, NestState)
         split = self._split(seeds)
         self._processes.begin(
             {
@@ -255,11 +255,11 @@ class Nest:
         """Reset all environments, which ends open trajectories."""
         self._processes.scheduler.reset(None)
 
-    def generator_state(self) -> TeamState | None:
+    def generator_state(self) -> NestState | None:
         """Return the states of the processes' generators, or ``None`` unless all are known."""
         states = [process.generators for process in self._processes.present]
         known = tuple(state for state in states if isinstance(state, GeneratorState))
-        return TeamState(known) if len(known) == len(states) else None
+        return NestState(known) if len(known) == len(states) else None
 
     def set_share(self, frames: int) -> None:
         """Collect this number of frames per rollout from now on."""

@@ -12,7 +12,7 @@ import torch
 
 from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec
 from pycollect.transport.process import StartingWorker, WorkerHandle, WorkerProcess
-from pycollect.worker.generators import GeneratorState, TeamState, derived_seeds
+from pycollect.worker.generators import GeneratorState, NestState, derived_seeds
 from pycollect.worker.report import RolloutReport
 
 
@@ -100,7 +100,7 @@ class WorkerRecord:
         return self.incarnation + (self.report.restarts if self.report else 0)
 
     @property
-    def generators(self) -> GeneratorState | TeamState | None:
+    def generators(self) -> GeneratorState | NestState | None:
         """Random-generator states after the last rollout, or ``None``."""
         packed = None if self.report is None else self.report.generators
         return None if packed is None else packed.value
@@ -143,7 +143,7 @@ class WorkerRecord:
         return derived_seeds(self.info.num_seeds, entropy, moment, self.index)
 
     def resumption(
-        self, generators: GeneratorState | TeamState, entropy: int, moment: int
+        self, generators: GeneratorState | NestState, entropy: int, moment: int
     ) -> tuple[Any, ...]:
         """Return the call that lets the worker continue with these generator states."""
         return ("resume", generators, self.seeds(entropy, moment))

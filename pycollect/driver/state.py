@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pycollect.data.weights import NO_WEIGHTS, Weights, weights_from
-from pycollect.worker.generators import GeneratorState, TeamState, from_plain
+from pycollect.worker.generators import GeneratorState, NestState, from_plain
 
 _FORMAT = "pycollect 1"
 
@@ -22,7 +22,7 @@ class WorkerState:
         policy: Individual weights of the worker; empty if it has the weights of all workers.
     """
 
-    generators: GeneratorState | TeamState | None = None
+    generators: GeneratorState | NestState | None = None
     policy: Weights = NO_WEIGHTS
 
 
@@ -37,7 +37,7 @@ def check_generators(worker: int, state: WorkerState, processes: int, envs: int)
     generators = state.generators
     if generators is None:
         return
-    count = len(generators.processes) if isinstance(generators, TeamState) else 0
+    count = len(generators.processes) if isinstance(generators, NestState) else 0
     if count != processes:
         raise ValueError(
             f"state_dict: expected random generators of {processes} processes for worker {worker}, "

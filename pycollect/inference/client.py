@@ -14,8 +14,8 @@ from pycollect.data.slabs import MemoryAddress
 from pycollect.envs.base import EnvBatch
 from pycollect.inference.messages import EnvSpec, JoinReply, JoinRequest, PolicyNeeds
 from pycollect.inference.shared_io import ANSWER, SharedIO, rows_of
-from pycollect.policy.calling import Calling
-from pycollect.policy.remote import PolicyElsewhere, RunnerElsewhere
+from pycollect.policy.calling import CallOptions
+from pycollect.policy.remote import RemotePolicy, RemoteRunner
 from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
 from pycollect.transport.messages import ErrorReport
 from pycollect.transport.shared_value import pack, unpack
@@ -24,7 +24,7 @@ _BEAT_SECONDS = 0.05  # interval at which a waiting worker shows that it has not
 _NO_CONTROL = RolloutControl()
 
 
-class PolicyClient(PolicyElsewhere):
+class PolicyClient(RemotePolicy):
     """Stands for the policy in one worker and in its replacements.
 
     Args:
@@ -40,7 +40,7 @@ class PolicyClient(PolicyElsewhere):
         """Raise NotImplementedError, because the policy is called through `runner`."""
         raise NotImplementedError("policy: called in the inference server, not in workers")
 
-    def of_group(self, place: int) -> PolicyClient:
+    def for_group(self, place: int) -> PolicyClient:
         """Return the client of one group of the worker's environments, with its own slot."""
         return PolicyClient(self._slots, self._slot + place, self._bell)
 
@@ -50,12 +50,12 @@ class PolicyClient(PolicyElsewhere):
         current: Mapping[Key, torch.Tensor],
         policy_state: Mapping[Any, Any] | None,
         counts_steps: bool,
-        calling: Calling,
+        call_options: CallOptions,
         cast: ObservationCast | None,
-    ) -> RunnerElsewhere:
+    ) -> RemoteRunner:
         """Return a runner that sends requests to the server, after the server has accepted it."""
         forms = tuple((policy_state or {}).items())
-        needs = PolicyNeeds(EnvSpec.of(env), counts_steps, calling, cast, forms)
+        needs = PolicyNeeds(EnvSpec.of(env), counts_steps, call_options, cast, forms)
         try:
             slot = WorkerSlot(self._slots, self._slot, self._bell)
         except SharedMemoryError as error:
@@ -76,7 +76,7 @@ class PolicyClient(PolicyElsewhere):
         return ClientRunner(slot, joined, current, batch)
 
 
-class ClientRunner(RunnerElsewhere):
+class ClientRunner(RemoteRunner):
     """Sends the server one request per step; the current observation is its row of shared memory.
 
     Args:
@@ -96,7 +96,7 @@ class ClientRunner(RunnerElsewhere):
         self._slot = slot
         self._is_waiting = False  # whether a request has no reply yet
         self._control = _NO_CONTROL
-        self._tell_version: Callable[[int], None] = _ignore
+        self._report_version: Callable[[int], None] = _ignore
         self._version = -1
         io = SharedIO(joined.layout, Memory.attach(joined.memory))
         read = rows_of(io.read, joined.row, batch)
@@ -117,14 +117,14 @@ class ClientRunner(RunnerElsewhere):
         self.step_count = read[STEP_COUNT].zero_() if STEP_COUNT in joined.reads else None
         self._answer = tuple(rows_of(io.written, joined.row, batch).values())
 
-    def begin(self, control: RolloutControl, tell_version: Callable[[int], None]) -> None:
-        """See :meth:`RunnerElsewhere.begin`."""
-        self._control, self._tell_version, self._version = control, tell_version, -1
+    def begin(self, control: RolloutControl, report_version: Callable[[int], None]) -> None:
+        """See :meth:`RemoteRunner.begin`."""
+        self._control, self._report_version, self._version = control, report_version, -1
         if self._is_waiting:  # for a step of an interrupted rollout
             self._wait(answered=False)
 
-    def ask(self) -> None:
-        """See :meth:`RunnerElsewhere.ask`."""
+    def request(self) -> None:
+        """See :meth:`RemoteRunner.request`."""
         self._is_waiting = True
         self._slot.ask()
 
@@ -142,7 +142,7 @@ class ClientRunner(RunnerElsewhere):
             raise report.original
         if slot.note != self._version:
             self._version = slot.note
-            self._tell_version(self._version)
+            self._report_version(self._version)
         return self._answer
 
     def _wait(self, answered: bool) -> None:

@@ -16,7 +16,7 @@ from pycollect.inference.shared_io import ANSWER, IOLayout, SharedIO
 from pycollect.inference.states import ServerStates
 from pycollect.policy.calling import GraphPool
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
-from pycollect.policy.signature import told_of_actions
+from pycollect.policy.signature import with_action_spec
 from pycollect.policy.states import IS_INIT, STEP_COUNT
 
 
@@ -81,14 +81,14 @@ class PolicyGroup:
         needs, (module, device, explicit, graphs) = self.needs, self._policy
         env = EnvStub(needs.env, rows)
         runner = make_policy_runner(
-            told_of_actions(module, env),
+            with_action_spec(module, env),
             env,
             current,
             policy_state=dict(needs.state_forms),
             counts_steps=needs.counts_steps,
-            calling=replace(needs.calling.on(device), pool=graphs),
+            call_options=replace(needs.call_options.for_device(device), pool=graphs),
             device=device,
-            told=explicit,
+            explicit_device=explicit,
             cast=needs.cast,
             keeps_states=True,
         )
@@ -257,7 +257,7 @@ def _check_runner(runner: Any) -> None:
             f"inference: 'central' needs a policy that returns tensors, but {names} hold other "
             "data; use inference=None"
         )
-    if runner.redraws:
+    if runner.has_random_states:
         raise NotImplementedError(
             "inference: 'central' needs the same initial state for every trajectory, but the "
             "policy's primer draws it at random; use inference=None"

@@ -19,7 +19,7 @@ from pycollect.data.layout import Key, Node
 from pycollect.data.slabs import MemoryAddress
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.inference.shared_io import IOLayout
-from pycollect.policy.calling import Calling
+from pycollect.policy.calling import CallOptions
 from pycollect.policy.program.steps import show_all
 
 
@@ -109,14 +109,14 @@ class PolicyNeeds:
     Attributes:
         env: Spec of the worker's environments.
         counts_steps: Whether steps are counted, so that a policy can read their number.
-        calling: How the policy is called.
+        call_options: How the policy is called.
         cast: Cast of observations for the policy.
         state_forms: Items of `policy_state`.
     """
 
     env: EnvSpec
     counts_steps: bool
-    calling: Calling
+    call_options: CallOptions
     cast: ObservationCast | None
     state_forms: tuple[tuple[Any, Any], ...]
 

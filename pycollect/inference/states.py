@@ -34,8 +34,8 @@ class ServerStates:
         self._by_row = [kept.view(rows, self._envs, *kept.shape[1:]) for kept in self._kept]
         self._number = 0  # number of the last answer
         self._last = torch.full_like(self._asked, _NONE)
-        bring = self._bring = runner.bring
-        self._device_index = lru_cache(_MOST_INDEXES)(lambda rows: bring([_index(rows)])[0])
+        send = self._send = runner.send
+        self._device_index = lru_cache(_MOST_INDEXES)(lambda rows: send([_index(rows)])[0])
 
     def load(self, rows: Sequence[int], runner: PolicyRunner) -> None:
         """Copy the states of the call's rows to the runner before the call.
@@ -63,7 +63,7 @@ class ServerStates:
         places = others.squeeze(-1).nonzero()
         envs = index[places[:, 0]] * self._envs + places[:, 1]
         values = [sent.flatten(0, 1)[envs] for sent in self._sent]
-        device_envs, *device_values = self._bring([envs, *values])
+        device_envs, *device_values = self._send([envs, *values])
         for kept, value in zip(self._kept, device_values, strict=True):
             kept.index_copy_(0, device_envs, value)
 

@@ -23,10 +23,10 @@ _one_at_a_time = threading.Lock()  # torch allows one capture in a process
 
 
 class GraphPool:
-    """Device memory that several graphs share, of which only one is replayed at a time.
+    """Device memory that several graphs share. Only one graph is replayed at a time.
 
-    A graph may write the results of another one. So what a replay returned is copied, by the stream
-    that replays, before the next graph is replayed; and all of them are replayed by one stream.
+    A graph may overwrite the results of another graph. Replay all graphs of a pool on one stream,
+    and copy the results of a replay on that stream before the next replay.
     """
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ class GraphPool:
 
     @contextmanager
     def capturing(self, graph: Any, device: torch.device) -> Iterator[None]:
-        """Capture the work within as that graph."""
-        # Torch frees a pool with its last graph, and fails if it gets the handle afterwards:
-        # `known` keeps the pool until this graph has it, too.
+        """Capture the body of the ``with`` statement as the graph."""
+        # Torch frees a pool with its last graph, and then refuses the pool's handle. `known` keeps
+        # the pool alive until this graph uses it.
         known = next(iter(self._graphs), None)
         pool = None if known is None else known.pool()
         stream = self._stream_of(device)
-        # By default whatever another thread does with the device would end the capture.
+        # In the default mode, work of other threads on the device would end the capture.
         mode = "thread_local"
         with (
             _one_at_a_time,
@@ -51,10 +51,10 @@ class GraphPool:
         self._graphs.add(graph)
 
     def _stream_of(self, device: torch.device) -> Any:
-        """Return the stream on which graphs are captured, whose priority their kernels keep.
+        """Return the stream on which graphs are captured; their kernels keep its priority.
 
-        Torch uses a pool's memory again only for the stream that it was taken for. Torch's own
-        capture stream would also share cuBLAS's workspace with graphs that run at the same time.
+        Torch reuses a pool's memory only for the stream that allocated it. Torch's own capture
+        stream would also share cuBLAS's workspace with graphs that run at the same time.
         """
         kind: Any = torch.cuda.Stream
         while self._stream in (None, torch.cuda.current_stream(device)):
@@ -63,15 +63,16 @@ class GraphPool:
 
 
 class CapturedWork:
-    """Work that reads and writes the same memory each time, captured.
+    """Capture a function that reads and writes the same memory at each call, and replay it.
 
-    It may copy to and from pinned memory, but not ask the device for values. Other threads may use
-    the device meanwhile.
+    The function may copy to and from pinned memory, but must not wait for values of the device.
+    Other threads may use the device during the capture.
 
     Args:
-        work: returns tensors in any nesting: the very same ones each time, once it is captured.
-        device: whose work it is.
-        warmup: how often it is called as it is before it is captured.
+        work: Function that returns tensors in any nesting. After the capture, each call returns the
+            same tensor objects.
+        device: Device on which the function runs.
+        warmup: Number of plain calls before the capture.
         pool: Memory of the graph. Defaults to ``None``: it has its own.
     """
 
@@ -89,11 +90,11 @@ class CapturedWork:
         self._outputs: Any = None
 
     def __call__(self) -> Any:
-        """Have the work done behind what the current stream was given; what it returns."""
+        """Queue the work on the current stream and return its outputs."""
         with torch.cuda.device(self._device):
             if self._left:
                 self._left -= 1
-                return called_beside(self._work)
+                return call_on_new_stream(self._work)
             if self._graph is None:
                 self._capture()
             self._graph.replay()
@@ -107,16 +108,16 @@ class CapturedWork:
 
 
 class CapturedCall:
-    """A function over CUDA tensors, captured.
+    """Capture a function of CUDA tensors, and replay it on new inputs.
 
-    The shapes and dtypes of its inputs must not change, nor may it ask the device for values; what
-    is no tensor among them counts as it was when it was captured. Results are in memory of their
-    own.
+    The shapes and dtypes of its inputs must not change, and it must not wait for values of the
+    device. Arguments other than tensors keep the values that they had at the capture. Every call
+    returns new tensors.
 
     Args:
-        function: positional and named tensors to tensors in any nesting.
-        warmup: how often it is called as it is before it is captured, at least once.
-        pool: as of `CapturedWork`.
+        function: Takes positional and named arguments; returns tensors in any nesting.
+        warmup: Number of plain calls before the capture, at least one (default: 2).
+        pool: Memory of the graph, as for `CapturedWork`.
     """
 
     def __init__(
@@ -128,44 +129,44 @@ class CapturedCall:
         self._captured: CapturedWork | None = None
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The function's result for these inputs."""
-        leaves, form = tree_flatten((inputs, named))
-        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        device = given[0].device
+        """Return the function's result for these inputs."""
+        leaves, tree = tree_flatten((inputs, named))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        device = tensors[0].device
         if self._left:
             self._left -= 1
             with torch.cuda.device(device):
-                return called_beside(lambda: self._function(*inputs, **named))
+                return call_on_new_stream(lambda: self._function(*inputs, **named))
         if self._captured is None:
-            own = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            self._inputs = [leaf for leaf in own if isinstance(leaf, torch.Tensor)]
-            kept, kept_named = tree_unflatten(own, form)
-            work = functools.partial(self._function, *kept, **kept_named)
+            static = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            self._inputs = [leaf for leaf in static if isinstance(leaf, torch.Tensor)]
+            positional, keywords = tree_unflatten(static, tree)
+            work = functools.partial(self._function, *positional, **keywords)
             self._captured = CapturedWork(work, device, 0, self._pool)
-        for mine, value in zip(self._inputs, given, strict=True):
-            if mine.shape != value.shape or mine.dtype != value.dtype:  # copy_ would broadcast
+        for target, value in zip(self._inputs, tensors, strict=True):
+            if target.shape != value.shape or target.dtype != value.dtype:  # copy_ would broadcast
                 raise ValueError(
-                    f"inputs: expected {mine.dtype}{list(mine.shape)}, as in the captured call, "
-                    f"got {value.dtype}{list(value.shape)}"
+                    f"inputs: expected {target.dtype}{list(target.shape)}, as in the captured "
+                    f"call, got {value.dtype}{list(value.shape)}"
                 )
-            mine.copy_(value)
+            target.copy_(value)
         return tree_map_only(torch.Tensor, torch.clone, self._captured())
 
 
-def called_beside(work: Callable[[], Any]) -> Any:
-    """Call it on a stream of its own, as a capture wants the calls before it to be."""
+def call_on_new_stream(work: Callable[[], Any]) -> Any:
+    """Call a function on a new stream, as torch requires of the calls before a capture."""
     kind: Any = torch.cuda.Stream
-    current, beside = torch.cuda.current_stream(), kind()
-    beside.wait_stream(current)
-    with torch.cuda.stream(beside):
+    current, side = torch.cuda.current_stream(), kind()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
         result = work()
-    current.wait_stream(beside)
+    current.wait_stream(side)
 
-    def keep(tensor: torch.Tensor) -> None:
+    def record_use(tensor: torch.Tensor) -> None:
         if tensor.device.type == "cuda":
             tensor.record_stream(current)
 
-    tree_map_only(torch.Tensor, keep, result)
+    tree_map_only(torch.Tensor, record_use, result)
     return result
 
 
@@ -173,34 +174,36 @@ Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Calling:
-    """What `compile_policy`, `cudagraph_policy` and `trust_policy` ask for.
+class CallOptions:
+    """The arguments `compile_policy`, `cudagraph_policy` and `trust_policy`.
 
-    Each call of a module or function in the policy is compiled, or captured, by itself;
-    distributions are sampled as ever. Where there are none, and inputs and outputs cross between
-    the device and the host, the step is captured as a whole. A policy that needs a TensorDict is
+    Each call of a module or function in the policy is compiled or captured separately; sampling
+    from distributions is neither. If a policy samples nothing, and its inputs and outputs are
+    copied between host and device, the whole step is captured. A policy that needs a TensorDict is
     compiled as a whole.
 
     Attributes:
-        compiled: arguments of ``torch.compile``, and "warmup", the calls before; None: not at all.
-        graphed: "warmup", the calls before the capture; None: not at all.
-        trusted: the policy takes a TensorDict, whatever its signature says.
-        pool: Memory that all graphs share. Defaults to ``None``: each has its own.
-        within: The caller captures whole rollouts, so the calls in them are not captured.
+        compiled: Arguments of ``torch.compile``, and "warmup", the number of calls before it.
+            ``None``: do not compile.
+        graphed: "warmup", the number of calls before the capture. ``None``: do not capture.
+        trusted: Call the policy with a TensorDict, regardless of its signature.
+        pool: Memory that all graphs share. Defaults to ``None``: each graph has its own.
+        in_captured_rollout: The caller captures whole rollouts, so single calls are not captured.
     """
 
     compiled: Mapping[str, Any] | None = None
     graphed: Mapping[str, Any] | None = None
     trusted: bool = False
     pool: GraphPool | None = None
-    within: bool = False
+    in_captured_rollout: bool = False
 
     @classmethod
-    def checked(cls, compile_policy: Any, cudagraph_policy: Any, trust_policy: Any) -> Calling:
+    def checked(cls, compile_policy: Any, cudagraph_policy: Any, trust_policy: Any) -> CallOptions:
         """Check all three arguments.
 
         Raises:
-            TypeError, ValueError: by the argument's name.
+            TypeError: An argument has the wrong type. The message starts with its name.
+            ValueError: "warmup" is not an int >= 0.
         """
         compiled = _checked("compile_policy", compile_policy, inspect.signature(torch.compile))
         graphed = _checked("cudagraph_policy", cudagraph_policy, inspect.signature(CapturedCall))
@@ -208,13 +211,13 @@ class Calling:
             raise TypeError(f"trust_policy: expected a bool, got {trust_policy!r}")
         return cls(compiled, graphed, bool(trust_policy))
 
-    def on(self, device: torch.device) -> Calling:
-        """What of this is possible where the policy lies.
+    def for_device(self, device: torch.device) -> CallOptions:
+        """Return the options for a policy on the device.
 
-        Without CUDA nothing is captured, and a warning says so.
+        Without CUDA, nothing is captured, with a warning.
 
         Raises:
-            ValueError: a policy on another device, though there is CUDA.
+            ValueError: CUDA is available, but the policy to capture is on another device.
         """
         if self.graphed is None or device.type == "cuda":
             return self
@@ -223,52 +226,50 @@ class Calling:
                 f"cudagraph_policy: expected a policy on a CUDA device, got one on {device}; "
                 "pass policy_device"
             )
-        warn_user(
-            "cudagraph_policy: ignored, because CUDA is not available",
-        )
+        warn_user("cudagraph_policy: ignored, because CUDA is not available")
         return replace(self, graphed=None)
 
-    def of_calls_alone(self, program: Program) -> bool:
-        """Whether a step of the program can be captured as a whole: nothing is drawn in it."""
+    def can_capture_step(self, program: Program) -> bool:
+        """Return whether a whole step of the program can be captured: it samples nothing."""
         return self.graphed is not None and all(
             isinstance(step, CallStep) and not isinstance(step.function, TensorCall)
             for step in program.steps
         )
 
-    def of_program(self, program: Program) -> Program:
-        """The program, its calls compiled or captured."""
-        if self.compiled is None and (self.graphed is None or self.within):
+    def wrap_program(self, program: Program) -> Program:
+        """Return the program with its calls compiled or captured."""
+        if self.compiled is None and (self.graphed is None or self.in_captured_rollout):
             return program
         steps = tuple(
-            replace(step, function=self.of(step.function))
+            replace(step, function=self.wrap(step.function))
             if isinstance(step, CallStep) and not isinstance(step.function, TensorCall)
             else step
             for step in program.steps
         )
         return replace(program, steps=steps)
 
-    def of(self, function: Function) -> Function:
-        """The function over tensors, compiled or captured."""
-        function = self.of_whole(function)
+    def wrap(self, function: Function) -> Function:
+        """Return a function over tensors, compiled and captured as configured."""
+        function = self.compile(function)
         return (
             function
-            if self.graphed is None or self.within
+            if self.graphed is None or self.in_captured_rollout
             else CapturedCall(function, pool=self.pool, **self.graphed)
         )
 
-    def of_whole(self, policy: Function) -> Function:
-        """A policy over a TensorDict, compiled."""
+    def compile(self, policy: Function) -> Function:
+        """Return a function or a policy over a TensorDict, compiled if configured."""
         if self.compiled is None:
             return policy
         arguments = dict(self.compiled)
         return _Compiled(policy, arguments.pop("warmup", 1), arguments)
 
 
-AS_IT_IS = Calling()
+UNCHANGED = CallOptions()
 
 
 class _Compiled:
-    """A function that is compiled after so many calls, as TorchRL's collectors do it."""
+    """Compile a function after a number of calls, as TorchRL's collectors do."""
 
     def __init__(self, function: Function, warmup: int, arguments: Mapping[str, Any]) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""A policy on another device than the environment's data: what crosses, and who waits."""
+"""DeviceTransfer: copies between the policy's device and the environments' device."""
 
 from __future__ import annotations
 
@@ -13,163 +13,179 @@ from pycollect.policy.calling import CapturedWork, GraphPool
 from pycollect.policy.program.compile import Act
 
 
-class Crossing:
-    """Carries a policy's inputs to its device, and its outputs to where they are recorded.
+class DeviceTransfer:
+    """Copy a policy's inputs to its device, and its outputs to the device that records them.
 
-    Nothing but these crosses. Where one side is the CPU, a step waits once, for one event, when the
-    outputs have been asked for; what crosses goes through pinned memory, in one copy each way.
+    If one of the devices is the CPU, tensors go through pinned memory, in one copy each way. A step
+    then waits for a single event, after all copies of outputs were requested.
 
     Args:
-        there: the policy's device.
-        home: where outputs are recorded and environments take their actions.
-        told: the caller named the policy's device.
+        device: Device of the policy.
+        output_device: Device on which outputs are recorded and environments take actions.
+        explicit_device: The caller has passed the policy's device (default: ``False``).
 
     Attributes:
-        shown: what ``td.device`` says to a policy that is given a TensorDict.
+        tensordict_device: Value of ``td.device`` for a policy that takes a TensorDict.
     """
 
-    def __init__(self, there: torch.device, home: torch.device, told: bool = False) -> None:
-        self.there, self.home = there, home
-        self.shown = there if told or there.type != "cpu" else None
-        self._send: Send | None = None  # of the inputs on the host
-        self._others: list[tuple[torch.Tensor, torch.Tensor]] = []  # mirrors, and what they mirror
+    def __init__(
+        self, device: torch.device, output_device: torch.device, explicit_device: bool = False
+    ) -> None:
+        self.device, self.output_device = device, output_device
+        self.tensordict_device = device if explicit_device or device.type != "cpu" else None
+        self._send: Send | None = None  # copies the inputs on the host
+        self._others: list[tuple[torch.Tensor, torch.Tensor]] = []  # mirrors and their sources
         self._accelerator: Accelerator | None = None
         self._fetch: Fetch | None = None
-        self._kept: list[tuple[int, torch.Tensor]] = []  # places among the outputs, and where to
-        self._carried: Event | None = None  # the end of the copies from pinned memory
-        if there.type != "cpu":
-            self.uses(accelerator(there))
+        self._stored: list[tuple[int, torch.Tensor]] = []  # places of outputs and their targets
+        self._inputs_sent: Event | None = None  # end of the copies from pinned memory
+        if device.type != "cpu":
+            self.use(accelerator(device))
 
-    def uses(self, accelerator: Accelerator) -> None:
-        """Cross to and from that device."""
+    def use(self, accelerator: Accelerator) -> None:
+        """Copy to and from the accelerator."""
         self._accelerator = accelerator
-        self._fetch = Fetch(accelerator, self.there) if self.home.type == "cpu" else None
+        self._fetch = Fetch(accelerator, self.device) if self.output_device.type == "cpu" else None
 
     @property
-    def is_apart(self) -> bool:
-        """Whether the policy lies elsewhere than what it returns is recorded."""
-        return self.there != self.home
+    def is_separate(self) -> bool:
+        """Whether the policy's device differs from the device of recorded outputs."""
+        return self.device != self.output_device
 
-    def keep(self, places: Mapping[int, torch.Tensor]) -> None:
-        """From now on a step also writes its outputs at these places there, for the next one.
+    def store_outputs(self, places: Mapping[int, torch.Tensor]) -> None:
+        """Also write outputs of each step to tensors that the next step reads.
 
         Args:
-            places: tensors on the policy's device, by the place among what `act` returns.
+            places: Tensors on the policy's device, by the position of the output in the result of
+                `act`.
         """
-        self._kept = list(places.items())
+        self._stored = list(places.items())
 
     def is_needed(self, inputs: Iterable[torch.Tensor]) -> bool:
-        """Whether the policy, or anything that it is given, lies elsewhere than the rest."""
-        return self.is_apart or not all(map(self._is_there, inputs))
+        """Return whether any input or output has to be copied between devices."""
+        return self.is_separate or not all(map(self._is_on_device, inputs))
 
-    def _is_there(self, tensor: torch.Tensor) -> bool:
-        return tensor.device == self.there
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.device
 
-    def over(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of its own on the policy's device."""
-        return tensor.detach().to(self.there, copy=True)
+    def copy_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the tensor on the policy's device."""
+        return tensor.detach().to(self.device, copy=True)
 
-    def bring(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Copies of tensors of the host on the policy's device, in one copy by its current stream.
+    def send(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return copies of host tensors on the policy's device, made by one copy.
 
-        Nobody waits: torch lends the pinned memory again only when the copy has ended.
+        The copy is queued on the device's current stream, without waiting for it. Torch reuses the
+        pinned memory only after the copy has ended.
         """
-        assert self._accelerator is not None, "bring: expected a policy on another device"
-        send = Send(tensors, self._accelerator, self.there)
+        assert self._accelerator is not None, "send: expected a policy on another device"
+        send = Send(tensors, self._accelerator, self.device)
         send.stage()
         send.send()
         return send.mirrors
 
     def mirrors(self, tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-        """Tensors on the policy's device that `around` keeps equal to these.
+        """Return tensors on the policy's device that `wrap` and `capture` keep equal to these.
 
-        Those that are there already stand for themselves.
+        A tensor that is on the policy's device already is returned itself.
         """
-        away = list({id(own): own for own in tensors.values() if not self._is_there(own)}.values())
-        staged = [own for own in away if self._is_staged(own)]
-        others = [own for own in away if not self._is_staged(own)]
+        by_id = {id(source): source for source in tensors.values()}
+        remote = [source for source in by_id.values() if not self._is_on_device(source)]
+        staged = [source for source in remote if self._is_staged(source)]
+        others = [source for source in remote if not self._is_staged(source)]
         self._send = None
         if staged and self._accelerator is not None:
-            self._send = Send(staged, self._accelerator, self.there)
-        self._others = [(torch.empty_like(own, device=self.there), own) for own in others]
+            self._send = Send(staged, self._accelerator, self.device)
+        self._others = [(torch.empty_like(source, device=self.device), source) for source in others]
         copies = [] if self._send is None else list(self._send.mirrors)
         copies += [mirror for mirror, _ in self._others]
-        by_source = {id(own): copy for own, copy in zip((*staged, *others), copies, strict=True)}
+        pairs = zip((*staged, *others), copies, strict=True)
+        by_source = {id(source): copy for source, copy in pairs}
         return {key: by_source.get(id(source), source) for key, source in tensors.items()}
 
     def _is_staged(self, source: torch.Tensor) -> bool:
-        """Whether it goes through pinned memory."""
+        """Return whether copies of the tensor go through pinned memory."""
         return source.device.type == "cpu" and self._accelerator is not None
 
     @property
     def can_capture(self) -> bool:
-        """Whether a step from the host to a device and back can be one graph."""
+        """Whether a step and its copies between host and device can be one graph."""
         return self._fetch is not None and not self._others
 
-    def captured(self, act: Act, warmup: int = 2, pool: GraphPool | None = None) -> Act:
-        """As `around`, all that the device does captured as one graph: inputs over, `act`, outputs
-        back. Only where `can_capture`.
+    def capture(self, act: Act, warmup: int = 2, pool: GraphPool | None = None) -> Act:
+        """Return `act` as `wrap` does, with the copies of inputs and outputs in one CUDA graph.
+
+        Requires `can_capture`.
 
         Args:
-            warmup: steps before it is captured, at least one.
-            pool: as of `CapturedWork`.
+            act: Calls the policy on the mirrors of its inputs.
+            warmup: Number of steps before the capture, at least one (default: 2).
+            pool: Memory of the graph, as for `CapturedWork`.
         """
         fetch, inputs = self._fetch, self._send
-        assert fetch is not None, "captured: expected outputs that go to the host"
+        assert fetch is not None, "capture: expected outputs that go to the host"
 
         def step() -> tuple[torch.Tensor, ...]:
             if inputs is not None:
                 inputs.send()
             outputs = act()
-            rooms = fetch.ask(outputs)
-            self._keep(outputs)
-            return rooms
+            fetched = fetch.ask(outputs)
+            self._store(outputs)
+            return fetched
 
-        work = CapturedWork(step, self.there, max(warmup, 1), pool)
+        work = CapturedWork(step, self.device, max(warmup, 1), pool)
 
-        def act_there() -> tuple[torch.Tensor, ...]:
+        def act_on_device() -> tuple[torch.Tensor, ...]:
             if inputs is not None:
                 inputs.stage()
-            rooms: tuple[torch.Tensor, ...] = work()
+            fetched: tuple[torch.Tensor, ...] = work()
             fetch.wait()
-            return rooms
+            return fetched
 
-        return act_there
+        return act_on_device
 
-    def around(self, act: Act) -> Act:
-        """`act` over the mirrors, its outputs at home: valid until the next call."""
+    def wrap(self, act: Act) -> Act:
+        """Return `act` with copies of its inputs before, and of its outputs after each call.
 
-        def act_there() -> tuple[torch.Tensor, ...]:
-            self._carry()
-            return self.back(act())
+        The outputs are on the output device, and valid until the next call.
+        """
 
-        return act_there
+        def act_on_device() -> tuple[torch.Tensor, ...]:
+            self._send_inputs()
+            return self.fetch(act())
 
-    def _carry(self) -> None:
-        """Bring the inputs over. Pinned memory is written again when its last copy has ended."""
-        if self._carried is not None:
-            self._carried.synchronize()
+        return act_on_device
+
+    def _send_inputs(self) -> None:
+        """Copy the inputs to the policy's device, after the last copy from pinned memory ended."""
+        if self._inputs_sent is not None:
+            self._inputs_sent.synchronize()
         if self._send is not None:
             self._send.stage()
             self._send.send()
         for mirror, source in self._others:
             mirror.copy_(source)
-        # Where outputs are fetched, they are waited for, and so are the inputs before them.
+        # To fetch outputs, a step waits for the device, so the copies of its inputs have ended.
         if self._accelerator is not None and self._fetch is None:
-            self._carried = self._accelerator.mark(soon=True) if self._send is not None else None
+            self._inputs_sent = (
+                self._accelerator.mark(soon=True) if self._send is not None else None
+            )
 
-    def back(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The outputs at home, when the device has come to them."""
+    def fetch(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Return the outputs on the output device; wait for them if it is the CPU."""
         if self._fetch is None:
-            rooms = tuple(out.to(self.home, non_blocking=True) for out in outputs)
-            self._keep(outputs)
-            return rooms
-        rooms = self._fetch.ask(outputs)
-        self._keep(outputs)
+            fetched = tuple(out.to(self.output_device, non_blocking=True) for out in outputs)
+            self._store(outputs)
+            return fetched
+        fetched = self._fetch.ask(outputs)
+        self._store(outputs)
         self._fetch.wait()
-        return rooms
+        return fetched
 
-    def _keep(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Write what is kept, once all outputs are on their way: they may share its memory."""
-        for place, target in self._kept:
+    def _store(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Store outputs for the next step, after all copies of outputs were queued.
+
+        Outputs may share memory with the targets, so they must be copied first.
+        """
+        for place, target in self._stored:
             target.copy_(outputs[place])

@@ -1,4 +1,4 @@
-"""What a policy reads: the current observation, its states, entries that the collector keeps."""
+"""PolicyInputs: the observation, states and other entries that a policy reads."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key
 from pycollect.envs.base import EnvBatch
 from pycollect.policy.program.compile import Act
-from pycollect.policy.states import Form, OwnEntries, PolicyState
+from pycollect.policy.states import CollectorEntries, Form, PolicyState
 
 
 class PolicyInputs:
-    """The memory that a policy reads at each step; whoever collects writes into it between steps.
+    """The memory that a policy reads at each step. The recorder updates it between steps.
 
     Args:
-        env: whose observation it is.
-        current: at least that observation, by key.
-        extras: the current observation's, kept up to date like `current`.
-        counts_steps: see `OwnEntries`.
-        home: where states lie.
-        cast: of observations, which the policy reads as they are delivered; None: as they are.
+        env: Environment whose observation the policy reads.
+        current: Current observation by key. It may contain more entries.
+        extras: Extras of the current observation, updated like `current`.
+        counts_steps: Whether the recorder counts steps, see `CollectorEntries`.
+        device: Device of the states.
+        cast: Casts of observations, which the policy reads as batches contain them. Defaults to
+            ``None``: no casts.
 
     Attributes:
-        lead: the batch dimensions of every tensor, the environment's own: (), (P,) or [a, b] of
-            P = a * b, say.
-        observation: the environment's leaves, by key; those that are cast are kept by `casting`.
-        tensors: all that the policy may read: the observation, states and own entries given to it.
-        own: what the collector itself can give.
-        states: what the policy passes on to its next call.
+        lead: Batch dimensions of every tensor, as of the environment: (), (P,), or for example
+            (a, b) with P = a * b.
+        observation: Observations by key. The function that `casting` returns updates cast ones.
+        tensors: Tensors that the policy may read: observations, states and collector entries.
+        collector_entries: Entries that the collector can add.
+        states: States that the policy passes to its next call.
     """
 
     states: tuple[PolicyState, ...] = ()
@@ -42,37 +43,37 @@ class PolicyInputs:
         current: Mapping[Key, torch.Tensor],
         extras: ExtraValues | None,
         counts_steps: bool,
-        home: torch.device,
+        device: torch.device,
         cast: ObservationCast | None = None,
     ) -> None:
         self.env = env
-        self._home = home
+        self._device = device
         self.lead = env.batch_size
-        self.observation = {leaf.key: self._seen(current[leaf.key]) for leaf in env.observation}
+        self.observation = {leaf.key: self._batched(current[leaf.key]) for leaf in env.observation}
         self._casts: dict[Key, Callable[[], None]] = {}
         if cast is not None:
             for leaf, dtype, scale in cast.targets(env.observation):
                 self._cast(leaf.key, dtype, scale)
         self.tensors = dict(self.observation)
-        self.own = OwnEntries(env, counts_steps)
+        self.collector_entries = CollectorEntries(env, counts_steps)
         self.extras: ExtraValues = {} if extras is None else extras
-        self._redrawn: list[tuple[Form, PolicyState]] = []
+        self._random_states: list[tuple[Form, PolicyState]] = []
 
     def _cast(self, key: Key, dtype: torch.dtype, scale: float | None) -> None:
-        """From now on the policy reads the observation so."""
-        shown = self.observation[key]
-        seen = torch.empty_like(shown, dtype=dtype)
+        """Make the policy read an observation in the dtype, multiplied by the scale."""
+        source = self.observation[key]
+        target = torch.empty_like(source, dtype=dtype)
 
         def cast() -> None:
-            seen.copy_(shown)
+            target.copy_(source)
             if scale is not None:
-                seen.mul_(scale)
+                target.mul_(scale)
 
         cast()
-        self.observation[key], self._casts[key] = seen, cast
+        self.observation[key], self._casts[key] = target, cast
 
     def casting(self, act: Act, read: Container[Key]) -> Act:
-        """`act`, after what it reads of the observation was cast."""
+        """Return `act` with casts of the observations that the policy reads before each call."""
         casts = [cast for key, cast in self._casts.items() if key in read]
         if not casts:
             return act
@@ -84,34 +85,34 @@ class PolicyInputs:
 
         return cast_and_act
 
-    def give_own(self, key: Key) -> None:
-        """Give the policy that entry of the collector's own."""
-        self.tensors[key] = self._seen(self.own.give(key))
+    def add_collector_entry(self, key: Key) -> None:
+        """Add an entry that the collector writes to the tensors that the policy may read."""
+        self.tensors[key] = self._batched(self.collector_entries.give(key))
 
-    def _seen(self, rows: torch.Tensor) -> torch.Tensor:
-        """Memory of P rows as the policy sees it, in the environment's batch dimensions."""
+    def _batched(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return a view of P rows with the environment's batch dimensions."""
         return rows.view(*self.lead, *rows.shape[1:]) if len(self.lead) > 1 else rows
 
     def rows_of(self, act: Act) -> Act:
-        """`act`, with its outputs as P rows, which is how they are recorded."""
+        """Return `act` with its outputs as P rows, the shape in which they are recorded."""
         last = len(self.lead) - 1
         if last < 1:
             return act
         return lambda: tuple([out.flatten(0, last) for out in act()])
 
-    def give_states(self, forms: Mapping[Key, Form]) -> None:
-        """Give the policy states of these forms, in place of those it may have had."""
-        self.states = tuple(form.state(key, self.env, self._home) for key, form in forms.items())
-        self.tensors.update({state.leaf.key: self._seen(state.current) for state in self.states})
+    def set_states(self, forms: Mapping[Key, Form]) -> None:
+        """Create states of these forms; they replace earlier states."""
+        self.states = tuple(form.state(key, self.env, self._device) for key, form in forms.items())
+        self.tensors.update({state.leaf.key: self._batched(state.current) for state in self.states})
         pairs = zip(forms.values(), self.states, strict=True)
-        self._redrawn = [(form, state) for form, state in pairs if form.draw is not None]
+        self._random_states = [(form, state) for form, state in pairs if form.draw is not None]
 
     @property
-    def are_redrawn(self) -> bool:
-        """Whether some state begins otherwise in each trajectory."""
-        return bool(self._redrawn)
+    def has_random_states(self) -> bool:
+        """Whether the first value of some state is drawn anew for each trajectory."""
+        return bool(self._random_states)
 
-    def redraw(self) -> None:
-        """Draw anew how the states of the next trajectories begin."""
-        for form, state in self._redrawn:
+    def draw_initial_states(self) -> None:
+        """Draw the first values of states for the next trajectories."""
+        for form, state in self._random_states:
             state.initial.copy_(form.drawn(self.env))

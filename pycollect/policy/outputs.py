@@ -1,4 +1,4 @@
-"""Outputs of a policy: which are accepted, how they are recorded, and their last casts."""
+"""Check the outputs of a policy, and convert them to the form in which they are recorded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pycollect.policy.program.steps import PolicyOutputError, show, show_all
 
 
 class Raw(NamedTuple):
-    """What an output was like when the policy was first called.
+    """Properties of an output at the policy's first call.
 
     Attributes:
-        lazy: torch negates or conjugates it only when it is read.
+        lazy: Whether torch negates or conjugates the tensor only when it is read.
     """
 
     dtype: torch.dtype
@@ -33,7 +33,7 @@ class Raw(NamedTuple):
 
     @classmethod
     def of(cls, value: torch.Tensor) -> Raw:
-        """What this output is like."""
+        """Return the properties of an output."""
         return cls(value.dtype, value.shape, value.requires_grad, value.is_neg() or value.is_conj())
 
 
@@ -43,24 +43,28 @@ def finishers(
     raw: Mapping[Key, Raw],
     batch: tuple[int, ...],
 ) -> Finishers:
-    """Return functions for single outputs by their place: reshape an action, detach a parameter.
+    """Return functions to apply to single outputs: reshape an action, detach a parameter.
 
     Args:
-        outputs: the leaves as they are recorded.
-        carried: for each state, behind the outputs, the key of its next value. One that the policy
-            does not write is its own: it is copied, as it is the memory that is written next.
-        raw: every output as the policy returns it.
-        batch: the environment's batch dimensions.
+        outputs: Leaves as they are recorded.
+        carried: Keys of the states' next values, by the states' keys. They follow the outputs. A
+            state that the policy does not write maps to its own key. It is copied, because the
+            recorder overwrites its memory.
+        raw: Properties of every output as the policy returns it.
+        batch: Batch dimensions of the environment.
+
+    Returns:
+        Pairs of an output's position and its function.
     """
     finish: list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = []
     for place, leaf in enumerate(outputs):
-        came = raw[leaf.key]
-        if came.requires_grad:
+        output = raw[leaf.key]
+        if output.requires_grad:
             finish.append((place, torch.Tensor.detach))
-        if came.lazy:
+        if output.lazy:
             finish.append((place, _resolve))
-        if came.shape[len(batch) :] != leaf.shape:
-            finish.append((place, _shaper(leaf, came.shape, batch)))
+        if output.shape[len(batch) :] != leaf.shape:
+            finish.append((place, _shaper(leaf, output.shape, batch)))
     for place, (key, source) in enumerate(carried.items(), len(outputs)):
         if key == source:
             finish.append((place, torch.Tensor.clone))
@@ -77,8 +81,9 @@ def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, Raw]) -> Act:
     """Return `act` with its outputs cast to the recorded dtypes, on the host.
 
     Args:
+        act: Calls the policy.
         outputs: Recorded leaves of the first tensors that `act` returns, in their order.
-        raw: Every output as the policy returns it.
+        raw: Properties of every output as the policy returns it.
     """
     casts = [
         (place, _caster(leaf, raw[leaf.key].dtype))
@@ -98,8 +103,8 @@ def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, Raw]) -> Act:
 
 
 def _caster(leaf: Leaf, raw: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    is_known = raw is not torch.bfloat16  # to numpy
-    cast = action_cast(leaf, np.dtype(dtype_name(raw if is_known else torch.float32)))
+    is_numpy_dtype = raw is not torch.bfloat16
+    cast = action_cast(leaf, np.dtype(dtype_name(raw if is_numpy_dtype else torch.float32)))
 
     def cast_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype is not raw:
@@ -107,7 +112,7 @@ def _caster(leaf: Leaf, raw: torch.dtype) -> Callable[[torch.Tensor], torch.Tens
                 f"policy: {show(leaf.key)}: expected {raw}, as in its first call, got "
                 f"{tensor.dtype}"
             )
-        host = (tensor if is_known else tensor.float()).cpu()
+        host = (tensor if is_numpy_dtype else tensor.float()).cpu()
         return torch.from_numpy(cast(host.numpy())).to(tensor.device)
 
     return cast_tensor
@@ -170,10 +175,10 @@ def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
             )
 
 
-def _is_taken(key: Key, shown: set[Key], extras: set[Key], env: EnvBatch) -> bool:
-    """True for a key of the batch that the policy does not write, at the root or under "next"."""
+def _is_taken(key: Key, observation: set[Key], extras: set[Key], env: EnvBatch) -> bool:
+    """Return whether the collector or the environment writes this entry of a batch."""
     if key[0] == "next" and len(key) > 1:
-        return key[1:] in shown or key[1] in RESERVED_KEYS - {"action"}
+        return key[1:] in observation or key[1] in RESERVED_KEYS - {"action"}
     return key in extras or key in env.ends or key[0] in _RESERVED_ROOTS
 
 
@@ -233,28 +238,33 @@ def _leaf(key: Key, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
 def _action_leaf(leaf: Leaf, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
     """Return the leaf with which an action is recorded.
 
-    If the environment casts actions, it is the action space's leaf, else the policy's.
+    If the environment casts actions, this is the action space's leaf. Otherwise it has the policy's
+    dtype and shape.
     """
     if tensor.is_complex() and not torch_dtype(leaf.dtype).is_complex:
         raise ValueError(f"policy: {show(leaf.key)}: expected {leaf.dtype}, got {tensor.dtype}")
     if not env.casts_actions:
-        own = _leaf(leaf.key, tensor, env)
-        return Leaf(own.key, leaf.dtype, own.shape) if _is_unknown_to_arrays(tensor, env) else own
-    expected, came = (*env.batch_size, *leaf.shape), tuple(tensor.shape)
-    if came == expected or fits(came, leaf, env.batch_size):
+        returned = _leaf(leaf.key, tensor, env)
+        if _has_no_numpy_dtype(tensor, env):
+            return Leaf(returned.key, leaf.dtype, returned.shape)
+        return returned
+    expected, shape = (*env.batch_size, *leaf.shape), tuple(tensor.shape)
+    if shape == expected or fits(shape, leaf, env.batch_size):
         return leaf
     space = _space_at(env.action_space, leaf.key)
-    if isinstance(space, spaces.Discrete) and came == (*env.batch_size, int(space.n)):
+    if isinstance(space, spaces.Discrete) and shape == (*env.batch_size, int(space.n)):
         raise ValueError(
             f"policy: {show(leaf.key)}: expected an index of shape {list(expected)} for {space}, "
-            f"got {list(came)}; convert one-hot actions with argmax(-1)"
+            f"got {list(shape)}; convert one-hot actions with argmax(-1)"
         )
-    raise ValueError(f"policy: {show(leaf.key)}: expected shape {list(expected)}, got {list(came)}")
+    raise ValueError(
+        f"policy: {show(leaf.key)}: expected shape {list(expected)}, got {list(shape)}"
+    )
 
 
-def fits(came: tuple[int, ...], leaf: Leaf, batch: tuple[int, ...]) -> bool:
-    """Whether actions of that shape are the leaf's but for dimensions of one."""
-    lead, frame = came[: len(batch)], came[len(batch) :]
+def fits(shape: tuple[int, ...], leaf: Leaf, batch: tuple[int, ...]) -> bool:
+    """Return whether a shape is the batch shape and the leaf's, up to dimensions of size 1."""
+    lead, frame = shape[: len(batch)], shape[len(batch) :]
     return lead == batch and _without_ones(frame) == _without_ones(leaf.shape)
 
 
@@ -262,12 +272,12 @@ def _without_ones(shape: tuple[int, ...]) -> list[int]:
     return [extent for extent in shape if extent != 1]
 
 
-def _is_unknown_to_arrays(action: torch.Tensor, env: EnvBatch) -> bool:
+def _has_no_numpy_dtype(action: torch.Tensor, env: EnvBatch) -> bool:
     return action.dtype is torch.bfloat16 and not env.takes_tensors
 
 
 def _space_at(space: Any, key: Key) -> Any:
-    """The part of the action space that belongs to ("action", ...)."""
+    """Return the part of the action space at the key ("action", ...)."""
     for part in key[1:]:
         if isinstance(space, spaces.Tuple):
             space = space[int(part)]

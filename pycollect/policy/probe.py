@@ -14,7 +14,7 @@ from pycollect.data.extras import Extra, Kind
 from pycollect.data.frame import FLAGS
 from pycollect.data.layout import Key, is_delivered
 from pycollect.errors import is_interrupt
-from pycollect.policy.device_transfer import Crossing
+from pycollect.policy.device_transfer import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_output_keys
 from pycollect.policy.program.compile import Samples, run_plainly
@@ -23,21 +23,21 @@ from pycollect.policy.program.steps import (
     Program,
     Values,
     as_key,
+    preserve_state,
     show,
     show_all,
-    undisturbed,
 )
-from pycollect.policy.signature import Forms, is_envs, overlaps
+from pycollect.policy.signature import Forms, is_env_state, overlaps
 from pycollect.policy.states import PolicyState
 from pycollect.policy.tensordict_call import TensorDictCall, returned
 
 
-class Shown:
-    """An entry of the TensorDict that a policy is called with.
+class WriteDetector:
+    """Detect whether a policy wrote into one of its inputs.
 
     Args:
-        key: there.
-        td: before the call.
+        key: Key of the entry.
+        td: TensorDict with which the policy will be called.
     """
 
     def __init__(self, key: Key, td: TensorDictBase) -> None:
@@ -46,26 +46,28 @@ class Shown:
         self._tensor = td.get(key)
         self._copy = self._tensor.clone()
         self._version = self._tensor._version
-        self._is_kept = td.get(key) is self._tensor  # a stack makes another one each time
+        self._is_stable = td.get(key) is self._tensor  # a lazy stack returns a new tensor each time
 
     def is_rewritten(self, out: TensorDictBase) -> bool:
-        """Whether the policy wrote there; in a TensorDict of its own: another value.
+        """Return whether the policy wrote the entry.
+
+        If the policy returned another TensorDict, return whether the value differs.
 
         Args:
-            out: what it returned.
+            out: TensorDict that the policy returned.
         """
-        came = out.get(self.key, None)
-        if came is None:
+        value = out.get(self.key, None)
+        if value is None:
             return False
-        if out is self._td and self._is_kept:
-            # A view of the same memory is what a policy leaves that changes the TensorDict's shape
-            # for a while, as TorchRL's LSTMModule does.
-            return not _same_memory(came, self._tensor) or came._version != self._version
-        return not equal(came, self._copy)
+        if out is self._td and self._is_stable:
+            # A policy that reshapes the TensorDict temporarily, such as TorchRL's LSTMModule,
+            # leaves a view of the same memory.
+            return not _same_memory(value, self._tensor) or value._version != self._version
+        return not equal(value, self._copy)
 
 
 def _same_memory(a: Any, b: torch.Tensor) -> bool:
-    """Whether they are the same elements of the same memory."""
+    """Return whether both are the same elements of the same memory."""
     return a is b or (
         isinstance(a, torch.Tensor)
         and (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
@@ -74,13 +76,13 @@ def _same_memory(a: Any, b: torch.Tensor) -> bool:
 
 
 def equal(a: Any, b: torch.Tensor) -> bool:
-    """Whether it is a tensor of the same shape, dtype and values, bit for bit but for NaN."""
+    """Return whether `a` is a tensor of the same shape, dtype and values; NaN equals NaN."""
     if not isinstance(a, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
         return False
     return bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
 
 
-_MOST_TRIES = 64  # of the forms that the states may have
+_MOST_TRIES = 64  # combinations of forms of states
 
 _OF_TYPES = re.compile(r"dtype|\btypes?\b|a long tensor|tensors used as indices", re.I)
 _OF_FORM = {
@@ -115,17 +117,17 @@ class Probe:
     Args:
         policy: Policy in any of the accepted forms.
         inputs: Inputs to copy. States and missing entries of the policy are added to them.
-        crossing: Moves inputs to the policy's device.
+        transfer: Copies inputs to the policy's device.
         call: Calls the policy with a TensorDict.
     """
 
     def __init__(
-        self, policy: Any, inputs: PolicyInputs, crossing: Crossing, call: TensorDictCall
+        self, policy: Any, inputs: PolicyInputs, transfer: DeviceTransfer, call: TensorDictCall
     ) -> None:
         self._policy = policy
         self._inputs = inputs
         self._env = inputs.env
-        self._crossing = crossing
+        self._transfer = transfer
         self._call = call
 
     def run(self, program: Program | None, forms: Forms) -> Probed:
@@ -137,7 +139,7 @@ class Probe:
         failures: list[_Failure] = []
         try:
             for choice in islice(product(*forms.values()), _MOST_TRIES):
-                self._inputs.give_states(dict(zip(forms, choice, strict=True)))
+                self._inputs.set_states(dict(zip(forms, choice, strict=True)))
                 try:
                     return self._in_this_form(program)
                 except Exception as error:
@@ -171,9 +173,12 @@ class Probe:
 
     def _plainly(self, program: Program) -> Probed | None:
         """Call each step once. Return None if an output needs a TensorDict."""
-        fresh = {key: self._crossing.over(tensor) for key, tensor in self._inputs.tensors.items()}
+        fresh = {
+            key: self._transfer.copy_to_device(tensor)
+            for key, tensor in self._inputs.tensors.items()
+        }
         try:
-            with undisturbed(self._policy, self._crossing.there):
+            with preserve_state(self._policy, self._transfer.device):
                 program, samples, values = run_plainly(program, fresh)
         except CannotUnwrapError:
             return None
@@ -187,23 +192,24 @@ class Probe:
         return [key for key in keys if key not in written]
 
     def _with_tensordict(self) -> Probed:
-        own = self._inputs.own
+        entries = self._inputs.collector_entries
         while True:
             try:
                 return self._outputs_with_tensordict()
             except KeyError as error:  # an undeclared input
-                missing = own.missing(error)
+                missing = entries.missing(error)
                 if missing is None or overlaps(missing, self._inputs.tensors):
                     raise
-            self._inputs.give_own(missing)
+            self._inputs.add_collector_entry(missing)
 
     def _outputs_with_tensordict(self) -> Probed:
-        with undisturbed(self._policy, self._crossing.there):
+        with preserve_state(self._policy, self._transfer.device):
             td = self._call.tensordict()
             states = (state.leaf for state in self._inputs.states)
-            shown = [Shown(leaf.key, td) for leaf in (*self._env.observation, *states)]
+            detectors = [WriteDetector(leaf.key, td) for leaf in (*self._env.observation, *states)]
             out = returned(self._policy, td)
-        keys = [*self._call.new_keys(out), *(own.key for own in shown if own.is_rewritten(out))]
+        rewritten = [detector.key for detector in detectors if detector.is_rewritten(out)]
+        keys = [*self._call.new_keys(out), *rewritten]
         entries = {key: _entry(out, key) for key in keys}
         values = {key: value for key, value in entries.items() if isinstance(value, torch.Tensor)}
         extras = self._extras_among(entries)
@@ -219,12 +225,12 @@ class Probe:
             if not isinstance(value, torch.Tensor) and is_delivered(key)
         ]
         keys = {extra.key for extra in extras}
-        odd = [leaf.key for leaf in self._env.action if leaf.key in keys]
-        if odd:
-            raise ValueError(f"policy: expected tensors for {show_all(odd)}, got other data")
+        wrong = [leaf.key for leaf in self._env.action if leaf.key in keys]
+        if wrong:
+            raise ValueError(f"policy: expected tensors for {show_all(wrong)}, got other data")
         nodes = [extra for extra in self._env.action_extras if extra.kind is Kind.NODE]
-        own = [extra.key for extra in self._env.action_extras if extra.kind is not Kind.NODE]
-        missing = [key for key in own if key not in entries]
+        needed = [extra.key for extra in self._env.action_extras if extra.kind is not Kind.NODE]
+        missing = [key for key in needed if key not in entries]
         if missing:
             raise ValueError(
                 f"policy: expected the output(s) {show_all(missing)} for the environment, got "
@@ -235,9 +241,8 @@ class Probe:
     def _check_passed_on(self, values: Values, extras: Iterable[Extra]) -> None:
         """Check the policy's output keys; a state that it does not declare would be lost."""
         nexts = {state.next_key for state in self._inputs.states}
-        said = (extra.key for extra in extras if extra.kind is not Kind.NODE)
-        written = (*values, *said)
-        others = [key for key in written if key not in nexts and not is_envs(key, self._env)]
+        written = (*values, *(extra.key for extra in extras if extra.kind is not Kind.NODE))
+        others = [key for key in written if key not in nexts and not is_env_state(key, self._env)]
         check_output_keys(others, self._env)
         if hasattr(self._policy, "in_keys"):
             return
@@ -251,7 +256,7 @@ class Probe:
 
     def _reads(self, nexts: Iterable[Key], values: Values) -> bool:
         """Return whether outputs change if the policy also gets its own "next" entries."""
-        with undisturbed(self._policy, self._crossing.there):
+        with preserve_state(self._policy, self._transfer.device):
             td = self._call.tensordict()
             td.update({key[1:]: values[key] for key in nexts if key in values})
             out = returned(self._policy, td)

@@ -1,4 +1,4 @@
-"""Random actions as a policy, and RandomPolicy."""
+"""RandomPolicy, and RandomRunner, which draws random actions for a collector."""
 
 from __future__ import annotations
 
@@ -75,20 +75,20 @@ Row: TypeAlias = torch.Tensor | npt.NDArray[Any]
 
 
 class RandomRunner:
-    """Draws the actions of a whole rollout at once: drawing one by one costs more than a policy.
+    """Draw the random actions of a whole rollout at once.
 
-    Where the env's sampler cannot draw ahead, it is asked before each step.
+    Drawing them one by one would take longer than calling a policy. If the environment cannot draw
+    ahead, actions are drawn before each step. It has the methods of :class:`PolicyRunner`.
 
     Args:
-        env: its action space and number of envs.
-        rng: one generator, or one per env; None: one that torch's own decides, when it is first
-            needed. May be set anew between rollouts.
-        outputs: what is recorded; keys other than the actions are zeros (as `init_random_frames`
-            needs, with the policy's `outputs`), or what the env shows there. None: the actions.
-            Theirs may have other dtypes, and dimensions of one that are there or not.
-        current: the current observation by key, in rows.
-
-    Offers what a PolicyRunner does, see there.
+        env: Environment with the action space.
+        rng: One generator, or one per environment. It may be replaced between rollouts. Defaults to
+            ``None``: a generator seeded from torch's global generator at the first use.
+        outputs: Leaves to record. With `init_random_frames` these are the policy's. Leaves other
+            than actions are zeros, or the observation if they have its key and shape. Actions may
+            have other dtypes than the environment's, or other dimensions of size 1. Defaults to
+            ``None``: the environment's actions.
+        current: Current observation by key, in rows.
     """
 
     slow_path = False
@@ -114,9 +114,9 @@ class RandomRunner:
         places = {leaf.key: place for place, leaf in enumerate(env.action)}
         self._places = [places.get(leaf.key) for leaf in self.outputs]
         self.extra_outputs = env.action_extras
-        self.said = env.draw_extras
+        self.extra_values = env.draw_extras
         self._casts: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._absent = [self._shown(leaf, current) for leaf in self.outputs]
+        self._fillers = [self._filler(leaf, current) for leaf in self.outputs]
         self._dtypes = [torch_dtype(leaf.dtype) for leaf in self.outputs]
         self._reshapes = [
             place is not None and leaf.shape != env.action[place].shape
@@ -124,7 +124,7 @@ class RandomRunner:
         ]
         self._has_other_shapes = any(self._reshapes)
         self._sampler = env.action_sampler() if env.draws_ahead else None
-        self.act: Callable[[], tuple[Row, ...]] = self._showing(self._draw_next)
+        self.act: Callable[[], tuple[Row, ...]] = self._with_casts(self._draw_next)
 
     def refresh(self, steps: int) -> None:
         """Draw the actions of the next `steps` steps (>= 1) and drop unused earlier ones.
@@ -136,71 +136,74 @@ class RandomRunner:
         if self._sampler is not None:
             rows = self._draw(self._sampler, steps)
             rows.reverse()
-            self.act = self._showing(rows.pop)
+            self.act = self._with_casts(rows.pop)
 
     def _check_shapes(self) -> None:
         for leaf, place, reshapes in zip(self.outputs, self._places, self._reshapes, strict=True):
-            own = self._env.action[place] if reshapes and place is not None else leaf
-            if not fits(leaf.shape, own, ()):
+            drawn = self._env.action[place] if reshapes and place is not None else leaf
+            if not fits(leaf.shape, drawn, ()):
                 raise ValueError(
-                    f"init_random_frames: random actions have the shape {list(own.shape)} of the "
+                    f"init_random_frames: random actions have the shape {list(drawn.shape)} of the "
                     f"environment's spec, but the policy returns {show(leaf.key)} of shape "
                     f"{list(leaf.shape)}; return the spec's shape"
                 )
 
     def forget(self) -> None:
-        """Random actions note nothing for the next one."""
+        """Do nothing: random actions do not depend on earlier ones."""
 
     def _draw_next(self) -> tuple[Row, ...]:
         if self._sampler is not None:
             return self._draw(self._sampler, 1)[0]
         drawn = self._env.random_action()
         values = [
-            absent if place is None else _as(drawn[place], dtype)
-            for place, dtype, absent in zip(self._places, self._dtypes, self._absent, strict=True)
+            filler if place is None else _as(drawn[place], dtype)
+            for place, dtype, filler in zip(self._places, self._dtypes, self._fillers, strict=True)
         ]
         if self._has_other_shapes:
-            pairs = zip(values, self._absent, strict=True)
-            values = [value.reshape(absent.shape) for value, absent in pairs]
+            pairs = zip(values, self._fillers, strict=True)
+            values = [value.reshape(filler.shape) for value, filler in pairs]
         return tuple(values)
 
     def _draw(self, sampler: Sampler, steps: int) -> list[tuple[Row, ...]]:
-        """Per step its actions, in memory of their own, and zeros for other outputs."""
-        if self.rng is None:  # as TorchRL's are: torch.manual_seed makes a run one that is repeated
+        """Return the outputs of each step, in new memory, with fillers for other leaves."""
+        if self.rng is None:  # torch.manual_seed makes a run repeatable, as with TorchRL
             self.rng = np.random.default_rng(int(torch.randint(2**62, (), device="cpu")))
         arrays = sampler.draw(steps, self.rng)
         columns = [
-            (absent,) * steps
+            (filler,) * steps
             if place is None
-            else self._to_rows(arrays[place].reshape((steps, *absent.shape)), leaf)
-            for leaf, place, absent in zip(self.outputs, self._places, self._absent, strict=True)
+            else self._to_rows(arrays[place].reshape((steps, *filler.shape)), leaf)
+            for leaf, place, filler in zip(self.outputs, self._places, self._fillers, strict=True)
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * steps
 
-    def _shown(self, leaf: Leaf, current: Mapping[Key, torch.Tensor]) -> torch.Tensor:
-        """What stands there beside a random action: the observation itself, where it fits."""
+    def _filler(self, leaf: Leaf, current: Mapping[Key, torch.Tensor]) -> torch.Tensor:
+        """Return the value of a leaf that is not an action: the observation if it fits, or zeros.
+
+        If only the dtypes differ, `act` casts the observation into the returned tensor.
+        """
         shape, dtype = (*self._batch, *leaf.shape), torch_dtype(leaf.dtype)
-        own = current.get(leaf.key)
-        if own is not None and (own.shape, own.dtype) == (shape, dtype):
-            return own
-        place = self._env.device if self._env.takes_tensors else "cpu"
-        value = torch.zeros(shape, dtype=dtype, device=place)
-        if own is not None and own.shape == shape:
-            self._casts.append((value, own))
+        observed = current.get(leaf.key)
+        if observed is not None and (observed.shape, observed.dtype) == (shape, dtype):
+            return observed
+        device = self._env.device if self._env.takes_tensors else "cpu"
+        value = torch.zeros(shape, dtype=dtype, device=device)
+        if observed is not None and observed.shape == shape:
+            self._casts.append((value, observed))
         return value
 
-    def _showing(self, act: Callable[[], tuple[Row, ...]]) -> Callable[[], tuple[Row, ...]]:
-        """`act`, with the observation as it is now where that stands in another dtype."""
+    def _with_casts(self, act: Callable[[], tuple[Row, ...]]) -> Callable[[], tuple[Row, ...]]:
+        """Return `act` with casts of the current observation before each call."""
         casts = self._casts
         if not casts:
             return act
 
-        def show_and_act() -> tuple[Row, ...]:
+        def cast_and_act() -> tuple[Row, ...]:
             for target, source in casts:
                 target.copy_(source)
             return act()
 
-        return show_and_act
+        return cast_and_act
 
 
 def _as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -208,13 +211,13 @@ def _as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _tensor_rows(device: torch.device, actions: npt.NDArray[Any], leaf: Leaf) -> Sequence[Row]:
-    """A tensor per step; a policy's leaf may have another dtype than what was drawn."""
+    """Return a tensor per step, cast to the leaf's dtype."""
     return torch.from_numpy(actions).to(device, torch_dtype(leaf.dtype)).unbind(0)
 
 
 def _array_rows(actions: npt.NDArray[Any], leaf: Leaf) -> Sequence[Row]:
-    """The same as arrays: made, read and given to an env in a third of the time."""
-    if leaf.dtype == "bfloat16":  # unknown to numpy
+    """Return an array per step; arrays take a third of the time of tensors."""
+    if leaf.dtype == "bfloat16":  # numpy has no such dtype
         return _tensor_rows(CPU, actions, leaf)
     cast = actions.astype(leaf.dtype, copy=False)
     return [cast[step, ...] for step in range(len(cast))]

@@ -1,4 +1,4 @@
-"""A policy that is called in another process, as a worker has it: what stands for it there."""
+"""RemotePolicy and RemoteRunner: interfaces of a policy that is called in another process."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pycollect.data.cast import ObservationCast
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.layout import Key
 from pycollect.envs.base import EnvBatch
-from pycollect.policy.calling import Calling
+from pycollect.policy.calling import CallOptions
 from pycollect.policy.states import PolicyState
 
 
-class RunnerElsewhere(ABC):
-    """Offers what a PolicyRunner does, see there; each `act` is a question to another process.
+class RemoteRunner(ABC):
+    """A runner whose `act` requests actions from another process; see `PolicyRunner`.
 
     Attributes:
-        current: the memory in which it is shown the current observation, by key: whoever collects
-            writes into it between two calls of `act`.
+        current: Memory of the current observation by key. The recorder writes into it between two
+            calls of `act`.
     """
 
     slow_path = False
@@ -37,40 +37,44 @@ class RunnerElsewhere(ABC):
     current: dict[Key, torch.Tensor]
 
     @abstractmethod
-    def ask(self) -> None:
-        """Begin the call that the next `act` waits for: the current observation is there."""
+    def request(self) -> None:
+        """Request actions for the current observation; the next `act` waits for the reply."""
 
     @abstractmethod
     def act(self) -> tuple[torch.Tensor, ...]:
-        """What the policy says to the current observation. Waits; asks, unless `ask` did."""
+        """Wait for the policy's outputs and return them; request them unless `request` has."""
 
     @abstractmethod
-    def begin(self, control: RolloutControl, tell_version: Callable[[int], None]) -> None:
-        """A rollout begins.
+    def begin(self, control: RolloutControl, report_version: Callable[[int], None]) -> None:
+        """Begin a rollout.
 
         Args:
-            control: counts a step now and then while `act` waits: whoever waits has not stalled.
-            tell_version: is called within `act`, with the version of the policy that acts from that
-                step on.
+            control: Counts a step from time to time while `act` waits, so that a waiting worker is
+                not taken for a stalled one.
+            report_version: Called within `act` with the version of the policy, when it changes.
         """
 
-    def refresh(self, steps: int) -> None:  # noqa: B027 (nothing to do for any)
-        """Whoever calls the policy looks at it himself."""
+    def refresh(self, steps: int) -> None:  # noqa: B027 (nothing to do in any subclass)
+        """Do nothing: the process that calls the policy checks it for changes."""
 
-    def forget(self) -> None:  # noqa: B027 (nothing to do for any)
-        """Nothing is noted here for the next call."""
+    def forget(self) -> None:  # noqa: B027 (nothing to do in any subclass)
+        """Do nothing: a remote policy keeps no values in the worker."""
 
-    def said(self) -> ExtraValues:
-        """A policy elsewhere says tensors alone."""
+    def extra_values(self) -> ExtraValues:
+        """Return no extras: a remote policy returns only tensors."""
         return {}
 
 
-class PolicyElsewhere(ABC):
-    """Stands for a policy in a worker's process, in its place; pickles."""
+class RemotePolicy(ABC):
+    """Take the policy's place in a worker. Can be pickled."""
 
     @abstractmethod
-    def of_group(self, place: int) -> PolicyElsewhere:
-        """What stands for it in that group of the worker's environments, by its place."""
+    def for_group(self, place: int) -> RemotePolicy:
+        """Return the remote policy for one group of the worker's environments.
+
+        Args:
+            place: Index of the group.
+        """
 
     @abstractmethod
     def runner(
@@ -79,7 +83,7 @@ class PolicyElsewhere(ABC):
         current: Mapping[Key, torch.Tensor],
         policy_state: Mapping[Any, Any] | None,
         counts_steps: bool,
-        calling: Calling,
+        call_options: CallOptions,
         cast: ObservationCast | None,
-    ) -> RunnerElsewhere:
-        """What asks it; arguments and errors are those of :func:`make_policy_runner`."""
+    ) -> RemoteRunner:
+        """Return a runner; arguments and errors are those of :func:`make_policy_runner`."""

@@ -23,13 +23,15 @@ Forms: TypeAlias = dict[Key, Sequence[Form]]
 """The states of a policy by key, with the forms that each may have."""
 
 
-def take_apart(
+def to_program(
     policy: Any, env: EnvBatch, trusted: bool = False, states: Iterable[Any] = ()
 ) -> Program | None:
-    """The policy as a program; None where it is to be called with a TensorDict.
+    """Return the policy as a program, or ``None`` if it has to be called with a TensorDict.
 
     Args:
-        trusted: whoever gives it says that it takes one.
+        policy: Policy in any of the accepted forms.
+        env: Environment whose observation the policy reads.
+        trusted: Value of `trust_policy`: the policy takes a TensorDict (default: ``False``).
         states: Keys of `policy_state`; a policy over tensors reads them as it reads observations.
     """
     observation = [leaf.key for leaf in env.observation]
@@ -44,57 +46,60 @@ def take_apart(
     except CannotUnwrapError:
         return None
     if any(_holds(key, observation) for key in program.read):
-        return None  # it reads a part of the TensorDict that is no leaf
+        return None  # it reads a nested TensorDict
     if any(key in program.written and key not in observation for key in program.read):
-        return None  # what it wrote before, and at its first call nothing
+        return None  # it reads its own earlier outputs, which are missing at its first call
     extras = _extra_keys(env)
     if any(overlaps(key, extras) for key in (*program.read, *program.written)):
         return None
     return program
 
 
-def announced_states(
+def declared_states(
     policy: Any,
     program: Program | None,
     inputs: PolicyInputs,
     policy_state: Mapping[Any, Any] | None,
 ) -> Forms:
-    """The states that the policy announces, after a check of all its keys.
+    """Return the states that the policy declares, after a check of all its keys.
 
-    Gives it those of the collector's own entries that it asks for.
+    Also adds the collector entries that the policy reads to `inputs`.
 
-    Raises ValueError that names a key that it cannot read or write.
+    Raises:
+        ValueError: The policy reads or writes a key that it cannot; the message names it.
     """
-    env, own = inputs.env, inputs.own
+    env, entries = inputs.env, inputs.collector_entries
     read, written = _keys_of(policy, program)
     forms = StateForms(policy, env, policy_state).find(read, written, env)
     nexts = {("next", *key) for key in forms}
-    check_output_keys((key for key in written if key not in nexts and not is_envs(key, env)), env)
+    check_output_keys(
+        (key for key in written if key not in nexts and not is_env_state(key, env)), env
+    )
     known = (*inputs.observation, *forms)
-    for key in (*(read or ()), *([IS_INIT] if _asks_for_is_init(policy) else [])):
-        if own.offers(key) and not overlaps(key, known):
-            inputs.give_own(key)
-    if program is None:  # what it reads may be a part of the TensorDict, or its own output
+    for key in (*(read or ()), *([IS_INIT] if _has_is_init_key(policy) else [])):
+        if entries.offers(key) and not overlaps(key, known):
+            inputs.add_collector_entry(key)
+    if program is None:  # the policy may read a nested TensorDict, or its own output
         read = [key for key in read or () if not overlaps(key, (*known, *written))]
     others = (key for key in read or () if not overlaps(key, _extra_keys(env)))
-    check_inputs((key for key in others if key not in (*forms, *own.given)), env)
+    check_inputs((key for key in others if key not in (*forms, *entries.tensors)), env)
     return forms
 
 
-def is_envs(key: Key, env: EnvBatch) -> bool:
-    """True for the next value of a state that the env itself passes on."""
+def is_env_state(key: Key, env: EnvBatch) -> bool:
+    """Return whether the key is the next value of a state that the environment passes on."""
     if not env.passes_states_on or key[0] != "next":
         return False
     return any(key[1:] == leaf.key for leaf in env.observation)
 
 
 def overlaps(key: Key, others: Iterable[Key]) -> bool:
-    """True if the key is one of the others, or if one lies inside the other."""
+    """Return whether the key equals one of the others, contains it, or is inside it."""
     return any(key[: len(other)] == other[: len(key)] for other in others)
 
 
 def watched_modules(program: Program) -> tuple[nn.Module, ...]:
-    """The wrappers that were taken off, and the layers of what is, or might be, planned."""
+    """Return the unwrapped modules, and the layers of modules that a plan may replace."""
     modules = list(program.watched)
     for step in program.steps:
         module = step.module if isinstance(step, CallStep) else None
@@ -104,13 +109,13 @@ def watched_modules(program: Program) -> tuple[nn.Module, ...]:
 
 
 def called_modules(program: Program) -> tuple[nn.Module, ...]:
-    """The modules that are called for themselves."""
+    """Return the modules that the program calls directly."""
     functions = [step.function for step in program.steps if isinstance(step, CallStep)]
     return tuple(function for function in functions if isinstance(function, nn.Module))
 
 
 def _keys_of(policy: Any, program: Program | None) -> tuple[Sequence[Key] | None, Sequence[Key]]:
-    """What the policy reads and writes; a policy that does not say what it reads: None."""
+    """Return the keys that the policy reads, ``None`` if undeclared, and those that it writes."""
     if program is not None:
         return program.read, program.written
     if not (hasattr(policy, "in_keys") and hasattr(policy, "out_keys")):
@@ -123,12 +128,12 @@ def _extra_keys(env: EnvBatch) -> list[Key]:
 
 
 def _holds(key: Key, leaves: Iterable[Key]) -> bool:
-    """True if a leaf lies inside the key."""
+    """Return whether a leaf is inside the key."""
     return any(len(leaf) > len(key) and leaf[: len(key)] == key for leaf in leaves)
 
 
-def _asks_for_is_init(policy: Any) -> bool:
-    """True if a module names it apart from its in_keys, as TorchRL's noise processes do."""
+def _has_is_init_key(policy: Any) -> bool:
+    """Return whether a module has `is_init_key` besides its in_keys, as TorchRL's noise has."""
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
     return any(getattr(module, "is_init_key", None) == IS_INIT[0] for module in modules)
 
@@ -136,17 +141,18 @@ def _asks_for_is_init(policy: Any) -> bool:
 _NOISE = ("torchrl.modules.tensordict_module.exploration", "AdditiveGaussianModule")
 
 
-def told_of_actions(policy: Any, env: EnvBatch) -> Any:
-    """The policy, told of the env's actions where it waits for that.
+def with_action_spec(policy: Any, env: EnvBatch) -> Any:
+    """Set the environment's action spec in a policy that needs it, and return the policy.
 
-    A `RandomPolicy` without a spec gets that of a TorchRL environment; for any other it is None,
-    which is what draws random actions there. Modules that add noise get the action's bounds.
+    A `RandomPolicy` without a spec gets the spec of a TorchRL environment. For other environments,
+    ``None`` is returned, the policy of random actions. Modules that add noise get the bounds of the
+    action.
     """
-    tell = getattr(policy, "set_action_spec_from_env", None)
-    if tell is not None and policy.action_spec is None:
+    set_spec = getattr(policy, "set_action_spec_from_env", None)
+    if set_spec is not None and policy.action_spec is None:
         if env.specs is None:
             return None
-        tell(env.specs)
+        set_spec(env.specs)
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
         if any(_name(kind) == _NOISE for kind in type(module).__mro__) and module._spec is None:
             spec = _action_spec(env)
@@ -160,11 +166,11 @@ def _name(kind: type) -> tuple[str, str]:
 
 
 def _action_spec(env: EnvBatch) -> Any:
-    """TorchRL's spec of one env's action; None where there is none that noise could be added to."""
+    """Return TorchRL's spec of one environment's action; ``None`` for a space other than Box."""
     if env.specs is not None:
         return env.specs.action_spec_unbatched
     if not isinstance(env.action_space, spaces.Box):
         return None
-    from pycollect.envs.torchrl.specs import bounded  # whoever made the module has TorchRL
+    from pycollect.envs.torchrl.specs import bounded  # the module is TorchRL's: it is installed
 
     return bounded(env.action_space, env.action[0])

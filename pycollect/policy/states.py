@@ -1,9 +1,9 @@
-"""Recurrent states, and entries that the collector keeps for the policy.
+"""Recurrent states of a policy, and entries that the collector writes for it.
 
-The form of a state (shape, dtype, first value) is taken from the first of: a primer of the policy's
-modules (as TorchRL's `make_tensordict_primer()` returns it; TorchRL is not imported),
-`policy_state`, the RNN layers inside the policy. The last two may leave several forms. Then the
-policy is called, and the first form that it returns unchanged is the right one.
+The form of a state (shape, dtype, first value) comes from the first of these that defines it: a
+primer of the policy's modules, as TorchRL's `make_tensordict_primer()` returns it (TorchRL is not
+imported); `policy_state`; the RNN layers inside the policy. The last two may allow several forms.
+The probe then calls the policy with each, and uses the first form whose dtype and shape it keeps.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ STEP_COUNT: Key = ("step_count",)
 _FLAGS: tuple[Key, ...] = (("done",), ("terminated",), ("truncated",))
 
 
-class OwnEntries:
-    """Entries of the state acted on that the collector keeps, for policies that read them.
+class CollectorEntries:
+    """Inputs of a policy that the collector writes: `is_init`, `step_count` and flags.
 
-    Each is made when it is given, so that it costs a policy that does not read it nothing.
+    An entry is created when a policy reads it, so others cost nothing.
 
     Args:
-        env: one without flags of its own has those of the collector, which are always False: what
-            ended is reset before it is acted on.
-        counts_steps: the recorder counts the steps of each trajectory.
+        env: The environment. If it has no flags of its own, the flags are offered. They are always
+            False, because an environment is reset before its policy acts again.
+        counts_steps: Whether the recorder counts the steps of each trajectory.
 
     Attributes:
-        given: [1] or [P, 1] each, by key: `is_init` and flags bool, `step_count` int64. The
-            Recorder keeps `is_init` and `step_count` up to date.
+        tensors: Entries by key, [1] or [P, 1] each: `is_init` and flags bool, `step_count` int64.
+            The Recorder updates `is_init` and `step_count`.
     """
 
     def __init__(self, env: EnvBatch, counts_steps: bool) -> None:
@@ -47,32 +47,32 @@ class OwnEntries:
             self._first.update(dict.fromkeys(_FLAGS, False))
         if counts_steps:
             self._first[STEP_COUNT] = 0
-        self.given: dict[Key, torch.Tensor] = {}
+        self.tensors: dict[Key, torch.Tensor] = {}
 
     def offers(self, key: Key) -> bool:
-        """Whether it is one of these entries."""
+        """Return whether the collector can write this entry."""
         return key in self._first
 
     def missing(self, error: KeyError) -> Key | None:
-        """Which entry, not given yet, a policy missed that raised this; None for any other key."""
-        left = (key for key in self._first if key not in self.given)
+        """Return the offered entry that a policy's KeyError names, ``None`` if there is none."""
+        left = (key for key in self._first if key not in self.tensors)
         return next((key for key in left if key[0] in str(error)), None)
 
     def give(self, key: Key) -> torch.Tensor:
-        """The memory of that entry, as it is at a trajectory's first step."""
-        self.given[key] = torch.tensor(self._first[key], device="cpu").repeat(self._shape)
-        return self.given[key]
+        """Create an entry with its value at a trajectory's first step, and return its memory."""
+        self.tensors[key] = torch.tensor(self._first[key], device="cpu").repeat(self._shape)
+        return self.tensors[key]
 
 
 @dataclass(frozen=True)
 class PolicyState:
-    """What a policy passes on to its own next call: it reads `leaf.key`, writes ("next", ...).
+    """A state that a policy passes to its next call: it reads `leaf.key`, writes ("next", ...).
 
     Attributes:
-        leaf: the key as it is read, dtype and shape for one env.
-        current: what the next call reads, [*frame] or [P, *frame]; the Recorder rewrites it.
-        initial: its value at a trajectory's first step, [*frame] or [P, *frame].
-        recorded: frames have it; else it is only carried from step to step.
+        leaf: Key that the policy reads, dtype, and shape for one environment.
+        current: Value for the next call, [*frame] or [P, *frame]; the Recorder updates it.
+        initial: Value at a trajectory's first step, [*frame] or [P, *frame].
+        recorded: Whether batches contain the state (default: ``True``).
     """
 
     leaf: Leaf
@@ -96,9 +96,10 @@ class Form:
     """One form that a state may have.
 
     Attributes:
-        shape: of one env.
-        initial: the value at a trajectory's first step, of that shape.
-        draw: where each trajectory begins with another one: gives it for one env, or for all.
+        shape: Shape for one environment.
+        initial: Value at a trajectory's first step, of that shape.
+        draw: Function that draws the first value for one environment or for all. Defaults to
+            ``None``: every trajectory begins with `initial`.
     """
 
     shape: tuple[int, ...]
@@ -106,7 +107,7 @@ class Form:
     draw: Callable[[], torch.Tensor] | None = None
 
     def state(self, key: Key, env: EnvBatch, device: torch.device) -> PolicyState:
-        """The state of that key, at its beginning, in memory of its own on the device."""
+        """Create the state with this form on a device, with its first values."""
         leaf = Leaf(key, dtype_name(self.initial.dtype), self.shape)
         initial = self.initial
         if self.draw is not None:
@@ -116,7 +117,7 @@ class Form:
         return PolicyState(leaf, current.contiguous().to(device), initial.to(device))
 
     def drawn(self, env: EnvBatch) -> torch.Tensor:
-        """First values for every env, [*frame] or [P, *frame]."""
+        """Draw first values for every environment, [*frame] or [P, *frame]."""
         assert self.draw is not None
         value = self.draw()
         if not env.batched or value.shape != self.shape:
@@ -125,20 +126,23 @@ class Form:
 
 
 class StateForms:
-    """The forms that the states of one policy may have.
+    """Find the forms that the states of a policy may have.
 
     Args:
-        policy: searched for primers and RNN layers.
-        env: whose batch shape primers may have.
-        given: `policy_state`: a shape of one env, or a tensor [*frame], the first value, by key.
+        policy: Policy, which is searched for primers and RNN layers.
+        env: Environment whose batch shape primers may have.
+        policy_state: By key, the shape for one environment, or the first value as a tensor
+            [*frame].
 
-    Raises ValueError or TypeError for a `policy_state` that is none.
+    Raises:
+        ValueError: A value of `policy_state` is neither a shape nor a tensor.
+        TypeError: A key of `policy_state` is not a string or a tuple of strings.
     """
 
-    def __init__(self, policy: Any, env: EnvBatch, given: Mapping[Any, Any] | None) -> None:
+    def __init__(self, policy: Any, env: EnvBatch, policy_state: Mapping[Any, Any] | None) -> None:
         self._policy = policy
-        self._given = {
-            as_key(key): _check_given(key, value) for key, value in (given or {}).items()
+        self._policy_state = {
+            as_key(key): _check_value(key, value) for key, value in (policy_state or {}).items()
         }
         self._primed, self._failures = _primed_forms(policy, env)
 
@@ -154,7 +158,7 @@ class StateForms:
         Raises ValueError if the shape of a state is unknown.
         """
         keys = self._keys(read, set(written), {leaf.key for leaf in env.observation})
-        unknown = [key for key in self._given if key not in keys]
+        unknown = [key for key in self._policy_state if key not in keys]
         if unknown:
             raise ValueError(
                 f"policy_state: {show(unknown[0])} is not a state of the policy; a state is read "
@@ -164,30 +168,30 @@ class StateForms:
 
     def _keys(self, read: Iterable[Key] | None, written: set[Key], observed: set[Key]) -> list[Key]:
         if read is None:
-            return list(self._given)
+            return list(self._policy_state)
         reads = [key for key in read if key not in observed and key != IS_INIT]
-        named = dict.fromkeys((*self._primed, *self._given))
+        named = dict.fromkeys((*self._primed, *self._policy_state))
         inside = [key for key in named if any(key[: len(r)] == r for r in reads)]
         plain = [
             key
             for key in reads
             if ("next", *key) in written
-            and key not in written  # else what it writes there is what its next call reads
+            and key not in written  # if it writes the key itself, its next call reads that
             and not any(k[: len(key)] == key for k in inside)
         ]
         return [*inside, *plain]
 
     def _forms(self, key: Key) -> Sequence[Form]:
-        primed, given = self._primed.get(key), self._given.get(key)
+        primed, value = self._primed.get(key), self._policy_state.get(key)
         if primed is not None:
-            if given is not None and _shape_of(given) != primed.shape:
+            if value is not None and _shape_of(value) != primed.shape:
                 raise ValueError(
                     f"policy_state: expected shape {list(primed.shape)} for {show(key)}, as in the "
-                    f"policy's primer, got {list(_shape_of(given))}"
+                    f"policy's primer, got {list(_shape_of(value))}"
                 )
             return [primed]
-        if given is not None:
-            return _given_forms(given, self._policy)
+        if value is not None:
+            return _forms_of_value(value, self._policy)
         forms = _layer_forms(self._policy)
         if not forms:
             hint = f" ({self._failures[0]})" if self._failures else ""
@@ -205,11 +209,11 @@ def check_policy_state(value: Any) -> Mapping[Any, Any] | None:
     if not isinstance(value, Mapping):
         raise TypeError(f"policy_state: expected a dict of shapes, got {type(value).__name__}")
     for key, own in value.items():
-        _check_given(key, own)
+        _check_value(key, own)
     return value
 
 
-def _check_given(key: Any, value: Any) -> Any:
+def _check_value(key: Any, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach()
     sizes = (value,) if isinstance(value, int) else value
@@ -225,16 +229,16 @@ def _check_given(key: Any, value: Any) -> Any:
     return tuple(sizes)
 
 
-def _shape_of(given: Any) -> tuple[int, ...]:
-    return tuple(given.shape) if isinstance(given, torch.Tensor) else given
+def _shape_of(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else value
 
 
-def _given_forms(given: Any, policy: Any) -> list[Form]:
-    """A shape alone leaves the dtype open."""
-    if isinstance(given, torch.Tensor):
-        return [Form(tuple(given.shape), given.clone())]
+def _forms_of_value(value: Any, policy: Any) -> list[Form]:
+    """Return the form of a tensor, or forms with several dtypes for a shape."""
+    if isinstance(value, torch.Tensor):
+        return [Form(tuple(value.shape), value.clone())]
     dtypes = (_float_dtype(policy), torch.float32, torch.float64, torch.int64, torch.bool)
-    return [_zero_form(given, dtype) for dtype in dict.fromkeys(dtypes)]
+    return [_zero_form(value, dtype) for dtype in dict.fromkeys(dtypes)]
 
 
 def _float_dtype(policy: Any) -> torch.dtype:
@@ -248,7 +252,7 @@ def _zero_form(shape: tuple[int, ...], dtype: torch.dtype) -> Form:
 
 
 def _layer_forms(policy: Any) -> list[Form]:
-    """What the RNN layers inside pass on: [layers, size] as TorchRL has it, or [size] alone."""
+    """Return the forms of the RNN layers' states: [layers, size] as in TorchRL, or [size]."""
     shapes: dict[tuple[tuple[int, ...], torch.dtype], None] = {}
     for layer in policy.modules() if isinstance(policy, nn.Module) else ():
         if isinstance(layer, nn.RNNCellBase):
@@ -264,7 +268,7 @@ def _layer_forms(policy: Any) -> list[Form]:
 
 
 def _primed_forms(policy: Any, env: EnvBatch) -> tuple[dict[Key, Form], list[str]]:
-    """By key what the primers of the policy's modules say, and why some could not be made."""
+    """Return the forms of the modules' primers by key, and the errors of failed primers."""
     forms: dict[Key, Form] = {}
     failures: list[str] = []
     for module in policy.modules() if isinstance(policy, nn.Module) else (policy,):
@@ -273,7 +277,7 @@ def _primed_forms(policy: Any, env: EnvBatch) -> tuple[dict[Key, Form], list[str
             continue
         try:
             primer = make()
-        except Exception as error:  # such as: a size that the module was not told
+        except Exception as error:  # for example, the module does not know the size
             failures.append(f"{type(module).__name__}.make_tensordict_primer: {error}")
             continue
         for single in getattr(primer, "transforms", None) or (primer,):
@@ -294,7 +298,7 @@ def _forms_of_primer(primer: Any, env: EnvBatch) -> dict[Key, Form]:
 def _form_of_spec(primer: Any, name: Any, spec: Any, env: EnvBatch) -> Form:
     shape = tuple(spec.shape)
     lead = len(primer.primers.shape) or (0 if primer.expand_specs else len(env.batch_size))
-    if lead and shape[:lead] == env.batch_size:  # the primer was made for this very batch
+    if lead and shape[:lead] == env.batch_size:  # the primer's shape includes the batch shape
         shape = shape[lead:]
     if primer.random:
         return _drawn_form(shape, spec.dtype, spec.rand)

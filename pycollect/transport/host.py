@@ -34,7 +34,7 @@ from pycollect.transport.messages import (
     unpickled,
 )
 from pycollect.transport.unguarded import become_worker, building
-from pycollect.worker.report import Packed
+from pycollect.worker.report import Lazy
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ class RemoteWorker:
         self._show(worker, rows)
         generators = worker.generator_state()
         if generators is not None:
-            report = report._replace(generators=Packed(generators, pickle.dumps))
+            report = report._replace(generators=Lazy(generators, pickle.dumps))
         return plain_report(report)
 
     def _show(self, worker: RolloutWorker, rows: SlabRows) -> None:

@@ -25,9 +25,9 @@ from pycollect.data.slabs import SlabRows, leaf_sizes
 from pycollect.data.weights import NO_FORM, WeightForm, Weights
 from pycollect.envs.registrations import Registered, registered_here
 from pycollect.errors import WorkerError
-from pycollect.worker.generators import GeneratorState, TeamState
+from pycollect.worker.generators import GeneratorState, NestState
 from pycollect.worker.options import WorkerOptions
-from pycollect.worker.report import Packed, RolloutReport, WorkerSeconds
+from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
 _SHARED = (
     sharedctypes.SynchronizedBase,
@@ -166,7 +166,7 @@ class RolloutWorker(Protocol):
     def set_share(self, frames: int) -> None:
         """Collect that many frames per rollout from now on."""
 
-    def generator_state(self) -> GeneratorState | TeamState | None:
+    def generator_state(self) -> GeneratorState | NestState | None:
         """Where its generators stand; None if it has none of its own."""
 
     def close(self) -> None:
@@ -277,8 +277,8 @@ def unpacked_report(plain: tuple[Any, ...]) -> RolloutReport:
         WorkerSeconds(*seconds),
         stepped,
         slow_paths,
-        None if extras is None else Packed(extras),
-        None if generators is None else Packed(generators),
+        None if extras is None else Lazy(extras),
+        None if generators is None else Lazy(generators),
         *of_team,
     )
 

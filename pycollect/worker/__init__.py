@@ -1,4 +1,4 @@
-"""One worker: environments, policy and recorder. It collects one rollout when it is asked.
+"""One worker: environments, policy and recorder. It collects one rollout per request.
 
 This code runs where environments step: in the worker's process, or in the driver with
 `SyncDataCollector`.

@@ -1,4 +1,4 @@
-"""DeviceRecorder: records what stays on a device, beside the Recorder of what comes to the host."""
+"""DeviceRecorder: record the entries that remain on the environments' device."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from pycollect.policy.states import PolicyState
 
 
 class DeviceRecorder:
-    """A Recorder of environments whose observations stay on their device.
+    """Record rollouts of environments whose observations remain on their device.
 
-    Observations, a policy's outputs and its states are copied there, by the device's current
-    stream, into tensors of each rollout's own; no step waits for them. Flags, rewards, ids and
-    counts are the Recorder's, on the host.
+    Observations, states and outputs of the policy are copied to new tensors of each rollout. The
+    copies are queued on the device's current stream, and no step waits for them. The Recorder
+    records flags, rewards, ids and counts on the host.
 
     Args:
-        recorder: of everything else.
-        leaves: of a batch.
-        current: the current observation by key, [*frame], or [P, *frame] where batched; those of
-            `env.staying` are kept up to date here.
-        states: of the policy, on the device; kept up to date here, too.
+        recorder: Records all other entries.
+        env: The environments.
+        leaves: Leaves of a batch.
+        current: Current observation by key, [*frame], or [P, *frame] for a batch. This class
+            updates the entries of `env.staying`.
+        states: States of the policy, on the device. This class updates them.
     """
 
     def __init__(
@@ -44,19 +45,19 @@ class DeviceRecorder:
         self._leaves = leaves
         self._recorded = {leaf.key for leaf in leaves.all}
         staying = env.staying
-        given = [leaf.key for leaf in (*env.observation, *env.step_only)]
-        self._observed = [(at, key, current[key]) for at, key in enumerate(given) if key in staying]
-        self._elsewhere = [at for at, key in enumerate(given) if key not in staying]
+        keys = [leaf.key for leaf in (*env.observation, *env.step_only)]
+        self._observed = [(at, key, current[key]) for at, key in enumerate(keys) if key in staying]
+        self._host_places = [at for at, key in enumerate(keys) if key not in staying]
         self._states = states
         self._outputs = frozenset(leaf.key for leaf in leaves.outputs)
         self._taken: tuple[Any, ...] = ()
         self._step = 0
-        self._rooms: dict[Key, torch.Tensor] = {}
+        self._buffers: dict[Key, torch.Tensor] = {}
         self.done: BoolArray = recorder.done
 
     def restart(self, observation: Arrays) -> None:
         """See :class:`Recorder`."""
-        self._host.restart(self._for_the_host(observation))
+        self._host.restart(self._host_part(observation))
         for place, _, current in self._observed:
             current.copy_(observation[place])
         for state in self._states:
@@ -68,25 +69,25 @@ class DeviceRecorder:
         """See :class:`Recorder`."""
         self._host.begin(slab, row, policy_version, control, steps)
         self._step = 0
-        self._rooms = {}
+        self._buffers = {}
         for key, current in self._carried():
             for place in (key, ("next", *key)):
-                self._make_room(place, current.dtype, current.shape[len(self._lead) :], steps)
+                self._allocate(place, current.dtype, current.shape[len(self._lead) :], steps)
         for leaf in self._leaves.outputs:
-            self._make_room(leaf.key, torch_dtype(leaf.dtype), leaf.shape, steps)
+            self._allocate(leaf.key, torch_dtype(leaf.dtype), leaf.shape, steps)
 
     def _carried(self) -> Iterator[tuple[Key, torch.Tensor]]:
-        """What goes from step to step, as it is now."""
+        """Yield the keys and current values of observations and states."""
         yield from ((key, current) for _, key, current in self._observed)
         yield from ((state.leaf.key, state.current) for state in self._states)
 
-    def _make_room(self, key: Key, dtype: torch.dtype, frame: Sequence[int], steps: int) -> None:
+    def _allocate(self, key: Key, dtype: torch.dtype, frame: Sequence[int], steps: int) -> None:
         if key in self._recorded and is_delivered(key):
             shape = (*self._lead, steps, *frame)
-            self._rooms[key] = torch.empty(shape, dtype=dtype, device=self._device)
+            self._buffers[key] = torch.empty(shape, dtype=dtype, device=self._device)
 
     def take(self, values: tuple[Any, ...]) -> None:
-        """See :class:`Recorder`; the env is given tensors by whoever steps it."""
+        """Keep the policy's outputs for `record`; the caller passes actions to the environment."""
         self._taken = values
 
     def record(self, result: Sequence[Any]) -> int:
@@ -102,21 +103,21 @@ class DeviceRecorder:
         for state, value in zip(self._states, states, strict=True):
             self._advance(state.leaf.key, state.current, torch.as_tensor(value))
         self._step += 1
-        rest = self._for_the_host(observation)
+        rest = self._host_part(observation)
         return self._host.step(rest, reward, terminated, truncated, ())
 
     def _advance(self, key: Key, current: torch.Tensor, value: torch.Tensor) -> None:
-        """Record what was acted on and what came of it, from which the next step goes on."""
+        """Record the current and the next value, and make the next value the current one."""
         _check(("next", *key), value, current)
-        if key not in self._outputs:  # else the policy tells
+        if key not in self._outputs:  # the policy may write the root entry itself
             self._write(key, current)
         self._write(("next", *key), value)
         current.copy_(value)
 
     def _write(self, key: Key, value: torch.Tensor) -> None:
-        room = self._rooms.get(key)
-        if room is not None:
-            cell = room.select(len(self._lead), self._step)
+        buffer = self._buffers.get(key)
+        if buffer is not None:
+            cell = buffer.select(len(self._lead), self._step)
             _check(key, value, cell)
             cell.copy_(value, non_blocking=True)
 
@@ -124,35 +125,36 @@ class DeviceRecorder:
         """See :class:`Recorder`."""
         ended = torch.from_numpy(self.done).to(self._device)
         for place, _, current in self._observed:
-            self._begin_anew(current, observation[place], ended)
+            self._set_first(current, observation[place], ended)
         for state in self._states:
-            self._begin_anew(state.current, state.initial, ended)
-        self._host.reset(self._for_the_host(observation))
+            self._set_first(state.current, state.initial, ended)
+        self._host.reset(self._host_part(observation))
 
-    def _begin_anew(self, current: torch.Tensor, first: torch.Tensor, ended: torch.Tensor) -> None:
+    def _set_first(self, current: torch.Tensor, first: torch.Tensor, ended: torch.Tensor) -> None:
         if self._lead:
             rows = ended.view(-1, *[1] * (current.ndim - 1))
             first = torch.where(rows, first, current)
         current.copy_(first)
 
     def take_tensors(self) -> dict[Key, torch.Tensor]:
-        """What was recorded on the device by the last rollout, [*batch, T, *frame] by key; T is as
-        many steps as it really has.
+        """Return the entries of the last rollout on the device, [*batch, T, *frame] by key.
+
+        T is the number of steps that the rollout has.
         """
-        rooms, self._rooms = self._rooms, {}
+        buffers, self._buffers = self._buffers, {}
         first = len(self._lead)
         return {
-            key: room.narrow(first, 0, self._step).view(*self._size, self._step, *frame)
-            for key, room in rooms.items()
-            for frame in [room.shape[first + 1 :]]
+            key: buffer.narrow(first, 0, self._step).view(*self._size, self._step, *frame)
+            for key, buffer in buffers.items()
+            for frame in [buffer.shape[first + 1 :]]
         }
 
     def abandon(self) -> None:
         """See :class:`Recorder`."""
         self._host.abandon()
 
-    def _for_the_host(self, observation: Arrays) -> tuple[Any, ...]:
-        return tuple(observation[place] for place in self._elsewhere)
+    def _host_part(self, observation: Arrays) -> tuple[Any, ...]:
+        return tuple(observation[place] for place in self._host_places)
 
 
 def _check(key: Key, value: torch.Tensor, like: torch.Tensor) -> None:

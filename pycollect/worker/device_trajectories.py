@@ -1,4 +1,4 @@
-"""Trajectory ids and finished episodes of rollouts with flags on a device."""
+"""Number trajectories and find finished episodes of rollouts with flags on a device."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from pycollect.worker.report import Episode
 _EPISODES_PER_ENV, _FEW_EPISODES = 2, 256
 
 
-class Counted(NamedTuple):
+class RolloutCounts(NamedTuple):
     """The numbers of a rollout that the host needs.
 
     Attributes:
         frames: Number of frames, without dummy steps.
         episodes: Episodes that ended, by time, then by environment.
-        told: The values of the flags that were asked for.
+        flags: Values of the flags passed to `DeviceTrajectories.number`.
     """
 
     frames: int
     episodes: list[Episode]
-    told: list[bool]
+    flags: list[bool]
 
 
 class Rollout(NamedTuple):
     """The flags and rewards of a rollout.
 
     Attributes:
-        done: Frames with which an episode ends, bool [T, P].
-        rewards: float32 [T, P].
-        valid: Frames that are no dummy steps, bool [T, P]; None if all are.
+        done: Whether an episode ends with the frame, bool [T, P].
+        rewards: Rewards, float32 [T, P].
+        valid: Whether a cell is a frame and not a dummy step, bool [T, P]. ``None`` if no cell is a
+            dummy step.
     """
 
     done: torch.Tensor
@@ -47,31 +48,31 @@ class Rollout(NamedTuple):
         return cells if self.valid is None else cells & self.valid
 
 
-class Pending(NamedTuple):
-    """The numbers of a rollout on their way to the host.
+class PendingCounts(NamedTuple):
+    """The numbers of a rollout while they are copied to the host.
 
     Attributes:
-        fetch: What brings them.
-        found: Where they will be on the host.
-        done: Frames with which an episode ends, bool [T, P].
-        sums: For each frame, the place of its episode in what follows, int64 [T, P]; returns and
-            lengths of all episodes.
+        fetch: Copies them.
+        fetched: Their memory on the host, valid after a wait for `fetch`.
+        done: Whether an episode ends with the frame, bool [T, P].
+        sums: Index of each frame's episode, int64 [T, P], and the returns and lengths of all
+            episodes by index.
     """
 
     fetch: Fetch
-    found: tuple[torch.Tensor, ...]
+    fetched: tuple[torch.Tensor, ...]
     done: torch.Tensor
     sums: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class DeviceTrajectories:
-    """Numbers trajectories, and adds up the rewards of episodes, for one rollout after the other.
+    """Number trajectories, and add up the rewards of episodes, across rollouts.
 
     New trajectories get their ids by environment, then by time. The host waits once per rollout,
     for one copy.
 
     Args:
-        envs: P.
+        envs: Number of environments P.
         device: Device of the flags and rewards.
 
     Attributes:
@@ -81,7 +82,7 @@ class DeviceTrajectories:
 
     def __init__(self, envs: int, device: torch.device) -> None:
         self._envs, self._device = envs, device
-        # What a CUDA graph copies to stays where it is, whatever other rollouts fetch.
+        # A CUDA graph always copies to the same host memory, so other rollouts use another Fetch.
         self._fetch, self._captured_fetch = (Fetch(accelerator(device), device) for _ in "12")
         self.count = 0
         self.fresh = torch.ones(envs, dtype=torch.bool, device=device)
@@ -101,21 +102,21 @@ class DeviceTrajectories:
 
     def number(
         self, rollout: Rollout, asked: Iterable[torch.Tensor], captured: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, Pending]:
+    ) -> tuple[torch.Tensor, torch.Tensor, PendingCounts]:
         """Number the trajectories of a rollout, without waiting.
 
         Args:
             rollout: Its flags and rewards.
-            asked: Flags to bring to the host, too, bool [] each.
-            captured: Whether a CUDA graph may do this again.
+            asked: Further flags to copy to the host, bool [] each.
+            captured: Whether a CUDA graph may repeat this call.
 
         Returns:
             Trajectory ids, int64 [T, P], -1 in dummy steps; whether a frame is the first of its
-            trajectory, bool [T, P]; what `count_up` needs.
+            trajectory, bool [T, P]; the argument of `wait_for_counts`.
         """
         done = rollout.done
         begins = self._begins(rollout)
-        episode = begins.cumsum(0)  # within this rollout, from 1 on; 0: before
+        episode = begins.cumsum(0)  # from 1 in this rollout; 0 for an episode that began before it
         ids = self._numbers(rollout, episode)
         frames = done.new_full((), done.numel(), dtype=torch.int64)
         if rollout.valid is not None:
@@ -123,31 +124,32 @@ class DeviceTrajectories:
         counts = torch.stack([done.sum(), self._next_id, frames, *asked])
         sums = self._sums(rollout, episode)
         fetch = self._captured_fetch if captured else self._fetch
-        found = fetch.ask([*_episodes(self._first_ends(done), sums), counts])
-        return ids, begins, Pending(fetch, found, done, sums)
+        fetched = fetch.ask([*_episodes(self._first_ends(done), sums), counts])
+        return ids, begins, PendingCounts(fetch, fetched, done, sums)
 
     def _first_ends(self, done: torch.Tensor) -> torch.Tensor:
-        """Return where episodes end, as indices of [T * P] cells; on the CPU all of them.
+        """Return the cells with which episodes end, as indices into [T * P].
 
-        On a device, the number of indices is fixed, because it cannot be known without a wait.
+        On a device, the number of indices is fixed, because the host would have to wait to know how
+        many episodes ended. On the CPU, all are returned.
         """
         if self._device == CPU:
             return done.flatten().nonzero().squeeze(1)
         most = min(done.numel(), max(_EPISODES_PER_ENV * self._envs, _FEW_EPISODES))
         return torch.nonzero_static(done.flatten(), size=most, fill_value=0).squeeze(1)
 
-    def count_up(self, pending: Pending) -> Counted:
+    def wait_for_counts(self, pending: PendingCounts) -> RolloutCounts:
         """Wait for the device; return the numbers of the last rollout."""
         pending.fetch.wait()
-        *found, counts = pending.found
-        ended, self.count, frames, *told = counts.tolist()
-        if ended > len(found[0]):  # more than were fetched
+        *fetched, counts = pending.fetched
+        ended, self.count, frames, *flags = counts.tolist()
+        if ended > len(fetched[0]):
             at = pending.done.flatten().nonzero().squeeze(1)
-            found = [own.cpu() for own in _episodes(at, pending.sums)]
-        places, returns, lengths = (own[:ended].tolist() for own in found)
+            fetched = [values.cpu() for values in _episodes(at, pending.sums)]
+        places, returns, lengths = (values[:ended].tolist() for values in fetched)
         rows = [place % self._envs for place in places]
         episodes = list(zip(rows, returns, lengths, strict=True))
-        return Counted(frames, episodes, list(map(bool, told)))
+        return RolloutCounts(frames, episodes, list(map(bool, flags)))
 
     def _begins(self, rollout: Rollout) -> torch.Tensor:
         """Return which frames begin a trajectory; a dummy step may come between two of them."""
@@ -167,7 +169,7 @@ class DeviceTrajectories:
     def _sums(
         self, rollout: Rollout, episode: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Add up the rewards of each episode; keep the sums of those that are open."""
+        """Add up the rewards of each episode; keep the sums of open episodes."""
         rewards, valid = rollout.rewards.double(), rollout.valid
         if valid is not None:
             rewards = torch.where(valid, rewards, 0.0)
@@ -175,10 +177,10 @@ class DeviceTrajectories:
         per_row = len(episode) + 1
         cells = episode + self._rows * per_row
         sums = []
-        for carried, own in ((self._returns, rewards), (self._lengths, steps)):
-            total = torch.zeros(self._envs, per_row, dtype=own.dtype, device=own.device)
+        for carried, values in ((self._returns, rewards), (self._lengths, steps)):
+            total = torch.zeros(self._envs, per_row, dtype=values.dtype, device=values.device)
             total[:, 0] = carried
-            total = total.flatten().index_add_(0, cells.flatten(), own.flatten())
+            total = total.flatten().index_add_(0, cells.flatten(), values.flatten())
             carried.copy_(total[cells[-1]]).masked_fill_(self.fresh, 0)
             sums.append(total)
         return cells, sums[0], sums[1]
@@ -187,7 +189,7 @@ class DeviceTrajectories:
 def _episodes(
     at: torch.Tensor, sums: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return these ends, with the return and the length of the episodes that end there."""
+    """Return the indices of last frames, and the returns and lengths of their episodes."""
     cells, returns, lengths = sums
     ended = cells.flatten()[at]
     return at, returns[ended], lengths[ended]

@@ -1,4 +1,4 @@
-"""EnvGroup: environments that step together, with their policy, recorder and memory."""
+"""EnvGroup: environments that step at once, with their policy, recorder and memory."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pycollect.data.frame import BatchLeaves, NoLeaves
 from pycollect.data.layout import Key, torch_dtype
 from pycollect.envs.base import Arrays, EnvBatch
 from pycollect.envs.tensors import TensorVectorEnv
-from pycollect.policy.calling import Calling, CapturedWork
+from pycollect.policy.calling import CallOptions, CapturedWork
 from pycollect.policy.random_runner import RandomRunner
-from pycollect.policy.remote import PolicyElsewhere, RunnerElsewhere
+from pycollect.policy.remote import RemotePolicy, RemoteRunner
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
 from pycollect.worker.device_recorder import DeviceRecorder
 from pycollect.worker.extras_recorder import ExtrasRecorder
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.rollout_loop import STOPPED, Calls
-from pycollect.worker.tensor_recorder import TensorRecorder, steps_wait
+from pycollect.worker.tensor_recorder import TensorRecorder, waits_for_device
 
 
 def placement_of(leaves: BatchLeaves | NoLeaves, envs: int, steps: int) -> Placement:
@@ -45,9 +45,9 @@ def placement_of(leaves: BatchLeaves | NoLeaves, envs: int, steps: int) -> Place
 
 
 def current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
-    """Memory for the current observation, [*obs] for one env, [P, *obs] for a batch.
+    """Create memory for the current observation, [*obs] for one environment, [P, *obs] for a batch.
 
-    Where the env is for what stays there, else on the CPU, whatever torch's default device is.
+    Entries of `env.staying` are on the environment's device, others on the CPU.
     """
     batch = (env.num_envs,) if env.batched else ()
     return {
@@ -63,32 +63,36 @@ def current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
 def fill(current: dict[Key, torch.Tensor], observation: Arrays) -> None:
     """Write an observation into that memory."""
     arrays = observation if isinstance(observation, tuple) else (observation,)
-    for tensor, array in zip(current.values(), arrays, strict=False):  # step_only leaves follow
+    # An observation may also have step_only leaves, at its end.
+    for tensor, array in zip(current.values(), arrays, strict=False):
         if tensor.device.type != "cpu":
             tensor.copy_(array)
         else:
             copy(tensor, array if isinstance(array, torch.Tensor) else np.asarray(array))
 
 
-Runner = PolicyRunner | RandomRunner | RunnerElsewhere
+Runner = PolicyRunner | RandomRunner | RemoteRunner
 
 
 class EnvGroup:
-    """Environments that are stepped at once: all that one worker has, or some of them.
+    """Environments that are stepped at once: all or some environments of a worker.
 
-    `record_into` follows on its construction; then, for each rollout, `begin`, the calls of
-    `calls`, and `catch_up`.
-
-    Attributes:
-        env: these environments, which have been reset.
-        runner: calls the policy for them; `random` draws actions instead.
-        leaves: of a frame.
-        recorder: writes them; `beside`, where there is one, what stays on the environments' device.
+    After construction, call `record_into`. For each rollout, call `begin`, then the functions of
+    `calls` for each step, then `catch_up`.
 
     Args:
-        policy: where it is to be called; or what stands for it in this group.
-        device: where that is.
-        cut: a trajectory is truncated after so many steps; 0: never.
+        env: The environments; they are reset.
+        policy: The policy, on the device on which it is called, or its `RemotePolicy`.
+        options: Options of the worker.
+        device: Device of the policy.
+        cut: Number of steps after which a trajectory is truncated; 0 sets no limit.
+
+    Attributes:
+        runner: Calls the policy.
+        random: Draws random actions in place of the policy.
+        leaves: Leaves of a batch.
+        recorder: Records frames.
+        device_recorder: Records the entries that remain on the environments' device, if any.
     """
 
     def __init__(
@@ -101,9 +105,9 @@ class EnvGroup:
         fill(self._current, self._first)
         self._extras = ExtrasRecorder(env)
         self._extras.restart()
-        self._calling, self._device = _calling_of(policy, options, device), device
+        self._call_options, self._device = _calling_of(policy, options, device), device
         if self._can_capture:
-            self._calling = replace(self._calling, within=True)
+            self._call_options = replace(self._call_options, in_captured_rollout=True)
         self._captured: tuple[Any, Any, Callable[[], Any]] | None = None
         with torch.no_grad():
             self.runner: Runner = make_policy_runner(
@@ -114,12 +118,12 @@ class EnvGroup:
                 extras=self._extras.current,
                 cast=options.cast,
                 counts_steps=bool(cut),
-                calling=self._calling,
+                call_options=self._call_options,
                 device=device,
-                home=indexed(env.device) if env.staying else None,
-                told=options.devices.policy_device is not None,
+                output_device=indexed(env.device) if env.staying else None,
+                explicit_device=options.devices.policy_device is not None,
             )
-        if isinstance(self.runner, RunnerElsewhere):
+        if isinstance(self.runner, RemoteRunner):
             self._current = self.runner.current
         self._extras.outputs = self.runner.extra_outputs
         self.random = self._random_runner()
@@ -153,12 +157,12 @@ class EnvGroup:
 
     @property
     def _passed_on(self) -> tuple[Leaf, ...]:
-        """What a policy returns behind its outputs: for its own next call, for the env alone."""
+        """Leaves that a policy returns after its outputs: its states, and the environment's."""
         return (*(state.leaf for state in self.runner.states), *self.runner.through_env)
 
     @property
     def slab_leaves(self) -> BatchLeaves | NoLeaves:
-        """Those of a frame that lie in the slab."""
+        """Leaves of a batch that are in the slab."""
         if not self._options.stays:
             return self.leaves
         if isinstance(self.env, TensorVectorEnv):
@@ -174,26 +178,27 @@ class EnvGroup:
         """Make the recorder.
 
         Args:
-            layout: of the slabs.
-            first: the place of these environments among all `envs` of the worker.
+            layout: Layout of the slabs.
+            first: Index of the first of these environments in the worker.
+            envs: Number of all environments of the worker.
         """
         env, runner = self.env, self.runner
         keys = [leaf.key for leaf in (*runner.outputs, *self._passed_on)]
-        given = env.given((*runner.outputs, *runner.through_env))
-        places = [keys.index(key) for key in given]
+        taken = env.given((*runner.outputs, *runner.through_env))
+        places = [keys.index(key) for key in taken]
         self.recorder: Any = None
-        self.beside: DeviceRecorder | TensorRecorder | None = None
+        self.device_recorder: DeviceRecorder | TensorRecorder | None = None
         if isinstance(env, TensorVectorEnv):
-            self.recorder = self.beside = self._make_tensor_recorder(env)
+            self.recorder = self.device_recorder = self._make_tensor_recorder(env)
         else:
             self.recorder = self._make_recorder(
                 layout, () if env.takes_tensors else places, first, envs
             )
             if env.staying:
-                self.beside = DeviceRecorder(
+                self.device_recorder = DeviceRecorder(
                     self.recorder, env, self.leaves, self._current, runner.states
                 )
-        self._records = self.beside or self.recorder
+        self._records = self.device_recorder or self.recorder
         self._records.restart(self._first)
         del self._first
         take: Callable[..., Any] = self._records.take
@@ -201,7 +206,7 @@ class EnvGroup:
 
     def _make_tensor_recorder(self, env: TensorVectorEnv) -> TensorRecorder:
         runner = self.runner
-        assert not isinstance(runner, RunnerElsewhere), "those step with arrays"
+        assert not isinstance(runner, RemoteRunner), "remote policies need environments of arrays"
         return TensorRecorder(
             env, self.leaves, self._current, runner, self._cut, self._options.set_truncated
         )
@@ -243,20 +248,22 @@ class EnvGroup:
         )
 
     def _falls_behind(self, alone: bool) -> bool:
-        """Whether what ended is left to reset itself, and steps on alone at the rollout's end.
+        """Return whether ended environments reset themselves, and `catch_up` steps them later.
 
-        To reset it at once would cost a second round trip after nearly every step.
+        To reset them at once would cost a second round trip after nearly every step. Extras are
+        recorded for all environments at once, so they need resets at once. So do groups that
+        alternate requests to a remote policy.
 
-        Not where extras are kept step by step, for all environments at once; nor where groups ask
-        a policy elsewhere in turns, which those steps would break.
+        Args:
+            alone: Whether the worker has only this group.
         """
-        in_turns = self.acts_elsewhere and not alone
-        return self.env.steps_rows and not self.leaves.extras and not in_turns
+        is_alternating = self.has_remote_policy and not alone
+        return self.env.steps_rows and not self.leaves.extras and not is_alternating
 
     @property
-    def acts_elsewhere(self) -> bool:
-        """Whether the policy is called elsewhere."""
-        return isinstance(self.runner, RunnerElsewhere)
+    def has_remote_policy(self) -> bool:
+        """Whether the policy is called in another process."""
+        return isinstance(self.runner, RemoteRunner)
 
     # A rollout
 
@@ -269,9 +276,9 @@ class EnvGroup:
         steps: int,
         random: bool,
     ) -> None:
-        """A rollout begins; arguments as for `Worker.collect`."""
+        """Begin a rollout; for the arguments see `Worker.collect`."""
         self._acting = self.random if random else self.runner
-        if isinstance(self.runner, RunnerElsewhere):
+        if isinstance(self.runner, RemoteRunner):
             self.runner.begin(control, self.recorder.set_policy_version)
         self._records.begin(slab, row, policy_version, control, steps)
         self._extras.begin()
@@ -279,14 +286,14 @@ class EnvGroup:
 
     @property
     def calls(self) -> Calls:
-        """What a step consists of, until the rollout ends."""
+        """The functions of a step in this rollout."""
         env, records, runner = self.env, self._records, self._acting
         act, record = runner.act, records.record
         reset_done: Callable[..., Arrays] = env.reset_done
         if self.leaves.extras:
             extras = self._extras
-            act = extras.beside_act(act, runner.said)
-            record, reset_done = extras.beside_step(record), extras.beside_reset(reset_done)
+            act = extras.wrap_act(act, runner.extra_values)
+            record, reset_done = extras.wrap_record(record), extras.wrap_reset_done(reset_done)
         direct = env.direct
         step = env.step if direct is None else direct.step
         whole = None
@@ -295,28 +302,28 @@ class EnvGroup:
         return Calls(act, self._take, step, record, records.done, reset_done, records.reset, whole)
 
     @property
-    def calls_in_turns(self) -> Calls:
-        """The same where another group's are between those of a step."""
+    def alternating_calls(self) -> Calls:
+        """The functions of a step if those of another group are called in between."""
         env, runner = self.env, self._acting
         calls = self.calls._replace(overlapped=(env.send, env.receive) if env.overlaps else None)
-        if isinstance(runner, RunnerElsewhere):
-            return calls._replace(ask=runner.ask)
+        if isinstance(runner, RemoteRunner):
+            return calls._replace(request=runner.request)
         if runner.reuses_memory or isinstance(runner, RandomRunner):
             return calls
         return calls._replace(act=_copying(calls.act))
 
     @property
     def _can_capture(self) -> bool:
-        """Whether a CUDA graph may step environments and policy for a whole rollout."""
-        env, graphed = self.env, self._calling.graphed
+        """Whether a CUDA graph may contain all steps of a rollout."""
+        env, graphed = self.env, self._call_options.graphed
         if graphed is None or not isinstance(env, TensorVectorEnv) or env.device != self._device:
             return False
-        return env.is_capturable and not steps_wait(env, self._cut)
+        return env.is_capturable and not waits_for_device(env, self._cut)
 
     def roll_captured(self, steps: int) -> bool:
         """Make the rollout by replaying a CUDA graph; return False if that is not possible."""
         acting = self._acting
-        if not self._calling.within or not isinstance(acting, PolicyRunner):
+        if not self._call_options.in_captured_rollout or not isinstance(acting, PolicyRunner):
             return False
         if acting.slow_path or acting.decides_on_host:
             return False
@@ -336,11 +343,11 @@ class EnvGroup:
                 record(step(take(act())))
             return recorder.complete(packs=True)
 
-        warmup = max(int((self._calling.graphed or {}).get("warmup", 1)), 1)
+        warmup = max(int((self._call_options.graphed or {}).get("warmup", 1)), 1)
         return CapturedWork(roll, self.env.device, warmup)
 
     def catch_up(self) -> None:
-        """Step what fell behind, since it reset itself, until all have the rollout's steps."""
+        """Step environments that lag because they reset themselves, until every row is full."""
         recorder, env, runner, take = self.recorder, self.env, self._acting, self._take
         if isinstance(env, TensorVectorEnv):
             return
@@ -355,16 +362,16 @@ class EnvGroup:
                     break
 
     def abandon(self) -> None:
-        """The rollout has ended, in whatever way."""
+        """End the rollout, whether it is complete or not."""
         self._records.abandon()
 
     def finish_extras(self, steps: int) -> Extras:
-        """What the rollout has beside the slab."""
+        """Return the extras of the rollout."""
         return self._extras.finish(steps)
 
     @property
     def slow_paths(self) -> tuple[str, ...]:
-        """The names of those that the rollout took."""
+        """Names of the slow paths that the rollout takes, see ``stats()``."""
         slow = {
             "policy_tensordict": self._acting.slow_path,
             "env_tensordict": self.env.takes_tensors,
@@ -375,29 +382,33 @@ class EnvGroup:
     # Between rollouts
 
     def restart(self, seeds: Sequence[int] | None) -> None:
-        """Reset all environments, with `env.num_seeds` seeds if any."""
+        """Reset all environments, with `env.num_seeds` seeds unless ``None``."""
         self._records.restart(self.env.reset(seeds))
         self._extras.restart()
 
     def reset_rows(self, rows: Sequence[int]) -> None:
-        """Reset these environments alone."""
+        """Reset only these environments."""
         done = self._records.done
         reset_done: Callable[..., Arrays] = self.env.reset_done
         if self.leaves.extras:
-            reset_done = self._extras.beside_reset(reset_done)
+            reset_done = self._extras.wrap_reset_done(reset_done)
         done[list(rows)] = True
         self._records.reset(reset_done(done))
 
 
-def _calling_of(policy: Any, options: WorkerOptions, device: torch.device) -> Calling:
-    """How the policy is called; whoever calls one elsewhere knows what is possible there."""
-    return options.calling if isinstance(policy, PolicyElsewhere) else options.calling.on(device)
+def _calling_of(policy: Any, options: WorkerOptions, device: torch.device) -> CallOptions:
+    """Return the options of policy calls; a remote policy's are checked in its own process."""
+    return (
+        options.call_options
+        if isinstance(policy, RemotePolicy)
+        else options.call_options.for_device(device)
+    )
 
 
 def _taking_tensors(
     take: Callable[[tuple[Any, ...]], Any], places: Sequence[int]
 ) -> Callable[[tuple[Any, ...]], Arrays]:
-    """`take` for an env that is given tensors: copies too, as it may keep them."""
+    """Return `take` with copies of the actions, for an environment that may keep tensors."""
 
     def take_tensors(values: tuple[Any, ...]) -> Arrays:
         take(values)
@@ -407,5 +418,5 @@ def _taking_tensors(
 
 
 def _copying(act: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
-    """`act`, with results that a call for another group cannot write into."""
+    """Return `act` with copies of its results, which calls for another group cannot overwrite."""
     return lambda: tuple([value.clone() for value in act()])

@@ -1,4 +1,4 @@
-"""ExtrasRecorder: keeps the extras of a rollout, beside the Recorder that writes its leaves."""
+"""ExtrasRecorder: record the extras of a rollout, which have no place in its slab."""
 
 from __future__ import annotations
 
@@ -13,43 +13,46 @@ from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 
 
 class ExtrasRecorder:
-    """Keeps per frame what does not fit into a slab: root and "next", [P, T] each.
+    """Record the extras of each frame, at the root and under "next", [P, T] each.
 
     Args:
-        env: whose last reset, step or `reset_done` is asked for what it gave.
+        env: Environments, whose extras are read after each reset, step and `reset_done`.
 
     Attributes:
-        current: the extras of the current observation; one and the same dict all the time.
-        outputs: those that the policy gives, at the root.
+        current: Extras of the current observation; always the same dict.
+        outputs: Extras that the policy returns, at the root.
     """
 
     def __init__(self, env: EnvBatch) -> None:
         self._env = env
         self._ended = np.zeros(env.num_envs, np.bool_)
         self._frames: list[tuple[ExtraValues, ExtraValues]] = []
-        self._said: ExtraValues = {}
+        self._output_values: ExtraValues = {}
         self.current: ExtraValues = {}
         self.outputs: tuple[Extra, ...] = ()
 
     @property
     def all(self) -> tuple[Extra, ...]:
-        """Every extra of a batch, by its key there."""
+        """All extras of a batch."""
         root = (*self._env.extras, *self.outputs)
         following = (*self._env.extras, *self._env.step_extras)
         extras = (*root, *(extra.under_next() for extra in following))
         return tuple({extra.key: extra for extra in extras if is_delivered(extra.key)}.values())
 
     def restart(self) -> None:
-        """Every environment was reset."""
+        """Read the extras of the first observation after a reset of all environments."""
         self._ended = np.zeros(self._env.num_envs, np.bool_)
         self.current.update(self._read(self._env.extras))
 
     def begin(self) -> None:
-        """A rollout begins."""
+        """Begin a rollout."""
         self._frames = []
 
     def finish(self, steps: int) -> Extras:
-        """What was kept since `begin`, [P, steps] each; None behind a stopped rollout's end."""
+        """Return the extras since `begin`, [P, steps] each.
+
+        Cells after the end of a stopped rollout are ``None``.
+        """
         envs, frames = range(self._env.num_envs), self._frames
         extras: Extras = {}
         leads: tuple[Key, ...] = ((), ("next",))
@@ -64,41 +67,44 @@ class ExtrasRecorder:
         self._frames = []
         return extras
 
-    def beside_act(
-        self, act: Callable[[], Any], said: Callable[[], ExtraValues]
+    def wrap_act(
+        self, act: Callable[[], Any], extra_values: Callable[[], ExtraValues]
     ) -> Callable[[], Any]:
-        """`act`, with what the policy said kept and given to the environment."""
+        """Return `act`, which also keeps the policy's extras and passes them to the environment."""
 
         def act_and_keep() -> Any:
             outputs = act()
-            heard = said()
-            # Copied before the step, in which the environment may write into what it hears.
-            self._said = {key: [private(value) for value in heard[key]] for key in heard}
-            self._env.hear(heard)
+            extras = extra_values()
+            # Copied before the step, because the environment may write into its arguments.
+            self._output_values = {
+                key: [private(value) for value in values] for key, values in extras.items()
+            }
+            self._env.hear(extras)
             return outputs
 
         return act_and_keep
 
-    def beside_step(self, record: Callable[..., int]) -> Callable[..., int]:
-        """The recorder's `record`, with the frame's extras kept."""
+    def wrap_record(self, record: Callable[..., int]) -> Callable[..., int]:
+        """Return the recorder's `record`, which also keeps the frame's extras."""
 
         def record_both(result: Sequence[Any]) -> int:
-            due = record(result)
+            resets = record(result)
             self._step(result[2], result[3])
-            return due
+            return resets
 
         return record_both
 
-    def beside_reset(self, reset_done: Callable[[BoolArray], Arrays]) -> Callable[[BoolArray], Any]:
-        """The environments' `reset_done`, with the new current extras kept."""
+    def wrap_reset_done(
+        self, reset_done: Callable[[BoolArray], Arrays]
+    ) -> Callable[[BoolArray], Any]:
+        """Return the environments' `reset_done`, which also updates the current extras."""
 
         def reset_both(done: BoolArray) -> Arrays:
             observation = reset_done(done)
             for key, values in self._read(self._env.extras).items():
-                own = self.current[key]
                 self.current[key] = [
                     new if is_new else old
-                    for new, old, is_new in zip(values, own, done, strict=True)
+                    for new, old, is_new in zip(values, self.current[key], done, strict=True)
                 ]
             return observation
 
@@ -107,32 +113,30 @@ class ExtrasRecorder:
     def _step(self, terminated: Any, truncated: Any) -> None:
         root = dict(self.current)
         for extra in self.outputs:
-            said = self._said.get(extra.key) or self._absent(extra)
-            root[extra.key] = _merged(root.get(extra.key), said)
+            output = self._output_values.get(extra.key) or self._absent(extra)
+            root[extra.key] = _merged(root.get(extra.key), output)
         following = self._read((*self._env.extras, *self._env.step_extras))
-        # Copies of their own, since batches are the user's to write into.
+        # Copies, because users may write into their batches.
         current = {
             extra.key: [private(value) for value in following[extra.key]]
             for extra in self._env.extras
         }
         if self._env.skips_after_done:
-            self._leave_out_dummies(root, following, np.asarray(terminated) | truncated)
+            self._clear_dummies(root, following, np.asarray(terminated) | truncated)
         self._frames.append((root, following))
         self.current.update(current)
 
-    def _leave_out_dummies(
-        self, root: ExtraValues, following: ExtraValues, ended: BoolArray
-    ) -> None:
+    def _clear_dummies(self, root: ExtraValues, following: ExtraValues, ended: BoolArray) -> None:
         dummies = self._ended
-        for values in (root, following):
-            for key, own in values.items():
-                values[key] = [None if d else v for v, d in zip(own, dummies, strict=True)]
+        for extras in (root, following):
+            for key, values in extras.items():
+                extras[key] = [None if d else v for v, d in zip(values, dummies, strict=True)]
         self._ended = ended & ~dummies
 
     def _read(self, extras: Iterable[Extra]) -> ExtraValues:
-        shown = self._env.shown()
+        values = self._env.shown()
         return {
-            extra.key: [private(value) for value in shown.get(extra.key) or self._absent(extra)]
+            extra.key: [private(value) for value in values.get(extra.key) or self._absent(extra)]
             for extra in extras
         }
 
@@ -140,11 +144,11 @@ class ExtrasRecorder:
         return [extra.absent() for _ in range(self._env.num_envs)]
 
 
-def _merged(observed: list[Any] | None, said: list[Any]) -> list[Any]:
-    """A policy's part of nested TensorDicts goes into the environment's."""
+def _merged(observed: list[Any] | None, outputs: list[Any]) -> list[Any]:
+    """Update the environment's nested TensorDicts with the policy's."""
     if observed is None:
-        return said
+        return outputs
     return [
-        own if value is None else (value if own is None else own.update(value))
-        for own, value in zip(observed, said, strict=True)
+        old if value is None else (value if old is None else old.update(value))
+        for old, value in zip(observed, outputs, strict=True)
     ]

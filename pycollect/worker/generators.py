@@ -1,4 +1,4 @@
-"""The random generators of a worker, apart from those of the program around it."""
+"""The random generators of a worker, separate from those of the program."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from pycollect.data.devices import CPU, generator_state, set_generator_state
 
 
 def next_seed(seed: int) -> int:
-    """The seed that follows `seed` in TorchRL's chain (``torchrl._utils.seed_generator``)."""
+    """Return the seed after `seed` in TorchRL's chain (``torchrl._utils.seed_generator``)."""
     generator = np.random.default_rng(seed)
     return int.from_bytes(generator.bytes(8), "big") % (2**32 - 1)
 
 
 def seed_chain(seed: int, count: int, static: bool) -> tuple[list[int], int]:
-    """Seeds for `count` envs, the first of them `seed`, and the next one of the chain."""
+    """Return seeds for `count` environments, starting with `seed`, and the next seed of the chain.
+
+    With `static`, all environments get `seed`.
+    """
     if static:
         return [seed] * count, next_seed(seed)
     seeds = []
@@ -34,12 +37,12 @@ def seed_chain(seed: int, count: int, static: bool) -> tuple[list[int], int]:
 
 
 def derived_seeds(count: int, entropy: int, *key: int) -> list[int]:
-    """Seeds for `count` envs that depend on nothing but `entropy` and `key`."""
+    """Return seeds for `count` environments that depend only on `entropy` and `key`."""
     sequence = np.random.SeedSequence(entropy, spawn_key=key)
     return [int(seed) for seed in sequence.generate_state(count, np.uint32)]
 
 
-# Errors of torch, numpy and Python for values that are no generator state.
+# Errors of torch, numpy and Python for an invalid generator state.
 _REFUSALS = (
     ArithmeticError,
     AttributeError,
@@ -54,14 +57,14 @@ _MT19937_WORDS = 624
 
 @dataclass(frozen=True)
 class GeneratorState:
-    """What has to be kept to go on drawing where a worker stopped; pickles.
+    """States of a worker's random generators. Can be pickled.
 
     Attributes:
-        torch: of the global generator, uint8.
-        numpy: as ``np.random.get_state(legacy=False)`` returns it.
-        python: as ``random.getstate()`` returns it.
-        actions: ``bit_generator.state`` of each env's generator of random actions.
-        device: of the global generator of the policy's device, uint8; empty for the CPU.
+        torch: State of torch's global generator, uint8.
+        numpy: As ``np.random.get_state(legacy=False)`` returns it.
+        python: As ``random.getstate()`` returns it.
+        actions: ``bit_generator.state`` of each environment's generator of random actions.
+        device: State of the global generator of the policy's device, uint8; empty for the CPU.
     """
 
     torch: npt.NDArray[np.uint8]
@@ -71,7 +74,7 @@ class GeneratorState:
     device: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def plain(self) -> dict[str, Any]:
-        """As tensors, numbers and strings, which ``torch.load(weights_only=True)`` takes."""
+        """Return tensors, numbers and strings, which ``torch.load(weights_only=True)`` accepts."""
         version, words, next_gauss = self.python
         return {
             "torch": torch.from_numpy(self.torch.copy()),
@@ -109,33 +112,33 @@ class GeneratorState:
         return cls(**values)
 
     def action_generators(self) -> list[np.random.Generator]:
-        """New generators that go on where those of the state stood."""
+        """Create generators of random actions that continue from this state."""
         return [_action_generator(state) for state in self.actions]
 
 
 @dataclass(frozen=True)
-class TeamState:
-    """Where the generators of several processes stand that are one worker, in their order."""
+class NestState:
+    """Generator states of the processes of an actor or rank that holds several workers."""
 
     processes: tuple[GeneratorState, ...]
 
     def plain(self) -> dict[str, Any]:
-        """As :meth:`GeneratorState.plain`."""
+        """Return the states in the form of :meth:`GeneratorState.plain`."""
         return {"processes": [state.plain() for state in self.processes]}
 
 
-def from_plain(plain: Any, place: str) -> GeneratorState | TeamState:
+def from_plain(plain: Any, place: str) -> GeneratorState | NestState:
     """Return the state of a worker from its plain form.
 
     Args:
         plain: Any value.
-        place: Names the entry of the collector's state, for errors.
+        place: Name of the entry in the collector's state, for errors.
 
     Raises:
-        ValueError: An entry is missing, or no generator takes it.
+        ValueError: An entry is missing or invalid.
     """
     if isinstance(plain, Mapping) and isinstance(plain.get("processes"), list):
-        return TeamState(
+        return NestState(
             tuple(
                 GeneratorState.from_plain(own, f"{place}, 'processes', {number}")
                 for number, own in enumerate(plain["processes"])
@@ -145,7 +148,7 @@ def from_plain(plain: Any, place: str) -> GeneratorState | TeamState:
 
 
 def _plain_numpy(state: Mapping[str, Any]) -> Any:
-    """numpy's global generator: an MT19937, unless somebody has put another one there."""
+    """Return the plain state of numpy's global generator, which may be other than MT19937."""
     if state["bit_generator"] != "MT19937":
         return _plain(state)
     inner = state["state"]
@@ -154,12 +157,12 @@ def _plain_numpy(state: Mapping[str, Any]) -> Any:
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A numpy bit generator's state: its integers have 128 bits, so they become strings."""
+    """Return a numpy bit generator's state with strings for its integers of up to 128 bits."""
     inner = {name: str(value) for name, value in state["state"].items()}
     return {**state, "state": inner}
 
 
-# Reading a plain state. Each function returns a value that the generator has accepted.
+# Readers of plain states. Each returns a value that a generator has accepted.
 
 
 def _read_torch(plain: torch.Tensor) -> npt.NDArray[np.uint8]:
@@ -169,7 +172,7 @@ def _read_torch(plain: torch.Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _read_device(plain: torch.Tensor) -> npt.NDArray[np.uint8]:
-    return _bytes(plain)  # the device itself may be in another process
+    return _bytes(plain)  # this process may not have the device
 
 
 def _bytes(plain: torch.Tensor) -> npt.NDArray[np.uint8]:
@@ -197,7 +200,7 @@ def _whole_mt19937(plain: Any) -> dict[str, Any]:
     if name != "MT19937" or keys.dtype != torch.int64 or keys.shape != (_MT19937_WORDS,):
         raise ValueError(f"expected {_MT19937_WORDS} words of an MT19937")
     words = keys.numpy()
-    # numpy itself checks neither of them.
+    # numpy itself checks neither the words nor the position.
     if words.min() < 0 or words.max() >= 2**32 or not 0 <= position <= _MT19937_WORDS:
         raise ValueError("expected words below 2**32, and a position among them")
     inner = {"key": words.astype(np.uint32), "pos": position}
@@ -246,84 +249,86 @@ def _action_generator(state: Mapping[str, Any]) -> np.random.Generator:
 
 
 class Generators:
-    """States of torch's, numpy's and Python's global generators, to be swapped in for a while.
+    """Generators of a worker, which temporarily replace those of torch, numpy and Python.
 
     Args:
-        sequence: what all of them are seeded from.
-        device: whose global generator is swapped, too.
+        sequence: Seed of all generators.
+        device: Device whose global generator is replaced, too (default: the CPU).
     """
 
     def __init__(self, sequence: np.random.SeedSequence, device: torch.device = CPU) -> None:
-        torch_seed, numpy_seed, python_seed, last = sequence.generate_state(4, np.uint64)
-        own = None
+        torch_seed, numpy_seed, python_seed, device_seed = sequence.generate_state(4, np.uint64)
+        device_state = None
         if device.type != "cpu":
-            own = torch.Generator(device).manual_seed(int(last) >> 1).get_state()
+            device_state = torch.Generator(device).manual_seed(int(device_seed) >> 1).get_state()
         legacy = np.random.RandomState(int(numpy_seed) % 2**32)
-        self._place = device
-        self._own = _Globals(
+        self._device = device
+        self._states = _Globals(
             torch.Generator().manual_seed(int(torch_seed) >> 1).get_state(),
             _Numpy.of(legacy.get_state(legacy=False)),
             random.Random(int(python_seed)).getstate(),
-            own,
+            device_state,
         )
 
     @classmethod
     def of(cls, state: GeneratorState, device: torch.device = CPU) -> Generators:
-        """Generators that go on where those of the state stood.
+        """Return generators that continue from a state.
 
-        Where the state has none of that device, its generator is seeded from the state's seed.
+        If the state has none for the device, the device's generator is seeded from torch's initial
+        seed.
         """
-        own = _torch_generator(state.torch)
-        self = cls(np.random.SeedSequence(own.initial_seed()), device)
-        there = self._own.device
+        cpu_generator = _torch_generator(state.torch)
+        self = cls(np.random.SeedSequence(cpu_generator.initial_seed()), device)
+        device_state = self._states.device
         if state.device.size and device.type != "cpu":
             generator = torch.Generator(device)
             generator.set_state(torch.from_numpy(state.device.copy()))
-            there = generator.get_state()
-        self._own = _Globals(
-            own.get_state(),
+            device_state = generator.get_state()
+        self._states = _Globals(
+            cpu_generator.get_state(),
             _Numpy.of(state.numpy),
             _python_generator(state.python).getstate(),
-            there,
+            device_state,
         )
         return self
 
     def state(self, actions: Sequence[np.random.Generator]) -> GeneratorState:
-        """Where they stand now, and where the generators of random actions do."""
+        """Return the present states, including the generators of random actions."""
         each = tuple(dict(generator.bit_generator.state) for generator in actions)
-        own = self._own
-        place = np.empty(0, np.uint8) if own.device is None else own.device.numpy()
-        return GeneratorState(own.cpu.numpy(), own.numpy.state, own.python, each, place)
+        states = self._states
+        device = np.empty(0, np.uint8) if states.device is None else states.device.numpy()
+        return GeneratorState(states.cpu.numpy(), states.numpy.state, states.python, each, device)
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within, the global generators are the worker's; afterwards the caller's, unchanged."""
-        callers = _Globals.now(self._place)
-        is_active = is_over = False
+        """Use the worker's generators as the global ones within the block."""
+        caller = _Globals.now(self._device)
+        is_active = is_restored = False
         try:
             with Uninterrupted():
-                self._own.put(self._place)
+                self._states.put(self._device)
                 is_active = True
             yield
         finally:
             try:
                 with Uninterrupted():
                     if is_active:
-                        self._own = _Globals.now(self._place)
-                    callers.put(self._place)
-                    is_over = True
+                        self._states = _Globals.now(self._device)
+                    caller.put(self._device)
+                    is_restored = True
             finally:
-                if not is_over:  # an interrupt came before the block
-                    callers.put(self._place)
+                if not is_restored:  # an interrupt came before the block
+                    caller.put(self._device)
 
 
 class _Globals(NamedTuple):
     """States of the global generators at one moment.
 
     Attributes:
-        cpu: Of torch's generator on the CPU.
+        cpu: State of torch's generator on the CPU.
+        numpy: State of numpy's generator.
         python: As ``random.getstate()`` returns it.
-        device: Of the generator of a device; ``None`` for the CPU.
+        device: State of a device's generator; ``None`` for the CPU.
     """
 
     cpu: torch.Tensor
@@ -332,26 +337,27 @@ class _Globals(NamedTuple):
     device: torch.Tensor | None
 
     @classmethod
-    def now(cls, place: torch.device) -> _Globals:
-        """Return the present states, including the generator of the device `place`."""
-        return cls(torch.get_rng_state(), _Numpy.now(), random.getstate(), generator_state(place))
+    def now(cls, device: torch.device) -> _Globals:
+        """Return the present states, including the device's generator."""
+        return cls(torch.get_rng_state(), _Numpy.now(), random.getstate(), generator_state(device))
 
-    def put(self, place: torch.device) -> None:
-        """Make them the present states again."""
-        set_generator_state(place, self.device)
+    def put(self, device: torch.device) -> None:
+        """Set the global generators to these states."""
+        set_generator_state(device, self.device)
         torch.set_rng_state(self.cpu)
         self.numpy.put()
         random.setstate(self.python)
 
 
 class _Numpy(NamedTuple):
-    """numpy's global generator as it stood at some moment.
+    """The state of numpy's global generator at some moment.
 
-    Its bit generator is exchanged as a whole: to write a state into one takes 40 us. Whoever holds
-    that object, instead of drawing from ``np.random``, goes on drawing from the caller's.
+    The whole bit generator is replaced, because writing a state into one takes 40 us. Code that
+    holds the bit generator object, instead of using ``np.random``, keeps drawing from the caller's.
 
     Attributes:
-        state: as ``np.random.get_state(legacy=False)`` returns it.
+        state: As ``np.random.get_state(legacy=False)`` returns it.
+        bits: The bit generator.
     """
 
     state: Any
@@ -363,7 +369,7 @@ class _Numpy(NamedTuple):
 
     @classmethod
     def of(cls, state: Any) -> _Numpy:
-        """Return a generator in that state; ValueError if it names no bit generator."""
+        """Return a generator in a state; ValueError if it names an unknown bit generator."""
         kind = getattr(np.random, state["bit_generator"], None)
         if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
             raise ValueError(
@@ -375,7 +381,7 @@ class _Numpy(NamedTuple):
         return cls(legacy.get_state(legacy=False), bits)
 
     def put(self) -> None:
-        """Make it numpy's global generator again, of which nobody else has drawn since."""
+        """Make this numpy's global generator; it must not have been used in the meantime."""
         np.random.mtrand.set_bit_generator(self.bits)
-        if self.state["has_gauss"]:  # half of a pair of normals, which lies outside of the bits
+        if self.state["has_gauss"]:  # half of a pair of normals, which is not in the bit generator
             np.random.set_state(self.state)

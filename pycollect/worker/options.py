@@ -16,7 +16,7 @@ from pycollect.data.devices import Devices
 from pycollect.envs.groups import check_env_groups
 from pycollect.envs.info import InfoKeys, check_info_keys
 from pycollect.envs.vector_api import parse_autoreset
-from pycollect.policy.calling import Calling
+from pycollect.policy.calling import CallOptions
 from pycollect.policy.states import check_policy_state
 
 PreHook = Callable[[], Any]
@@ -48,7 +48,7 @@ class WorkerOptions:
         mask: Record ("collector", "mask") for any environment, because rollouts may be padded.
         devices: Devices of environments and policy.
         compress: Compress rollouts that leave the machine.
-        stays: Entries recorded on the environments' device have no space in the slab.
+        stays: The slab has no space for entries that are recorded on the environments' device.
     """
 
     frames: int = 0
@@ -143,8 +143,8 @@ class WorkerOptions:
         flags are always recorded.""",
         name="compact_obs",
     )
-    calling: Calling = made_of(
-        Calling.checked,
+    call_options: CallOptions = made_of(
+        CallOptions.checked,
         compile_policy=asked(
             None,
             """Call the policy through ``torch.compile``. A dict contains its arguments, and

@@ -1,4 +1,4 @@
-"""The report of a rollout: counts, times of its phases, and values that are pickled lazily."""
+"""The report of a rollout: counts, times, and values that are pickled lazily."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 
 from pycollect.data.extras import Extras
 from pycollect.data.layout import Key
-from pycollect.worker.generators import GeneratorState, TeamState
+from pycollect.worker.generators import GeneratorState, NestState
 
 T = TypeVar("T")
 
 
-class Packed(Generic[T]):
-    """Either form of a value, each made once, when it is first asked for.
+class Lazy(Generic[T]):
+    """A value that is pickled and unpickled on first use.
 
     Args:
-        value: the value, or its pickled bytes.
-        pickle: makes these of it.
+        value: The value, or its pickled bytes.
+        pickle: Function that pickles the value (default: ``cloudpickle.dumps``).
     """
 
     def __init__(self, value: T | bytes, pickle: Callable[[T], bytes] = cloudpickle.dumps) -> None:
@@ -42,23 +42,23 @@ class Packed(Generic[T]):
 
     @cached_property
     def pickled(self) -> bytes:
-        """The value as it travels."""
+        """The pickled value."""
         return self._pickle(self.value)
 
 
-# Steps from one timed step to the next, in turn: no common period with episodes of fixed length.
-# A timed step takes a few microseconds longer: of a step of 15 that is half a percent.
+# Numbers of steps between timed steps. They vary, so that they do not follow episodes of a fixed
+# length. A timed step takes a few microseconds longer: half a percent if a step takes 15 us.
 _GAPS = (37, 61, 43, 83, 47, 67)
 
 
 class WorkerSeconds(NamedTuple):
-    """Wall time of a worker since its first rollout began.
+    """Seconds of wall time of a worker since its first rollout began.
 
     Attributes:
-        env: stepping and resetting environments.
-        policy: choosing actions.
-        record: writing into slabs, and what else a rollout takes.
-        idle: between rollouts.
+        env: Stepping and resetting environments.
+        policy: Calling the policy.
+        record: Writing into slabs, and all other parts of a rollout.
+        idle: Between rollouts.
     """
 
     env: float = 0.0
@@ -67,41 +67,43 @@ class WorkerSeconds(NamedTuple):
     idle: float = 0.0
 
     def report(self) -> dict[str, float]:
-        """By name, JSON-able."""
+        """Return the seconds by name, for JSON."""
         return self._asdict()
 
 
 class StepTimer:
-    """Measures whole rollouts, and splits their time as the sampled steps' is split.
+    """Measure rollouts, and split their time in the proportions of a sample of steps.
 
-    Reading the clock at every step would cost more than recording it does.
+    Reading the clock in every step would take longer than recording the step.
 
     Attributes:
-        env: seconds of the sampled steps, likewise `policy` and `record`.
+        env: Seconds that timed steps have spent in environments.
+        policy: Seconds that timed steps have spent in the policy.
+        record: Seconds that timed steps have spent recording.
     """
 
     def __init__(self) -> None:
         self.env = self.policy = self.record = 0.0
         self._gaps = itertools.cycle(_GAPS)
-        self._until = 1  # plain steps before the next timed one; the first ever is like no other
+        self._until = 1  # plain steps before the next timed one; the first step is not typical
         self._rollouts = 0.0
         self._idle = 0.0
         self._began = 0.0
         self._ended: float | None = None
 
     def begin(self) -> None:
-        """A rollout begins."""
+        """Begin a rollout."""
         self._began = time.perf_counter()
         if self._ended is not None:
             self._idle += self._began - self._ended
 
     def end(self) -> None:
-        """The rollout has ended, in whatever way."""
+        """End the rollout, whether it is complete or not."""
         self._ended = time.perf_counter()
         self._rollouts += self._ended - self._began
 
     def stretches(self, steps: int) -> Iterator[tuple[int, bool]]:
-        """Cut a rollout: (so many plain steps, whether a timed one follows), again and again."""
+        """Split a rollout: yield numbers of plain steps, and whether a timed step follows."""
         while steps > self._until:
             yield self._until, True
             steps -= self._until + 1
@@ -111,7 +113,7 @@ class StepTimer:
 
     @property
     def seconds(self) -> WorkerSeconds:
-        """The split so far; its parts add up to the time since the first rollout began."""
+        """Seconds so far; they add up to the time since the first rollout began."""
         sampled = self.env + self.policy + self.record
         scale = self._rollouts / sampled if sampled else 0.0
         env, policy = self.env * scale, self.policy * scale
@@ -119,29 +121,32 @@ class StepTimer:
 
 
 Episode = tuple[int, float | list[float], int]
-"""(env, return, length in frames) of an episode that ended; for a vector reward, k returns."""
+"""Environment, return and length in frames of an ended episode; k returns for a vector reward."""
 
 _NOTHING: Mapping[Key, torch.Tensor] = MappingProxyType({})
 
 
 class RolloutReport(NamedTuple):
-    """What comes back beside the frames of a rollout.
+    """A worker's report of a rollout, in addition to the frames in the slab.
 
     Attributes:
-        frames: that it really has; uncollected cells are not counted.
-        policy_version: that it began with.
-        seconds: where the worker's time went so far.
-        stepped: steps of single envs since the worker was made, best effort.
-        slow_paths: the names of those that the rollout took.
-        extras: [P, T] each; None where there are none.
-        generators: where the worker's own stand at its end; None if it has none, or nobody asked.
-        sources: the numbers of those of its own processes whose parts follow each other along time;
-            one number where all of them are environments side by side, or it collects itself.
-        lost: frames that were asked of its processes since the last rollout and never came, by
+        frames: Number of frames, without uncollected cells.
+        policy_version: Policy version at the start of the rollout.
+        episodes: Episodes that ended.
+        seconds: The worker's times so far.
+        stepped: Steps of single environments since the worker was created, best effort.
+        slow_paths: Names of the slow paths that the rollout took.
+        extras: Extras, [P, T] each; ``None`` if there are none.
+        generators: States of the worker's random generators after the rollout. ``None`` if it has
+            no generators of its own, or the request did not ask for them.
+        sources: For a worker with several processes that are joined along time: the numbers of
+            these processes, in order. Otherwise a single number.
+        lost: Frames that were requested from its processes since the last rollout and lost, by
             reason.
-        restarts: how often one of these was replaced so far.
-        on_device: what was recorded on the environments' device instead of in the slab, of the
-            steps that the rollout really has, [*batch, T, *frame] each. Does not travel.
+        restarts: Number of replacements of its processes so far.
+        on_device: Entries that were recorded on the environments' device instead of in the slab,
+            [*batch, T, *frame] each, with the steps that the rollout has. Not sent to other
+            processes.
     """
 
     frames: int
@@ -150,8 +155,8 @@ class RolloutReport(NamedTuple):
     seconds: WorkerSeconds
     stepped: int
     slow_paths: tuple[str, ...]
-    extras: Packed[Extras] | None = None
-    generators: Packed[GeneratorState | TeamState] | None = None
+    extras: Lazy[Extras] | None = None
+    generators: Lazy[GeneratorState | NestState] | None = None
     sources: tuple[int, ...] = (0,)
     lost: Mapping[str, int] = MappingProxyType({})
     restarts: int = 0

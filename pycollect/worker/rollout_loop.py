@@ -1,4 +1,4 @@
-"""The step loop of a rollout, for one group of environments or two in turns."""
+"""The step loop of a rollout, for one group of environments or two alternating groups."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from pycollect.envs.base import Arrays, BoolArray
 from pycollect.worker.report import StepTimer
 
 STOPPED = -1
-"""What the recorder says of a last step after which no environment is reset."""
+"""The recorder's result for the last step if no environment has to be reset."""
 
 
 def _nothing() -> None:
-    """The policy is called here."""
+    """Do nothing: a policy in this process needs no request."""
 
 
 class Calls(NamedTuple):
-    """What a step consists of.
+    """The functions of a step.
 
     Attributes:
-        act: calls the policy on the current observation.
-        take: keeps what it returned, and gives the environments' part of it.
-        step: steps the environments.
-        record: writes their result; says how many are to be reset.
-        done: which.
-        reset_done: resets them.
-        record_reset: writes what they show then.
-        whole: all of that but `act` at once, given what it returned, where the environments can be
-            stepped so; says what `record` does.
-        ask: begins the call that `act` waits for, where the policy is called elsewhere.
-        overlapped: `step` in two parts, where the environments step elsewhere: begun, awaited.
+        act: Calls the policy on the current observation.
+        take: Keeps the policy's outputs, and returns the environments' part of them.
+        step: Steps the environments.
+        record: Writes the result of `step`; returns how many environments have to be reset. In the
+            last step of a rollout, returns ``STOPPED`` minus this number.
+        done: Flags of the environments that have to be reset.
+        reset_done: Resets these environments.
+        record_reset: Writes their first observations.
+        whole: Does all except `act` at once, for environments that support it. Takes the outputs of
+            `act`, and returns the result of `record`.
+        request: Starts the call of a remote policy for which `act` waits.
+        overlapped: `step` in two parts, start and wait, for environments that step in other threads
+            or processes.
     """
 
     act: Callable[[], tuple[Any, ...]]
@@ -42,12 +44,12 @@ class Calls(NamedTuple):
     reset_done: Callable[..., Arrays]
     record_reset: Callable[..., None]
     whole: Callable[[tuple[Any, ...]], int] | None = None
-    ask: Callable[[], None] = _nothing
+    request: Callable[[], None] = _nothing
     overlapped: tuple[Callable[[Arrays], None], Callable[[], Sequence[Any]]] | None = None
 
 
 def roll(calls: Calls, timer: StepTimer, steps: int) -> None:
-    """Make so many steps, or fewer where the rollout is stopped."""
+    """Make a number of steps, or fewer if the rollout is stopped."""
     act, take, step, record, done, reset_done, record_reset, whole, *_ = calls
     for plain, then_timed in timer.stretches(steps):
         if whole is not None:
@@ -67,11 +69,11 @@ def roll(calls: Calls, timer: StepTimer, steps: int) -> None:
 
 
 def _timed_step(calls: Calls, timer: StepTimer) -> int:
-    """One step as all others, with a look at the clock between its parts."""
+    """Make one step, and add the time of its parts to the timer."""
     clock = time.perf_counter
     start = clock()
     values = calls.act()
-    chosen = clock()
+    acted = clock()
     result = calls.step(calls.take(values))
     stepped = clock()
     resets = calls.record(result)
@@ -80,39 +82,39 @@ def _timed_step(calls: Calls, timer: StepTimer) -> int:
         observation = calls.reset_done(calls.done)
         end = clock()
         calls.record_reset(observation)
-    timer.policy += chosen - start
-    timer.env += stepped - chosen + end - recorded
+    timer.policy += acted - start
+    timer.env += stepped - acted + end - recorded
     timer.record += recorded - stepped
     return resets
 
 
-Move = Callable[[], Any]
+Phase = Callable[[], Any]
 
 
-class Moves(NamedTuple):
-    """A step of one group, in parts.
+class StepPhases(NamedTuple):
+    """The phases of one group's step.
 
     Attributes:
-        ask: begins a call of the policy elsewhere; nothing where it is called here.
-        choose: calls the policy, or waits for that call, and gives the environments their actions,
-            with which they step from then on where they do so elsewhere.
-        finish: makes the step, or waits for its end; records it, and resets what is to be reset.
+        request: Starts the call of a remote policy; does nothing for other policies.
+        choose: Calls the policy, or waits for the remote call, and passes the actions to the
+            environments. Those in other threads or processes then start to step.
+        finish: Makes the step or waits for its end, records it, and resets ended environments.
     """
 
-    ask: Move
-    choose: Move
-    finish: Move
+    request: Phase
+    choose: Phase
+    finish: Phase
 
     @classmethod
-    def of(cls, calls: Calls) -> Moves:
-        """Those that consist of these calls."""
+    def of(cls, calls: Calls) -> StepPhases:
+        """Return the phases that consist of these calls."""
         act, take, record, done = calls.act, calls.take, calls.record, calls.done
         reset_done, record_reset = calls.reset_done, calls.record_reset
         if calls.whole is not None:
-            chosen: list[Any] = []
+            outputs: list[Any] = []
             whole = calls.whole
-            return cls(calls.ask, lambda: chosen.append(act()), lambda: whole(chosen.pop()))
-        send, receive = _sending(calls)
+            return cls(calls.request, lambda: outputs.append(act()), lambda: whole(outputs.pop()))
+        send, receive = _split_step(calls)
 
         def choose() -> None:
             send(take(act()))
@@ -121,94 +123,112 @@ class Moves(NamedTuple):
             if record(receive()):
                 record_reset(reset_done(done))
 
-        return cls(calls.ask, choose, finish)
+        return cls(calls.request, choose, finish)
 
 
-def _sending(calls: Calls) -> tuple[Callable[[Any], Any], Callable[[], Sequence[Any]]]:
-    """How a step is begun and ended; all of it is done at its end where the envs step here."""
+def _split_step(calls: Calls) -> tuple[Callable[[Any], Any], Callable[[], Sequence[Any]]]:
+    """Return functions that start a step and wait for it.
+
+    If the environments step in this thread, the second function makes the whole step.
+    """
     if calls.overlapped is not None:
         return calls.overlapped
-    given: list[Any] = []
+    actions: list[Any] = []
     step = calls.step
-    return given.append, lambda: step(given.pop())
+    return actions.append, lambda: step(actions.pop())
 
 
-class Order(NamedTuple):
-    """In which order two groups move.
+class PhaseSchedule(NamedTuple):
+    """The order of the phases of two alternating groups.
 
     Attributes:
-        first: until each group has a step on the way.
-        turn: one step of each; then each has the next one on the way.
-        last: these are ended.
+        first: Phases until each group has started its first step.
+        repeat: Phases that finish one step of each group and start the next.
+        last: Phases that finish the started steps.
     """
 
-    first: Sequence[Move]
-    turn: Sequence[Move]
-    last: Sequence[Move]
+    first: Sequence[Phase]
+    repeat: Sequence[Phase]
+    last: Sequence[Phase]
 
     @classmethod
-    def of(cls, groups: Sequence[Moves], envs_elsewhere: bool, policy_elsewhere: bool) -> Order:
-        """Whatever is elsewhere is begun as early as it can be."""
+    def of(
+        cls, groups: Sequence[StepPhases], remote_envs: bool, remote_policy: bool
+    ) -> PhaseSchedule:
+        """Return the schedule that starts remote steps and calls as early as possible.
+
+        Args:
+            groups: Phases of the two groups.
+            remote_envs: Whether environments step in other threads or processes.
+            remote_policy: Whether the policy is called in another process.
+        """
         a, b = groups
-        if not envs_elsewhere:  # the policy is called for one while the other steps here
+        if not remote_envs:  # the policy is called for one group while the other steps here
             return cls(
-                [a.ask, b.ask],
-                [a.choose, a.finish, a.ask, b.choose, b.finish, b.ask],
+                [a.request, b.request],
+                [a.choose, a.finish, a.request, b.choose, b.finish, b.request],
                 [a.choose, a.finish, b.choose, b.finish],
             )
-        if not policy_elsewhere:  # one steps while the policy is called for the other here
+        if not remote_policy:  # one group steps while the policy is called here for the other
             return cls(
                 [a.choose, b.choose],
                 [a.finish, a.choose, b.finish, b.choose],
                 [a.finish, b.finish],
             )
         return cls(
-            [a.ask, b.ask, a.choose],
-            [b.choose, a.finish, a.ask, a.choose, b.finish, b.ask],
+            [a.request, b.request, a.choose],
+            [b.choose, a.finish, a.request, a.choose, b.finish, b.request],
             [b.choose, a.finish, b.finish],
         )
 
 
-def roll_in_turns(
-    order: Order, timed: Order, timer: StepTimer, steps: int, ends: Callable[[], bool]
+def roll_alternating(
+    schedule: PhaseSchedule,
+    timed: PhaseSchedule,
+    timer: StepTimer,
+    steps: int,
+    is_stopped: Callable[[], bool],
 ) -> None:
-    """Make so many steps of each group, or fewer where the rollout is stopped.
+    """Make a number of steps of each group, or fewer if the rollout is stopped.
 
     Args:
-        timed: the same moves, which count their time.
-        ends: whether the steps that are on the way are to be the last ones.
+        schedule: Phases of the groups.
+        timed: The same phases, which add their time to the timer.
+        timer: Decides which steps are timed.
+        steps: Number of steps.
+        is_stopped: Returns whether the started steps are the last ones of the rollout.
     """
-    _move(order.first)
-    _make_turns(order.turn, timed.turn, timer, steps - 1, ends)
-    _move(order.last)
+    _run(schedule.first)
+    _run_rounds(schedule.repeat, timed.repeat, timer, steps - 1, is_stopped)
+    _run(schedule.last)
 
 
-def _make_turns(
-    turn: Sequence[Move],
-    timed: Sequence[Move],
+def _run_rounds(
+    repeat: Sequence[Phase],
+    timed: Sequence[Phase],
     timer: StepTimer,
-    turns: int,
+    rounds: int,
     ends: Callable[[], bool],
 ) -> None:
-    for plain, then_timed in timer.stretches(turns):
+    for plain, then_timed in timer.stretches(rounds):
         for _ in range(plain):
             if ends():
                 return
-            for move in turn:
-                move()
+            for phase in repeat:
+                phase()
         if then_timed:
             if ends():
                 return
-            _move(timed)
+            _run(timed)
 
 
-def _move(moves: Sequence[Move]) -> None:
-    for move in moves:
-        move()
+def _run(phases: Sequence[Phase]) -> None:
+    for phase in phases:
+        phase()
 
 
 def timed_calls(calls: Calls, timer: StepTimer) -> Calls:
-    """The same calls, which add the time that they take to the timer's."""
+    """Return calls that add their time to the timer."""
 
     def of_env(call: Callable[..., Any]) -> Callable[..., Any]:
         return _adding(timer, "env", call)

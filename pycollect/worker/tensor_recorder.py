@@ -1,4 +1,4 @@
-"""TensorRecorder: records the steps of environments of tensors, on their device."""
+"""TensorRecorder: record the steps of environments of tensors on their device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pycollect.data.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
 from pycollect.data.layout import Key, is_delivered, torch_dtype
 from pycollect.data.transfer import Packing
 from pycollect.envs.base import Arrays, BoolArray
-from pycollect.worker.device_trajectories import DeviceTrajectories, Pending, Rollout
+from pycollect.worker.device_trajectories import DeviceTrajectories, PendingCounts, Rollout
 from pycollect.worker.report import Episode
 
 if TYPE_CHECKING:
@@ -30,41 +30,39 @@ _Copy = tuple[list[torch.Tensor], list[int]]
 """Targets of one dtype, and the places of their sources among the values of a step."""
 
 
-class Packed(NamedTuple):
+class PackedBatch(NamedTuple):
     """A batch in one block of bytes.
 
     Attributes:
-        keys: Its keys.
-        packing: How its tensors lie in the block.
+        keys: Keys of the batch.
+        packing: Positions of its tensors in the block.
         block: The bytes.
-        pending: Its numbers on their way to the host.
+        pending: Numbers of the rollout, which are being copied to the host.
     """
 
     keys: list[Key]
     packing: Packing
     block: torch.Tensor
-    pending: Pending
+    pending: PendingCounts
 
 
 class TensorRecorder:
-    """Records the steps of P environments on their device, without waiting for it.
+    """Record the steps of P environments on their device, without waiting for it.
 
-    A step is copied to memory that is used again, [T, P, *frame] for each leaf: one environment's
-    steps side by side, as in a batch, would be far slower to write. `finish` waits once, see
-    :class:`DeviceTrajectories`.
-
-    It has the methods of :class:`Recorder`.
+    A step is copied to reused memory, [T, P, *frame] for each leaf. The order of a batch, with the
+    steps of one environment next to each other, would be far slower to write. `finish` waits once,
+    see :class:`DeviceTrajectories`. The class has the methods of :class:`Recorder`.
 
     Args:
         env: The environments.
         leaves: Leaves of a batch.
-        current: The current observation by key, [P, *frame], which is kept up to date here.
-        runner: The policy. Its states and its own entries are kept up to date here.
+        current: Current observation by key, [P, *frame]. This class updates it.
+        runner: The policy. This class updates its states and collector entries.
         cut: Maximum length of a trajectory; 0: no limit.
         set_truncated: Flag the last frame of every environment in every rollout.
 
     Attributes:
-        plan: The copies of each step of a rollout; another object if its memory is another.
+        plan: The copies of each step of a rollout. A new object if the memory has changed.
     """
 
     def __init__(
@@ -89,8 +87,8 @@ class TensorRecorder:
         self._taken: tuple[torch.Tensor, ...] = ()
         self._batch: dict[Key, torch.Tensor] = {}
         self._is_complete = False
-        self._pending: Pending | None = None
-        self._packed: Packed | None = None
+        self._pending: PendingCounts | None = None
+        self._packed: PackedBatch | None = None
         self._no_flag = torch.zeros((), dtype=torch.bool, device=env.device)
         self._constants = {
             MASK: ~self._no_flag,
@@ -99,7 +97,7 @@ class TensorRecorder:
         self._episodes: list[Episode] = []
         self._skips, self._lacks_final = self._flags(), self._flags()
         self._counts = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
-        self._waits = steps_wait(env, cut)
+        self._waits = waits_for_device(env, cut)
         self._counts_steps = bool(cut) or runner.step_count is not None
         self.done: BoolArray = np.zeros(env.num_envs, np.bool_)
         self.frames = 0
@@ -118,13 +116,13 @@ class TensorRecorder:
         """Start new trajectories after a reset of all environments; see :class:`Recorder`."""
         firsts = [*observation[: len(self._env.observation)]]
         firsts += [state.initial for state in self._runner.states]
-        for (_, own), first in zip(self._carried, firsts, strict=True):
-            own.copy_(first)
+        for (_, current), first in zip(self._carried, firsts, strict=True):
+            current.copy_(first)
         self._trajectories.cut()
         self.done[:] = False
         self._skips.zero_()
         self._counts.zero_()
-        self._show_own_entries(self._trajectories.fresh)
+        self._update_entries(self._trajectories.fresh)
 
     def begin(
         self, slab: Slab, row: int, policy_version: int, control: RolloutControl, steps: int
@@ -136,9 +134,9 @@ class TensorRecorder:
         self._step, self._is_complete = 0, False
         self._constants[_VERSION].fill_(policy_version)
         self._lacks_final.zero_()
-        for cells, (_, own) in zip(self._roots, self._carried, strict=True):
+        for cells, (_, current) in zip(self._roots, self._carried, strict=True):
             if cells is not None:
-                cells[0].copy_(own)
+                cells[0].copy_(current)
 
     def _make_memory(self, steps: int) -> None:
         """Make the memory of rollouts with `steps` steps, and plan the copies of each step."""
@@ -163,10 +161,10 @@ class TensorRecorder:
         ]
         targets += [None if cells is None else cells[1:] for cells in self._roots]
         self.plan = [
-            _copies([None if own is None else own[step] for own in targets])
+            _copies([None if target is None else target[step] for target in targets])
             for step in range(steps)
         ]
-        self._advance = _copies([own for _, own in self._carried])
+        self._advance = _copies([target for _, target in self._carried])
         self._valid = self._cells(MASK, "bool", (), steps) if env.skips_after_done else None
         self._counted = self._cells(("step_count",), "int64", (), steps) if self._cut else None
 
@@ -182,11 +180,11 @@ class TensorRecorder:
     # A step
 
     def take(self, values: tuple[torch.Tensor, ...]) -> None:
-        """Keep what the policy returned; the environment is given copies."""
+        """Keep the policy's outputs for `record`; the environment gets copies."""
         self._taken = values
 
     def record(self, result: Transition) -> int:
-        """Record a step; return how many environments are to be reset, see :class:`Recorder`."""
+        """Record a step; return how many environments have to be reset, see :class:`Recorder`."""
         successor, following, reward, terminated, truncated, done, lacks_final = result
         if lacks_final:
             self._lacks_final |= truncated if self._env.tells_validity else done
@@ -202,7 +200,7 @@ class TensorRecorder:
         values = (*outputs, *successor, *carried, reward, terminated, truncated, *begins)
         for targets, places in self.plan[self._step]:
             torch._foreach_copy_(targets, [values[place] for place in places])
-        # Last, because an output of the policy may be a view of its input.
+        # After all other copies, because an output of the policy may be a view of its input.
         for targets, places in self._advance:
             torch._foreach_copy_(targets, [begins[place] for place in places])
         self._step += 1
@@ -214,7 +212,7 @@ class TensorRecorder:
     def _ended(
         self, done: torch.Tensor, truncated: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Return the flag of truncation, what begins with the next step, and the rows to reset."""
+        """Return truncation flags, flags of new trajectories, and how many rows to reset."""
         env, step = self._env, self._step
         fresh = ended = done
         if env.skips_after_done:
@@ -230,14 +228,14 @@ class TensorRecorder:
             fresh = done
         if self._counts_steps:
             self._counts.add_(1).masked_fill_(fresh, 0)
-        self._show_own_entries(fresh)
+        self._update_entries(fresh)
         if not self._waits:
             return truncated, fresh, 0
         self.done[:] = (done & ~ended if env.resets_itself else done).cpu().numpy()
         return truncated, fresh, int(self.done.sum())
 
-    def _show_own_entries(self, fresh: torch.Tensor) -> None:
-        """Update the policy's inputs besides observations and states."""
+    def _update_entries(self, fresh: torch.Tensor) -> None:
+        """Update `is_init` and `step_count`, if the policy reads them."""
         is_init, step_count = self._runner.is_init, self._runner.step_count
         if is_init is not None:
             is_init.copy_(fresh.view(is_init.shape))
@@ -249,19 +247,19 @@ class TensorRecorder:
         rows = torch.from_numpy(self.done).to(self._device)
         firsts = [*observation[: len(self._env.observation)]]
         firsts += [state.initial for state in self._runner.states]
-        for (_, own), first, cells in zip(self._carried, firsts, self._roots, strict=True):
-            torch.where(_rows_like(rows, own), first, own, out=own)
+        for (_, current), first, cells in zip(self._carried, firsts, self._roots, strict=True):
+            torch.where(_rows_like(rows, current), first, current, out=current)
             if cells is not None:
-                cells[self._step].copy_(own)
+                cells[self._step].copy_(current)
         if self._slab is None:  # between two rollouts
             self._trajectories.cut(rows)
             self._skips &= ~rows
             self._counts.masked_fill_(rows, 0)
-            self._show_own_entries(self._trajectories.fresh)
+            self._update_entries(self._trajectories.fresh)
         self.done[:] = False
 
-    def recorded(self, packed: Packed) -> None:
-        """Count the steps of a whole rollout, which a CUDA graph has recorded and completed.
+    def recorded(self, packed: PackedBatch) -> None:
+        """Count the steps of a rollout that a CUDA graph has recorded and completed.
 
         Args:
             packed: The result of `complete` when the graph was captured.
@@ -274,19 +272,19 @@ class TensorRecorder:
     # The end of a rollout
 
     def finish(
-        self, worker: int, incarnation: int, sequence: int, beside: Sequence[Any] = ()
+        self, worker: int, incarnation: int, sequence: int, others: Sequence[Any] = ()
     ) -> RolloutHeader:
         """Complete the rollout; see :class:`Recorder`.
 
         Raises:
-            ValueError: The environment has reset in the same step as an episode ended, and did not
-                return its last observation; or it contradicts its autoreset mode.
+            ValueError: The environment reset itself in the step in which an episode ended, without
+                returning the last observation; or it does not follow its autoreset mode.
         """
         assert self._slab is not None
         if not self._is_complete:
             self.complete()
         assert self._pending is not None
-        frames, episodes, (lacks_final, *seen) = self._trajectories.count_up(self._pending)
+        frames, episodes, (lacks_final, *seen) = self._trajectories.wait_for_counts(self._pending)
         if lacks_final:
             self._env.tell_of_lacking_final()
         self._env.judge(seen)
@@ -300,11 +298,12 @@ class TensorRecorder:
             self._row, worker, incarnation, sequence, self._version, frames, self._step
         )
 
-    def complete(self, packs: bool = False) -> Packed | None:
-        """Compute ids, and what else a batch has, on the device, without waiting for it.
+    def complete(self, packs: bool = False) -> PackedBatch | None:
+        """Compute ids and further entries of the batch on the device, without waiting for it.
 
         Args:
-            packs: Copy the batch into one block, which a CUDA graph can write again, and return it.
+            packs: Also copy the batch into one block, and return it. A CUDA graph that captures
+                this call writes the same block at each replay.
         """
         steps = self._step
         memory = {key: cells[:steps] for key, cells in self._memory.items()}
@@ -317,7 +316,7 @@ class TensorRecorder:
         ids, begins, self._pending = self._trajectories.number(rollout, asked, packs)
         entries = {IS_INIT: begins, **memory, _DONE: done, TRAJ_IDS: ids}
         self._batch = self._assembled(entries)
-        self._packed = Packed(*_packed(self._batch), self._pending) if packs else None
+        self._packed = PackedBatch(*_packed(self._batch), self._pending) if packs else None
         return self._packed
 
     def _assembled(self, batch: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
@@ -332,12 +331,12 @@ class TensorRecorder:
         for leaf in self._leaves.all:
             if not is_delivered(leaf.key):
                 continue
-            own = batch.get(leaf.key)
-            if own is None:
-                own = self._constants.get(leaf.key, self._no_flag).expand(*shape, *leaf.shape)
-            if leaf.shape == (1,) and own.ndim == 2:
-                own = own.unsqueeze(-1)
-            result[leaf.key] = self._clean(own, leaf.key)
+            values = batch.get(leaf.key)
+            if values is None:
+                values = self._constants.get(leaf.key, self._no_flag).expand(*shape, *leaf.shape)
+            if leaf.shape == (1,) and values.ndim == 2:
+                values = values.unsqueeze(-1)
+            result[leaf.key] = self._clean(values, leaf.key)
         return result
 
     def _flag_last_frames(self, batch: dict[Key, torch.Tensor]) -> None:
@@ -352,18 +351,18 @@ class TensorRecorder:
             if self._step > 1:  # the frame before a dummy step
                 batch[key][-2] |= ~valid
 
-    def _clean(self, own: torch.Tensor, key: Key) -> torch.Tensor:
-        """Clear the cells of dummy steps, which are no frames."""
+    def _clean(self, values: torch.Tensor, key: Key) -> torch.Tensor:
+        """Clear the cells of dummy steps, because they are not frames."""
         if self._valid is None:
-            return own
+            return values
         valid = self._valid[: self._step].t()
         empty = -1 if key == TRAJ_IDS else 0
-        return torch.where(valid.view(*valid.shape, *[1] * (own.ndim - 2)), own, empty)
+        return torch.where(valid.view(*valid.shape, *[1] * (values.ndim - 2)), values, empty)
 
     def take_tensors(self) -> dict[Key, torch.Tensor]:
         """Return the leaves of the last rollout by key, [P, T, *frame] each.
 
-        Their memory may be written again by the next rollout.
+        The next rollout may overwrite their memory.
         """
         batch, self._batch = self._batch, {}
         return batch
@@ -388,13 +387,13 @@ def _packed(batch: Mapping[Key, torch.Tensor]) -> tuple[list[Key], Packing, torc
     packing = Packing(batch.values())
     device = next(iter(batch.values())).device
     block = torch.empty(packing.bytes, dtype=torch.uint8, device=device)
-    for target, own in zip(packing.views(block), batch.values(), strict=True):
-        target.copy_(own)
+    for target, source in zip(packing.views(block), batch.values(), strict=True):
+        target.copy_(source)
     return list(batch), packing, block
 
 
-def steps_wait(env: TensorVectorEnv, cut: int) -> bool:
-    """Return whether a step waits for the device, to find out which environments to reset.
+def waits_for_device(env: TensorVectorEnv, cut: int) -> bool:
+    """Return whether each step waits for the device to know which environments to reset.
 
     Args:
         cut: Maximum length of a trajectory; 0: no limit.
@@ -403,7 +402,7 @@ def steps_wait(env: TensorVectorEnv, cut: int) -> bool:
 
 
 def _copies(targets: Sequence[torch.Tensor | None]) -> list[_Copy]:
-    """Return the copies of a step, one per dtype: torch then copies all tensors by one kernel."""
+    """Return the copies of a step by dtype, because torch copies tensors of one dtype at once."""
     by_dtype: dict[torch.dtype, _Copy] = {}
     for place, target in enumerate(targets):
         if target is not None:
@@ -413,6 +412,6 @@ def _copies(targets: Sequence[torch.Tensor | None]) -> list[_Copy]:
     return list(by_dtype.values())
 
 
-def _rows_like(rows: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Return bool [P] with as many dimensions as `own`."""
-    return rows.view(-1, *[1] * (own.ndim - 1))
+def _rows_like(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return bool [P] with as many dimensions as `like`."""
+    return rows.view(-1, *[1] * (like.ndim - 1))

@@ -1,4 +1,4 @@
-"""Worker: steps its environments with one policy and records one rollout when asked."""
+"""Worker: steps its environments with one policy and records one rollout per request."""
 
 from __future__ import annotations
 
@@ -20,35 +20,41 @@ from pycollect.data.weights import WeightForm, Weights, device_of, load_weights,
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.groups import make_groups
 from pycollect.envs.make import make_env_batch
-from pycollect.policy.remote import PolicyElsewhere
-from pycollect.policy.signature import told_of_actions
+from pycollect.policy.remote import RemotePolicy
+from pycollect.policy.signature import with_action_spec
 from pycollect.worker.env_group import EnvGroup, placement_of
 from pycollect.worker.generators import Generators, GeneratorState
 from pycollect.worker.options import WorkerOptions
-from pycollect.worker.report import Packed, RolloutReport, StepTimer, WorkerSeconds
-from pycollect.worker.rollout_loop import Moves, Order, roll, roll_in_turns, timed_calls
+from pycollect.worker.report import Lazy, RolloutReport, StepTimer, WorkerSeconds
+from pycollect.worker.rollout_loop import (
+    PhaseSchedule,
+    StepPhases,
+    roll,
+    roll_alternating,
+    timed_calls,
+)
 from pycollect.worker.tensor_recorder import TensorRecorder
 
 _NO_CONTROL = RolloutControl()
-_AS_IT_IS = nullcontext()
+_UNCHANGED = nullcontext()
 
 
 class Worker:
-    """Environments, in one group or in several, and one policy.
-
-    Attributes:
-        options: what it was told.
-        env: the environments.
-        groups: these, each with a recorder of its own.
-        pre_collect_hook: called before each rollout, as the options say until another is set.
+    """Environments, in one or two groups, and one policy.
 
     Args:
-        index: the worker's id, which seeds and rollout headers carry.
-        entry: one entry of ``create_env_fn``.
-        env_kwargs: for the callables in it.
-        policy: in any of the accepted forms, None for random actions. It is copied where it lies
-            elsewhere than it is to be called.
-        incarnation: how many workers of that id were there before.
+        index: Id of the worker, from which seeds derive; recorded in rollout headers.
+        entry: One entry of ``create_env_fn``.
+        env_kwargs: Keyword arguments of the callables in the entry.
+        policy: Policy in any of the accepted forms, ``None`` for random actions. It is copied if it
+            is on another device than the one on which it is called.
+        options: Options of the worker.
+        incarnation: Number of earlier workers with this id (default: 0).
+
+    Attributes:
+        env: The environments.
+        groups: Groups of these environments, each with its own recorder.
+        pre_collect_hook: Function that is called before each rollout. Initially the option's.
     """
 
     def __init__(
@@ -67,18 +73,18 @@ class Worker:
         self._generators: Generators | None = None
         self._timer = StepTimer()
         self._sequence = 0
-        self._must_reset = False  # the last rollout was given up on the way
+        self._must_reset = False  # the last rollout or reset was not completed
         self._fresh = True  # all environments were reset and not stepped since
         if options.init_fn is not None:
             options.init_fn()
-        elsewhere = isinstance(policy, PolicyElsewhere)
-        as_arrays = elsewhere or options.env_groups > 1
+        is_remote = isinstance(policy, RemotePolicy)
+        as_arrays = is_remote or options.env_groups > 1
         make = partial(self._make_envs, env_kwargs, as_arrays)
-        self.env = make_groups(entry, options.env_groups, make, policy_elsewhere=elsewhere)
+        self.env = make_groups(entry, options.env_groups, make, policy_elsewhere=is_remote)
         try:
             first = self.env.groups[0]
-            policy = told_of_actions(policy, first)
-            self._policy_device = _place_of(policy, options.devices, first)
+            policy = with_action_spec(policy, first)
+            self._policy_device = _policy_device_of(policy, options.devices, first)
             self.policy = placed(policy, self._policy_device)
             self._build(options)
         except BaseException:
@@ -128,28 +134,28 @@ class Worker:
             group.record_into(self.placement.layout, first, self.env.num_envs)
 
     def _policy_of(self, place: int) -> Any:
-        """The policy, or what stands for it in that group."""
+        """Return the policy of one group: a remote policy has one for each group."""
         policy = self.policy
-        return policy.of_group(place) if isinstance(policy, PolicyElsewhere) else policy
+        return policy.for_group(place) if isinstance(policy, RemotePolicy) else policy
 
     @property
     def _firsts(self) -> list[int]:
-        """The places of the first environments of each group."""
+        """Indices of each group's first environment."""
         return list(accumulate([env.num_envs for env in self.env.groups[:-1]], initial=0))
 
     def set_share(self, frames: int) -> None:
-        """Collect that many frames per rollout from now on, as `WorkerOptions.frames`."""
+        """Set the number of frames per rollout, see `WorkerOptions.frames`."""
         self.steps = -(-frames // self.env.num_envs)
         self.placement = placement_of(self.slab_leaves, self.env.num_envs, self.steps)
 
     @property
     def batch_shape(self) -> list[int]:
-        """The env's batch dimensions and time: [T] for one env, [P, T] for a batch."""
+        """Shape of a rollout: [T] for one environment, [P, T] for a batch."""
         return [*self.env.batch_size, self.steps]
 
     @property
     def device(self) -> torch.device:
-        """Where its environments lie."""
+        """Device of the environments."""
         return self.env.device
 
     @property
@@ -164,12 +170,12 @@ class Worker:
 
     @property
     def bounded(self) -> bool:
-        """Whether its episodes are known to end."""
+        """Whether every episode has a maximum length."""
         return bool(self.options.max_frames_per_traj) or self.env.time_limit
 
     @property
     def seconds(self) -> WorkerSeconds:
-        """Where its time went so far."""
+        """Seconds that the worker has spent in each part of a rollout."""
         return self._timer.seconds
 
     @property
@@ -191,18 +197,18 @@ class Worker:
         random: bool = False,
         control: RolloutControl = _NO_CONTROL,
     ) -> RolloutReport:
-        """Record one rollout into that row of a slab.
+        """Record one rollout into a row of a slab.
 
-        An exception of the environment or the policy passes through; the rollout is lost then, and
-        the next one begins with a reset of all environments.
+        If the environment or the policy raises, the exception passes through and the rollout is
+        lost. The next rollout begins with a reset of all environments.
 
         Args:
-            slab: of this worker's layout, P envs and T steps, or more: the cells behind its own T
-                are uncollected then.
-            row: which worker's rows of it.
-            policy_version: recorded in the header and, if tracked, with each frame.
-            random: random actions instead of the policy's; its other outputs are zeros.
-            control: ends the rollout early, if somebody wants that.
+            slab: Slab of this worker's layout, with P environments and at least T steps. Cells
+                after the worker's own T steps are uncollected.
+            row: Index of the worker in the slab.
+            policy_version: Version to record in the header and, if tracked, with each frame.
+            random: Record random actions instead of the policy's; its other outputs are zeros.
+            control: Can stop the rollout early, and counts its steps.
         """
         self._timer.begin()
         if self.pre_collect_hook is not None:
@@ -215,15 +221,15 @@ class Worker:
                 for group in groups:
                     group.begin(slab, row, policy_version, control, self.steps, random)
                 self._roll(control)
-            recorder, *beside = (group.recorder for group in groups)
-            header = recorder.finish(self.index, self.incarnation, self._sequence, beside)
+            recorder, *others = (group.recorder for group in groups)
+            header = recorder.finish(self.index, self.incarnation, self._sequence, others)
         finally:
             for group in groups:
                 group.abandon()
             self._timer.end()
         self._must_reset = False
         self._sequence += 1
-        on_device = groups[0].beside
+        on_device = groups[0].device_recorder
         return RolloutReport(
             header.frames,
             header.policy_version,
@@ -235,12 +241,15 @@ class Worker:
             on_device=on_device.take_tensors() if on_device else {},
         )
 
-    def _packed_extras(self) -> Packed[Extras] | None:
+    def _packed_extras(self) -> Lazy[Extras] | None:
         if not self.leaves.extras:
             return None
         each = [group.finish_extras(self.steps) for group in self.groups]
-        extras = {key: np.concatenate([own[key] for own in each]) for key in each[0]}
-        return Packed(extras, pickled_extras)
+        extras = {
+            key: np.concatenate([extras_of_group[key] for extras_of_group in each])
+            for key in each[0]
+        }
+        return Lazy(extras, pickled_extras)
 
     def _roll(self, control: RolloutControl) -> None:
         if len(self.groups) == 1 and self.groups[0].roll_captured(self.steps):
@@ -248,48 +257,49 @@ class Worker:
         if len(self.groups) == 1:
             roll(self.groups[0].calls, self._timer, self.steps)
         else:
-            self._roll_in_turns(control)
+            self._roll_alternating(control)
         for group in self.groups:
             group.catch_up()
 
-    def _roll_in_turns(self, control: RolloutControl) -> None:
-        recorder, *beside = (group.recorder for group in self.groups)
-        calls = [group.calls_in_turns for group in self.groups]
-        timed = [timed_calls(own, self._timer) for own in calls]
+    def _roll_alternating(self, control: RolloutControl) -> None:
+        recorder, *others = (group.recorder for group in self.groups)
+        calls = [group.alternating_calls for group in self.groups]
+        timed = [timed_calls(group_calls, self._timer) for group_calls in calls]
         plain_order, timed_order = (
-            Order.of(
-                [Moves.of(own) for own in each],
-                envs_elsewhere=all(group.env.overlaps for group in self.groups),
-                policy_elsewhere=self.groups[0].acts_elsewhere,
+            PhaseSchedule.of(
+                [StepPhases.of(group_calls) for group_calls in each],
+                remote_envs=all(group.env.overlaps for group in self.groups),
+                remote_policy=self.groups[0].has_remote_policy,
             )
             for each in (calls, timed)
         )
-        roll_in_turns(
+        roll_alternating(
             plain_order,
             timed_order,
             self._timer,
             self.steps,
-            lambda: control.is_stopped and recorder.stop(beside),
+            lambda: control.is_stopped and recorder.stop(others),
         )
 
     def _restart(self, seeds: Sequence[int] | None = None) -> None:
         for group, first in zip(self.groups, self._firsts, strict=True):
-            own = seeds
+            group_seeds = seeds
             if seeds is not None and len(self.groups) > 1:
-                own = seeds[first : first + group.env.num_envs]
-            group.restart(own)
+                group_seeds = seeds[first : first + group.env.num_envs]
+            group.restart(group_seeds)
 
     def _reset_if_due(self) -> None:
         if self._must_reset or (self.options.reset_at_each_iter and not self._fresh):
             self._restart()
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """Seed everything anew and reset all environments.
+        """Seed all random generators and reset all environments.
 
         Args:
-            seeds: of the environments, `env.num_seeds` of them.
-            root: random actions of env p come from ``SeedSequence(root, spawn_key=(worker, p))``,
-                everything that the policy draws from ``SeedSequence(root, spawn_key=(worker,))``.
+            seeds: Seeds of the environments, `env.num_seeds` of them.
+            root: Seed of the other generators. Random actions of environment p come from
+                ``SeedSequence(root, spawn_key=(worker, p))``, draws of the policy from
+                ``SeedSequence(root, spawn_key=(worker,))``.
         """
         sequence = np.random.SeedSequence(root, spawn_key=(self.index,))
         self._generators = Generators(sequence, self.acting_device)
@@ -306,14 +316,14 @@ class Worker:
             group.random.rng = generators[first : first + group.env.num_envs]
 
     def resume(self, state: GeneratorState, seeds: Sequence[int]) -> None:
-        """Go on with generators that stood so, after a reset with `env.num_seeds` seeds."""
+        """Restore the generators, and reset all environments with `env.num_seeds` seeds."""
         self._generators = Generators.of(state, self.acting_device)
         self._set_action_generators(state.action_generators())
         self.reset(seeds)
 
     def reset(self, seeds: Sequence[int] | None = None) -> None:
-        """Reset all environments; open trajectories end there."""
-        self._must_reset = True  # also where this raises
+        """Reset all environments; open trajectories end."""
+        self._must_reset = True  # if this raises, the next rollout begins with a reset
         for group in self.groups:
             group.runner.forget()
         with self._settings():
@@ -321,28 +331,28 @@ class Worker:
         self._must_reset, self._fresh = False, True
 
     def reset_rows(self, rows: Sequence[int]) -> None:
-        """Reset these environments alone; their open trajectories end there.
+        """Reset some environments; their open trajectories end.
 
         Args:
-            rows: of P environments.
+            rows: Indices among the P environments.
         """
         due = self._must_reset
-        self._must_reset = True  # where this raises
+        self._must_reset = True  # if this raises, the next rollout begins with a reset
         with self._settings():
             for group, first in zip(self.groups, self._firsts, strict=True):
-                own = [row - first for row in rows if 0 <= row - first < group.env.num_envs]
-                if own:
-                    group.reset_rows(own)
+                group_rows = [row - first for row in rows if 0 <= row - first < group.env.num_envs]
+                if group_rows:
+                    group.reset_rows(group_rows)
         self._must_reset = due
 
     def generator_state(self) -> GeneratorState | None:
-        """Where the worker's own generators stand; None before it was seeded."""
+        """Return the states of the worker's own generators; ``None`` before it was seeded."""
         generators: list[np.random.Generator] = []
         for group in self.groups:
-            own = group.random.rng
-            if own is None:
+            rng = group.random.rng
+            if rng is None:
                 return None
-            generators += [own] if isinstance(own, np.random.Generator) else own
+            generators += [rng] if isinstance(rng, np.random.Generator) else rng
         return None if self._generators is None else self._generators.state(generators)
 
     def load_weights(self, weights: Weights) -> None:
@@ -355,13 +365,13 @@ class Worker:
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        """The interaction type, thread count and random generators of this worker, no gradients."""
+        """Apply the worker's interaction type, thread count and generators, without gradients."""
         options, generators = self.options, self._generators
         with (
             torch.no_grad(),
             set_interaction_type(options.exploration_type),
-            _AS_IT_IS if generators is None else generators.active(),
-            _AS_IT_IS if options.num_threads is None else _threads(options.num_threads),
+            _UNCHANGED if generators is None else generators.active(),
+            _UNCHANGED if options.num_threads is None else _threads(options.num_threads),
         ):
             yield
 
@@ -379,9 +389,9 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _place_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
+def _policy_device_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
     """Return the device that the policy is called on; ValueError if it is not available."""
-    if isinstance(policy, PolicyElsewhere):
+    if isinstance(policy, RemotePolicy):
         return CPU
     device = devices.policy_device or device_of(policy) or env.device
     reason = why_not(device)
@@ -403,7 +413,7 @@ def _check_step_count_is_free(envs: Sequence[EnvBatch]) -> None:
         keys += [extra.key for extra in (*env.extras, *env.step_extras)]
         if not env.own_flags and any(key[0] == "step_count" for key in keys):
             raise ValueError(
-                "max_frames_per_traj: the environment has an entry 'step_count' of its own, which "
+                "max_frames_per_traj: the environment already has an entry 'step_count', which "
                 "this argument would add; rename the entry with a wrapper, or limit the episodes "
                 "with gymnasium.wrappers.TimeLimit"
             )

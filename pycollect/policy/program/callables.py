@@ -1,4 +1,4 @@
-"""Policies that are plain modules or callables: which observation goes to which parameter."""
+"""Match the parameters of a policy over tensors with the keys of the observation."""
 
 from __future__ import annotations
 
@@ -25,35 +25,43 @@ class PolicyInputError(TypeError, ValueError):
 
 
 def wants_tensordict(policy: Any) -> bool:
-    """True for a policy that is called with the TensorDict itself.
+    """Return whether a policy is called with the TensorDict itself.
 
-    Those are every TensorDictModuleBase, compiled or not, everything else with `in_keys` and
-    `out_keys`, and callables whose only parameter without a default is named `td` or `tensordict`,
-    or annotated as one; where all have defaults, the first of them.
+    These are every TensorDictModuleBase, compiled or not; every other object with `in_keys` and
+    `out_keys`; and callables whose only parameter without a default is named `td` or `tensordict`,
+    or annotated as a TensorDict. If all parameters have defaults, the first one decides.
     """
     if isinstance(_inside(policy), TensorDictModuleBase):
         return True
     if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
         return True
     positional = [p for p in _parameters(policy) or () if p.kind in _POSITIONAL]
-    given = [p for p in positional if p.default is p.empty] or positional[:1]
-    if len(given) != 1:
+    passed = [p for p in positional if p.default is p.empty] or positional[:1]
+    if len(passed) != 1:
         return False
-    return given[0].name in _TENSORDICT_NAMES or _is_tensordict_type(given[0].annotation)
+    return passed[0].name in _TENSORDICT_NAMES or _is_tensordict_type(passed[0].annotation)
 
 
 def wrap(
     policy: Any, observation: Sequence[Key], action: Sequence[Key], extras: Sequence[Key] = ()
 ) -> Program:
-    """A module or callable over tensors as a program of one call that returns the action keys.
+    """Return a program with one call of a module or callable over tensors.
 
-    What it returns beyond these is named when it was called: see `Program.widened`.
+    Its outputs are the actions. Further outputs get names after the first call, see
+    `Program.with_outputs`.
 
-    Parameters are matched with the observation keys by name (`camera_rgb` for ("camera", "rgb")),
-    or, where no name matches, by position in the space's order; one that is named `is_init` gets
-    that, unless the observation has it. `extras` are keys of observations that are no tensors, such
-    as texts. Raises PolicyInputError that names the
-    parameters and keys that do not fit.
+    Parameters are matched with the observation keys by name (`camera_rgb` for ("camera", "rgb")).
+    If no name matches, they are matched by position, in the order of the keys. A parameter named
+    `is_init` gets that entry of the collector, unless the observation has this key.
+
+    Args:
+        policy: The module or callable.
+        observation: Keys of observations that are tensors.
+        action: Keys of the actions.
+        extras: Keys of other observations, such as texts, for errors.
+
+    Raises:
+        PolicyInputError: Parameters and keys do not fit; the message names them.
     """
     keys, names = _match(policy, tuple(observation), extras)
     step = CallStep(policy, keys, tuple(action), names=names, lenient=True)
@@ -83,7 +91,7 @@ def _match(
         raise PolicyInputError(
             f"{_MISFIT}: {', '.join(map(repr, unknown))} not found among the keys "
             f"{show_all(observation)}. Bind other arguments with functools.partial, or in a "
-            f"policy_factory{_of_extras(extras)}"
+            f"policy_factory{_extras_hint(extras)}"
         )
     if len(required) <= len(observation) <= len(positional) and all(
         p.kind in _POSITIONAL for p in named if p.default is p.empty
@@ -93,11 +101,11 @@ def _match(
         f"{_MISFIT}: the parameters ({', '.join(p.name for p in named) or 'none'}) match the "
         f"{len(observation)} key(s) {show_all(observation)} neither by name nor by position. Name "
         "the parameters after the keys, or use a TensorDictModule with in_keys; pass a function or "
-        f"class that makes the policy as policy_factory{_of_extras(extras)}"
+        f"class that makes the policy as policy_factory{_extras_hint(extras)}"
     )
 
 
-def _of_extras(extras: Sequence[Key]) -> str:
+def _extras_hint(extras: Sequence[Key]) -> str:
     if not extras:
         return ""
     return (
@@ -107,7 +115,7 @@ def _of_extras(extras: Sequence[Key]) -> str:
 
 
 def _parameters(policy: Any) -> list[inspect.Parameter] | None:
-    """The parameters of the call, without `self`; None where Python cannot tell."""
+    """Return the parameters of the call, without `self`; ``None`` if Python does not know them."""
     target: Callable[..., Any] = policy.forward if isinstance(policy, nn.Module) else policy
     try:
         return list(inspect.signature(target).parameters.values())
@@ -116,7 +124,7 @@ def _parameters(policy: Any) -> list[inspect.Parameter] | None:
 
 
 def _inside(policy: Any) -> Any:
-    """The module inside what `torch.compile` or TorchRL's CloudpickleWrapper made of it."""
+    """Return the module inside a wrapper of `torch.compile` or TorchRL's CloudpickleWrapper."""
     if isinstance(policy, nn.Module):
         return getattr(policy, "_orig_mod", policy)
     return policy.fn if type(policy).__name__ == "CloudpickleWrapper" else policy

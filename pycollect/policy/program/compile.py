@@ -1,4 +1,4 @@
-"""From a program to the function that is called at each step."""
+"""Compile a program to the function that is called at each step."""
 
 from __future__ import annotations
 
@@ -32,18 +32,24 @@ from pycollect.policy.program.tensordict_modules import RecurrentStep, forward_o
 
 Act: TypeAlias = Callable[[], Tensors]
 Samples: TypeAlias = dict[int, Tensors]
-"""By step, what it was given at the first call: plans and distributions are proven on it."""
+"""Inputs of each step at the first call, on which plans and distributions are checked."""
 
 Finishers: TypeAlias = Sequence[tuple[int, Callable[[torch.Tensor], torch.Tensor]]]
 _Run: TypeAlias = Callable[[Values], None]
 
 
 def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Values]:
-    """Run every step once by the policy's own modules; `values` is the observation, and is used up.
+    """Run every step once with the policy's own modules.
 
-    Returns the program with names for all that came, copies of what each step was given, and all
-    values. Raises CannotUnwrapError where a step cannot do without a TensorDict, also where
-    sampling differs from the module's.
+    Args:
+        program: The program.
+        values: The policy's inputs by key; all outputs are added to them.
+
+    Returns:
+        The program with keys for all outputs, copies of each step's inputs, and `values`.
+
+    Raises:
+        CannotUnwrapError: A step needs a TensorDict, or its sampling differs from the module's.
     """
     samples: Samples = {}
     for number, step in enumerate(program.steps):
@@ -53,19 +59,19 @@ def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Val
             _check_exact(step, samples[number])
             out = _caller(step)(*inputs)
             others = other_keys(out, step)
-            program, step = program.widened(others), step.widened(others)
+            program, step = program.with_outputs(others), step.with_outputs(others)
             outs = spread(out, step)
         else:
             sampler = head_sampler(step)
             if not is_exact(sampler, step.head, step, samples[number]):
-                raise CannotUnwrapError("a distribution that is sampled in another way")
+                raise CannotUnwrapError("a distribution that the module samples differently")
             outs = sampler(*inputs)
         values.update(zip(step.out_keys, outs, strict=True))
     return program, samples, values
 
 
 def _check_exact(step: CallStep, inputs: Tensors) -> None:
-    """Compare a function that stands for a module with that module."""
+    """Check that a function that replaces a module returns the same values."""
     function = step.function
     if isinstance(function, TensorCall):
         batch = function.lead
@@ -77,7 +83,7 @@ def _check_exact(step: CallStep, inputs: Tensors) -> None:
     if isinstance(function, TensorCall):
         function.forget()
     if not is_same:
-        raise CannotUnwrapError(f"a {type(function.module).__name__} that does something else")
+        raise CannotUnwrapError(f"a {type(function.module).__name__} that computes other values")
 
 
 def assemble(
@@ -87,9 +93,14 @@ def assemble(
     samples: Samples,
     finish: Finishers,
 ) -> tuple[Act, bool]:
-    """The function that runs the program on `current`, and whether it reuses its tensors' memory.
+    """Return the function that runs the program, and whether it reuses its tensors' memory.
 
-    Its result has the tensors in the order of `wanted`, after `finish` was applied to single ones.
+    Args:
+        program: The program.
+        current: The policy's inputs by key, which the recorder updates.
+        wanted: Keys of the tensors that the function returns, in their order.
+        samples: Inputs of each step at the first call.
+        finish: Functions to apply to single returned tensors.
     """
     if len(program.steps) == 1 and not finish and isinstance(program.steps[0], CallStep):
         act = _single(program.steps[0], current, wanted, samples.get(0))
@@ -122,7 +133,10 @@ def _single(
     wanted: Sequence[Key],
     sample: Tensors | None,
 ) -> tuple[Act, bool] | None:
-    """One call of one tensor with one output, the commonest policy, without the dictionary."""
+    """Return `act` for a single call of one tensor, without a dictionary of values.
+
+    ``None`` if the step is not this simple.
+    """
     if len(step.in_keys) != 1 or step.out_keys != tuple(wanted) or step.names is not None:
         return None
     source = current[step.in_keys[0]]
@@ -141,8 +155,8 @@ def _single(
 
 
 def _copier(source: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """What copies `source`: by numpy, which takes half as long as torch for a small array."""
-    if source.dtype == torch.bfloat16 or source.device.type != "cpu":  # unknown to numpy
+    """Return a function that copies `source` by numpy, twice as fast as torch for small arrays."""
+    if source.dtype == torch.bfloat16 or source.device.type != "cpu":  # numpy cannot copy it
         return source.clone
     array, from_numpy = source.numpy(), torch.from_numpy
     return lambda: from_numpy(array.copy())
@@ -165,11 +179,11 @@ def _planned(plan: Plan, source: torch.Tensor) -> Act:
 
 
 def _runs(program: Program, current: Mapping[Key, torch.Tensor], samples: Samples) -> list[_Run]:
-    """One function over the dictionary of values per step.
+    """Return a function over the dictionary of values for each step.
 
-    An opaque function may keep what it is given, so it gets copies of the current observation and
-    of what a plan wrote. A distribution may hand on its parameters as the sample: it gets copies of
-    the observation, which the collector rewrites while it records.
+    An opaque function may keep its inputs, so it gets copies of observations and of a plan's
+    outputs. A distribution may return its parameters as the sample. It gets copies of observations,
+    which the recorder overwrites.
     """
     observed, reused = set(current), set[Key]()
     runs: list[_Run] = []
@@ -185,10 +199,10 @@ def _runs(program: Program, current: Mapping[Key, torch.Tensor], samples: Sample
         if copied:
             runs.append(partial(_copy, tuple(copied)))
         runs.append(run)
-        writes_anew = kind in ("opaque", "recurrent") or (
+        returns_new = kind in ("opaque", "recurrent") or (
             kind == "head" and not reused & set(step.in_keys)
         )
-        reused = reused - set(step.out_keys) if writes_anew else reused | set(step.out_keys)
+        reused = reused - set(step.out_keys) if returns_new else reused | set(step.out_keys)
     return runs
 
 
@@ -241,7 +255,7 @@ def _store_spread(function: Callable[..., object], step: CallStep) -> _Run:
 
 
 def _caller(step: CallStep) -> Callable[..., object]:
-    """The step's function with positional arguments, also where it takes them by name."""
+    """Return the step's function with positional arguments, even if it takes them by name."""
     function, names = forward_of(step.function), step.names
     if names is None:
         return function

@@ -1,4 +1,4 @@
-"""Sampling from a policy's distribution as tensordict's ProbabilisticTensorDictModule does."""
+"""Sample from a policy's distribution as tensordict's ProbabilisticTensorDictModule does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pycollect.policy.program.steps import (
     CannotUnwrapError,
     HeadStep,
     Tensors,
+    preserve_state,
     show_all,
-    undisturbed,
 )
 from pycollect.policy.program.tensordict_modules import torchrl_head_forward
 
@@ -29,14 +29,15 @@ _RANDOM = InteractionType.RANDOM
 
 
 def head_sampler(step: HeadStep) -> Sampler:
-    """A function from the distribution's parameters to samples and, if asked, their log-prob.
+    """Return a function from a distribution's parameters to its samples.
 
-    The distribution is built and sampled by the head's own methods, for the interaction type that
-    is set when it is called; only the TensorDict around them is left out.
+    The function also returns their log-probabilities if the head writes them. It builds and samples
+    the distribution with the head's own methods, for the current interaction type, but without a
+    TensorDict.
     """
     head = step.head
     names = tuple(key[-1] if isinstance(key, tuple) else key for key in head.dist_keys)
-    # tensordict before 0.14 knows no generators of its own
+    # tensordict before 0.14 has no argument for a generator
     generator = getattr(head, "_generator", None)
     options = {} if generator is None else {"generator": generator}
     atomic = _atomic_sampler(step)
@@ -55,16 +56,17 @@ def head_sampler(step: HeadStep) -> Sampler:
 
 
 def _atomic_sampler(step: HeadStep) -> Callable[[Any], Tensors] | None:
-    """TorchRL's way of drawing a sample and its log-probability in one go, where the head does it.
+    """Return a function that draws a sample with its log-probability, as a head of TorchRL does.
 
-    It lies in the globals of the `forward` that would be called, so that TorchRL is not imported.
+    ``None`` for other heads. TorchRL's functions are taken from the globals of the head's
+    `forward`, so that TorchRL is not imported.
     """
     forward = torchrl_head_forward(step.head)
     if forward is None or step.log_prob_key is None:
         return None
     names = getattr(inspect.unwrap(forward), "__globals__", {})
     if "sample_and_log_prob" not in names or "use_generator" not in names:
-        raise CannotUnwrapError("a SafeProbabilisticModule that samples in another way")
+        raise CannotUnwrapError("a SafeProbabilisticModule with another way of sampling")
     draw, use_generator = names["sample_and_log_prob"], names["use_generator"]
     generator = getattr(step.head, "_generator", None)
 
@@ -79,7 +81,7 @@ def _atomic_sampler(step: HeadStep) -> Callable[[Any], Tensors] | None:
 def _as_tuple(out: Any, step: HeadStep) -> Tensors:
     samples = (out,) if isinstance(out, torch.Tensor) else out
     if not isinstance(samples, tuple) or len(samples) != len(step.sample_keys):
-        raise CannotUnwrapError(f"samples of {show_all(step.sample_keys)} that are no tensors")
+        raise CannotUnwrapError(f"samples of {show_all(step.sample_keys)} are not tensors")
     return samples
 
 
@@ -90,41 +92,41 @@ def is_exact(
     inputs: Tensors,
     batch: tuple[int, ...] = (),
 ) -> bool:
-    """Return whether a function over tensors does exactly what the module does with a TensorDict.
+    """Return whether a function over tensors equals the module's call with a TensorDict.
 
-    The outputs must have the same bits, and the random stream must stand at the same place after.
-    Generators are put back.
+    The outputs and the states of random generators afterwards must be the same, bit for bit. The
+    generators are restored.
 
     Args:
         function: The function to check.
-        module: The module that it stands for.
+        module: The module that the function replaces.
         step: The step whose keys they read and write.
         inputs: Tensors of a real observation, in the order of the step's keys.
         batch: Batch size of the TensorDict (default: ()).
     """
     td = TensorDict(dict(zip(step.in_keys, inputs, strict=True)), batch_size=batch)
     device = inputs[0].device if inputs else CPU
-    with undisturbed(module, device):
+    with preserve_state(module, device):
         out = module(td.clone())
         expected = tuple(out.get(key) for key in step.out_keys)
         after = _streams(device)
-    with undisturbed(module, device):
-        came = function(*(tensor.clone() for tensor in inputs))
+    with preserve_state(module, device):
+        actual = function(*(tensor.clone() for tensor in inputs))
         same_stream = all(map(torch.equal, after, _streams(device)))
-    return same_stream and same_bits(expected, came)
+    return same_stream and same_bits(expected, actual)
 
 
 def _streams(device: torch.device) -> list[torch.Tensor]:
-    """Where the global generators stand that a distribution draws from."""
-    own = generator_state(device)
-    return [torch.get_rng_state()] if own is None else [torch.get_rng_state(), own]
+    """Return the states of the global generators that a distribution uses."""
+    state = generator_state(device)
+    return [torch.get_rng_state()] if state is None else [torch.get_rng_state(), state]
 
 
-def same_bits(expected: Tensors, came: Tensors) -> bool:
-    """True if two tuples of tensors agree in number, shapes, dtypes and every bit."""
-    return len(expected) == len(came) and all(
+def same_bits(expected: Tensors, actual: Tensors) -> bool:
+    """Return whether two tuples of tensors have the same length, shapes, dtypes and bits."""
+    return len(expected) == len(actual) and all(
         a.shape == b.shape and a.dtype == b.dtype and _bytes(a) == _bytes(b)
-        for a, b in zip(expected, came, strict=True)
+        for a, b in zip(expected, actual, strict=True)
     )
 
 
@@ -133,11 +135,11 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 class CategoricalSampler:
-    """torch.distributions.Categorical written out: the same actions, log-probs and random stream.
+    """Sample torch.distributions.Categorical: the same actions, log-probabilities and draws.
 
-    For logits of one fixed shape [n] or [P, n] and dtype; its tensors are written anew by each
-    call. Interaction types other than RANDOM, and logits that torch refuses to draw from, go
-    through the distribution, whose errors are the ones that a user knows.
+    The logits have a fixed dtype and shape, [n] or [P, n]. Each call overwrites the tensors of the
+    last one. Interaction types other than RANDOM use the distribution itself. So do logits that
+    torch refuses, so that torch's own error is raised.
     """
 
     def __init__(self, step: HeadStep, logits: torch.Tensor) -> None:
@@ -158,7 +160,7 @@ class CategoricalSampler:
 
     @staticmethod
     def fits(step: HeadStep, parameters: Tensors) -> bool:
-        """True for a head that is torch's Categorical over logits, with nothing added to it."""
+        """Return whether a head is torch's Categorical over logits, without further options."""
         head = step.head
         return (
             head.distribution_class is torch.distributions.Categorical
@@ -172,7 +174,7 @@ class CategoricalSampler:
         )
 
     def __call__(self, logits: torch.Tensor) -> Tensors:
-        """Actions int64 [] or [P], and their log-probabilities in the dtype of the logits."""
+        """Return actions, int64 [] or [P], and their log-probabilities in the logits' dtype."""
         if (interaction_type() or self._default) is not _RANDOM:
             return self._general(logits)
         torch.logsumexp(logits, -1, True, out=self._total)

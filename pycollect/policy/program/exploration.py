@@ -34,7 +34,7 @@ _EXPLORING = (InteractionType.RANDOM, None)
 
 
 class TensorCall(ABC):
-    """Base of functions over tensors that stand for a module over TensorDicts.
+    """Base of functions over tensors that replace a module over TensorDicts.
 
     Args:
         module: The module, whose buffers are read at each call.
@@ -50,7 +50,7 @@ class TensorCall(ABC):
 
     @property
     def step(self) -> CallStep:
-        """The call of this function as a step of a program."""
+        """Step of a program that calls this function."""
         in_keys = (*self.module.in_keys, *self.extra_in_keys)
         return CallStep(self, tuple(map(as_key, in_keys)), tuple(map(as_key, self._out_keys)))
 
@@ -65,9 +65,9 @@ class TensorCall(ABC):
 
     @property
     def _out_keys(self) -> Any:
-        return self.module.out_keys[:1]  # others are private, and read by the module alone
+        return self.module.out_keys[:1]  # the others are private to the module
 
-    def forget(self) -> None:  # noqa: B027 (most keep nothing)
+    def forget(self) -> None:  # noqa: B027 (most subclasses keep no values)
         """Drop the values kept for the next call."""
 
     def take_over(self, other: TensorCall) -> None:  # noqa: B027
@@ -96,7 +96,7 @@ class QValues(TensorCall):
         return self.module.out_keys
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
-        """Values [*lead, actions]."""
+        """Return action, values and the chosen value for values [*lead, actions]."""
         (values,) = inputs
         if self._is_index:
             chosen, index = torch.max(values, -1, keepdim=True)
@@ -119,7 +119,7 @@ class EpsilonGreedy(TensorCall):
         self._draw = _random_actions(self._spec)
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
-        """Action [*lead, *frame]."""
+        """Return the action [*lead, *frame], replaced by a random one with probability eps."""
         (action,) = inputs
         if interaction_type() not in _EXPLORING:
             return (action,)
@@ -143,13 +143,13 @@ class GaussianNoise(TensorCall):
             raise CannotUnwrapError("a Gaussian noise with integers")
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
-        """Action [*lead, *frame]."""
+        """Return the action [*lead, *frame] with noise."""
         (action,) = inputs
         if interaction_type() in _EXPLORING:
-            own = self.module._buffers
-            mean, std = own["mean"].expand(action.shape), own["std"].expand(action.shape)
+            buffers = self.module._buffers
+            mean, std = buffers["mean"].expand(action.shape), buffers["std"].expand(action.shape)
             noise = torch.normal(mean=mean, std=std).to(action.device)
-            return (self._project(action + noise * own["sigma"]),)
+            return (self._project(action + noise * buffers["sigma"]),)
         return (self._project(action) if self._projects else action,)
 
 
@@ -175,7 +175,7 @@ class OrnsteinUhlenbeckNoise(TensorCall):
             self._kept = other._kept
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
-        """Action [*lead, *frame], is_init [*lead, 1]."""
+        """Return the action [*lead, *frame] with noise; is_init [*lead, 1] restarts the noise."""
         action, is_init = inputs
         if interaction_type() not in _EXPLORING:
             return (self._project(action) if self._projects else action,)
@@ -208,7 +208,7 @@ _CALLS: dict[str, Callable[[Any, tuple[int, ...]], TensorCall]] = {
 
 
 def tensor_call(module: nn.Module, lead: tuple[int, ...]) -> TensorCall | None:
-    """Return the function that stands for a known module, or None for any other class."""
+    """Return the function that replaces a known module, or ``None`` for any other class."""
     kind = type(module)
     make = _CALLS.get(f"{kind.__module__}.{kind.__qualname__}")
     return None if make is None else make(module, lead)
@@ -221,7 +221,7 @@ def check_kept(steps: Iterable[Step]) -> None:
 
 
 def tensor_calls(program: Program | None) -> list[TensorCall]:
-    """Return the functions of a program that stand for modules over TensorDicts."""
+    """Return the functions of a program that replace modules over TensorDicts."""
     return [] if program is None else _calls_in(program.steps)
 
 
@@ -240,7 +240,7 @@ def hooks_of_others(module: nn.Module) -> bool:
 
 
 def _widened(tensor: torch.Tensor, ndim: int) -> torch.Tensor:
-    """Return a view with dimensions of size 1 behind the tensor's own, `ndim` in all."""
+    """Return a view with `ndim` dimensions, those of size 1 appended."""
     return tensor.reshape(tensor.shape + (1,) * (ndim - tensor.ndim))
 
 
@@ -298,7 +298,7 @@ def _random_actions(spec: Any) -> Function:
 
 
 def _projection(spec: Any) -> Function:
-    """Return a function that does the spec's `project` for actions of floats."""
+    """Return a function that projects floating-point actions as the spec's `project` does."""
     kind = type(spec).__name__
     if kind in ("UnboundedContinuous", "Unbounded"):
         return lambda action: action

@@ -1,8 +1,8 @@
-"""Plans: a chain of Linear layers and activations as tensor operations into buffers of its own.
+"""Plans: run a chain of Linear layers and activations as tensor operations into reused buffers.
 
-A plan reads the module's weights through detached views, so that optimiser steps are seen at once;
-what it cannot see (a parameter exchanged, a hook, a layer replaced) is looked for once per rollout
-through a `Fingerprint`. It is taken only if it gives the module's result bit for bit.
+A plan reads the module's weights through detached views, so it sees the steps of an optimizer. Once
+per rollout, a `Fingerprint` detects other changes: a replaced parameter or layer, or a hook. A plan
+is used only if its result equals the module's, bit for bit.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _KNOWN = {nn.Linear, nn.Identity, nn.Dropout, NormalParamExtractor, *_IN_PLACE}
 
 
 class Plan:
-    """A chain bound to inputs of one shape: [n] for one env, [P, n] for a batch.
+    """A chain of layers for inputs of one shape: [n] for one environment, [P, n] for a batch.
 
-    `run(x)` writes the result into the plan's own buffers and returns it: one tensor, or a pair
-    where the chain ends in a NormalParamExtractor. It is valid until the next call.
+    `run(x)` writes the result into the plan's own buffers and returns it: one tensor, or a pair if
+    the chain ends with a NormalParamExtractor. It is valid until the next call.
     """
 
     def __init__(self, layers: Sequence[nn.Module], x: torch.Tensor) -> None:
         self.first, self.rest, self.out, self.tail = _compile(layers, x)
 
     def run(self, x: torch.Tensor) -> Any:
-        """The chain's output for `x`; call it under `torch.no_grad`."""
+        """Return the chain's output for `x`. Call it under `torch.no_grad`."""
         self.first(x)
         for operation in self.rest:
             operation()
@@ -55,27 +55,27 @@ class Plan:
 
 
 def make_plan(module: nn.Module, x: torch.Tensor) -> Plan | None:
-    """A plan for a module and inputs like `x`, None where the module has to be called itself.
+    """Return a plan for a module and inputs like `x`, or ``None`` if the module must be called.
 
-    Proven on `x` and on three inputs around it, against the module, bit for bit.
+    The plan is compared with the module on `x` and on three inputs near it, bit for bit.
     """
     layers = chain_of(module)
     if layers is None or not _is_plannable(module, layers, x):
         return None
     plan = Plan(layers, x)
     noise = torch.Generator().manual_seed(0)
-    form: dict[str, Any] = {"generator": noise, "dtype": x.dtype, "device": "cpu"}
+    options: dict[str, Any] = {"generator": noise, "dtype": x.dtype, "device": "cpu"}
     with torch.no_grad():
-        around = (x + torch.randn(x.shape, **form) for _ in range(3))
-        proven = all(_agrees(module, plan, value) for value in (x, *around))
-    return plan if proven else None
+        nearby = (x + torch.randn(x.shape, **options) for _ in range(3))
+        is_exact = all(_agrees(module, plan, value) for value in (x, *nearby))
+    return plan if is_exact else None
 
 
 def chain_of(module: nn.Module) -> list[nn.Module] | None:
-    """The layers of a chain in order of execution, None if it holds a class that is not known."""
+    """Return a chain's layers in order of execution, ``None`` if it has an unknown class."""
     if _is_sequential(module):
         layers: list[nn.Module] = []
-        for child in module._modules.values():  # children() leaves out a layer that is used twice
+        for child in module._modules.values():  # children() omits a layer that is used twice
             part = chain_of(child) if child is not None else None
             if part is None:
                 return None
@@ -100,7 +100,7 @@ def _is_plannable(module: nn.Module, layers: list[nn.Module], x: torch.Tensor) -
         and not _is_autocasting()
         and all(is_plain(part) for part in module.modules())
         and all(_is_readable(linear, x.dtype) for linear in linears)
-        # torch computes a vector of one element by another kernel, whose last bit may differ.
+        # Torch has another kernel for vectors of one element, and its last bit may differ.
         and not (x.ndim == 1 and any(linear.in_features == 1 for linear in linears))
         and not any(type(layer) is nn.Dropout and layer.training for layer in layers)
         and all(type(layer) is not NormalParamExtractor for layer in layers[:-1])
@@ -109,7 +109,7 @@ def _is_plannable(module: nn.Module, layers: list[nn.Module], x: torch.Tensor) -
 
 
 def _is_readable(linear: nn.Linear, dtype: torch.dtype) -> bool:
-    """True if the weights are ordinary dense parameters of the input's dtype on the CPU."""
+    """Return whether the weights are dense parameters of the input's dtype on the CPU."""
     tensors = [t for t in (linear.weight, linear.bias) if t is not None]
     return "weight" in linear._parameters and all(
         type(t) in (nn.Parameter, torch.Tensor)
@@ -121,8 +121,8 @@ def _is_readable(linear: nn.Linear, dtype: torch.dtype) -> bool:
 
 
 def _agrees(module: nn.Module, plan: Plan, x: torch.Tensor) -> bool:
-    expected, came = module(x.clone()), plan.run(x)
-    return same_bits(_as_tuple(expected), _as_tuple(came))
+    expected, actual = module(x.clone()), plan.run(x)
+    return same_bits(_as_tuple(expected), _as_tuple(actual))
 
 
 def _as_tuple(out: Any) -> Tensors:
@@ -132,7 +132,12 @@ def _as_tuple(out: Any) -> Tensors:
 def _compile(
     layers: Sequence[nn.Module], x: torch.Tensor
 ) -> tuple[Operation, list[Callable[[], Any]], torch.Tensor, Operation | None]:
-    """The first operation (takes the input), the others (bound to buffers), the last buffer."""
+    """Return the operations of a chain: the first one takes the input, others use buffers.
+
+    Returns:
+        The first operation, the other operations, the buffer of the result, and the
+        NormalParamExtractor to apply to it, if any.
+    """
     operations: list[tuple[Operation, torch.Tensor]] = []
     value = x
     tail: Operation | None = None
@@ -169,7 +174,7 @@ def _linear(linear: nn.Linear, x: torch.Tensor) -> tuple[Operation, torch.Tensor
 def _activation(
     layer: nn.Module, x: torch.Tensor, *, owned: bool
 ) -> tuple[Operation, torch.Tensor]:
-    """In place on a buffer of the plan; on a copy where the input is somebody else's."""
+    """Return an activation that works in place on a buffer of the plan, or else on a copy."""
     in_place = _IN_PLACE[type(layer)](layer)
     if owned:
         return in_place, x
@@ -185,15 +190,16 @@ def _is_autocasting() -> bool:
 
 
 class Fingerprint:
-    """What a program was made from: modules, their attributes, hooks, children and parameters.
+    """Detect changes of a program's modules: attributes, hooks, children and parameters.
 
-    Kept objects are held, so that no address is taken for another's. Taking one costs about a
-    microsecond per attribute; it is done once per rollout.
+    The fingerprint holds references to these objects, so that no new object has the address of an
+    old one. A check takes about a microsecond per attribute; it is made once per rollout.
 
     Args:
-        modules: what is looked at in full.
-        called: modules of which only how they are called is looked at, see `forward_of`.
-        captured: Whether CUDA graphs of the called modules keep the training mode of each part.
+        modules: Modules to check completely.
+        called: Modules to check only for changes of how they are called, see `forward_of`.
+        captured: Whether CUDA graphs of the called modules keep the training mode of each part
+            (default: ``False``).
     """
 
     def __init__(
@@ -204,15 +210,16 @@ class Fingerprint:
         self._held: list[Any] = []
         self._marks = self._take(self._held)
 
-    def still_true(self) -> bool:
-        """False if anything that the program depends on was exchanged."""
+    def is_current(self) -> bool:
+        """Return whether nothing that the program depends on has changed."""
         return self._take([]) == self._marks
 
     def _take(self, held: list[Any]) -> list[int]:
         marks = [int(_is_autocasting()), *(int(part.training) for part in self._parts)]
         for module in self._called:
             kind = type(module)
-            forward = inspect.getattr_static(kind, "forward", None)  # asked for, some make it anew
+            # getattr would call descriptors, some of which return a new object each time.
+            forward = inspect.getattr_static(kind, "forward", None)
             held.append(forward)
             marks += [int(is_plain(module)), id(kind), id(forward)]
         for module in self._modules:

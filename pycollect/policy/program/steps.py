@@ -1,7 +1,7 @@
 """Steps of a program: calls of functions over tensors, and distributions to sample.
 
-A `Program` is a list of steps over one dictionary from key to tensor. It describes the computation;
-`compile.py` decides whether the module itself or a plan runs it.
+A `Program` is a list of steps that read and write one dictionary of tensors by key. It describes
+the computation; `compile.py` decides whether the module itself or a plan runs it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pycollect.data.layout import Key, is_delivered
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Values: TypeAlias = dict[Key, torch.Tensor]
 
-IGNORED: Key = ("_",)  # tensordict's name for an output that nobody wants
+IGNORED: Key = ("_",)  # tensordict's name for an ignored output
 
 
 class CannotUnwrapError(Exception):
-    """The policy does something that only a TensorDict can carry; it is then called with one."""
+    """The policy needs a TensorDict, so it is called with one."""
 
 
 class PolicyOutputError(ValueError):
@@ -38,14 +38,14 @@ class PolicyOutputError(ValueError):
 
 @dataclass(frozen=True)
 class CallStep:
-    """One call `function(*inputs)`, or `function(**inputs)` where `names` is given.
-
-    `lenient` turns numpy arrays and Python numbers that come back into tensors; without it they
-    raise `CannotUnwrapError`, as TensorDictModule has its own rules for them.
+    """One call `function(*inputs)`, or `function(**inputs)` if there are `names`.
 
     Attributes:
-        others: the last of the `out_keys`, which the function did not give, see `other_keys`.
-        numbered: these are output1, output2, ..., so that a tuple has the outputs in order.
+        lenient: Convert returned numpy arrays and Python numbers to tensors. Otherwise they raise
+            `CannotUnwrapError`, because TensorDictModule has its own rules for them.
+        others: Keys at the end of `out_keys` that the policy does not name, see `other_keys`.
+        numbered: Whether these keys are output1, output2, ..., so that the values of a returned
+            tuple are in the order of `out_keys`.
     """
 
     function: Callable[..., Any]
@@ -56,8 +56,8 @@ class CallStep:
     others: tuple[Key, ...] = ()
     numbered: bool = False
 
-    def widened(self, others: tuple[Key, ...]) -> CallStep:
-        """The step with keys for further outputs."""
+    def with_outputs(self, others: tuple[Key, ...]) -> CallStep:
+        """Return the step with keys for further outputs."""
         if not others:
             return self
         numbered = others == tuple((f"output{n}",) for n in range(1, len(others) + 1))
@@ -66,14 +66,21 @@ class CallStep:
 
     @property
     def module(self) -> nn.Module | None:
-        """The nn.Module that is called with one tensor, if it is that simple: a plan may do it."""
+        """The nn.Module that the step calls with one tensor, which a plan may replace.
+
+        ``None`` for other functions.
+        """
         simple = isinstance(self.function, nn.Module) and len(self.in_keys) == 1
         return self.function if simple and self.names is None else None  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
 class HeadStep:
-    """Sampling of one ProbabilisticTensorDictModule; `default` holds where no type is set."""
+    """Sampling from the distribution of a ProbabilisticTensorDictModule.
+
+    Attributes:
+        default: Interaction type that applies if none is set.
+    """
 
     head: ProbabilisticTensorDictModule
     in_keys: tuple[Key, ...]
@@ -83,7 +90,7 @@ class HeadStep:
 
     @property
     def out_keys(self) -> tuple[Key, ...]:
-        """Samples first, then the log-probability."""
+        """Keys of the samples, followed by the log-probability's."""
         return self.sample_keys + ((self.log_prob_key,) if self.log_prob_key else ())
 
 
@@ -92,9 +99,12 @@ Step: TypeAlias = CallStep | HeadStep
 
 @dataclass(frozen=True)
 class Program:
-    """A policy taken apart. `selected`: the keys that it lets out, None for all that it writes.
+    """A policy as a sequence of steps.
 
-    `watched` are the modules whose change (hooks, children, attributes) makes the program untrue.
+    Attributes:
+        selected: Keys that the policy returns. Defaults to ``None``: all that it writes.
+        watched: Modules whose hooks, children and attributes must not change while the program is
+            used.
     """
 
     steps: tuple[Step, ...]
@@ -103,27 +113,27 @@ class Program:
 
     @property
     def others(self) -> tuple[Key, ...]:
-        """The keys of outputs that the policy itself does not name."""
+        """Keys of outputs that the policy itself does not name."""
         steps = (step for step in self.steps if isinstance(step, CallStep))
         return tuple(key for step in steps for key in step.others)
 
-    def widened(self, others: tuple[Key, ...]) -> Program:
-        """The program of a policy over tensors, with keys for further outputs."""
+    def with_outputs(self, others: tuple[Key, ...]) -> Program:
+        """Return the program of a policy over tensors with keys for further outputs."""
         steps = tuple(
-            step.widened(others) if isinstance(step, CallStep) and step.lenient else step
+            step.with_outputs(others) if isinstance(step, CallStep) and step.lenient else step
             for step in self.steps
         )
         return replace(self, steps=steps)
 
     @property
     def written(self) -> tuple[Key, ...]:
-        """Every key that is written and let out, in the order of first writing."""
+        """Keys that the policy writes and returns, in the order of first writing."""
         keys = dict.fromkeys(key for step in self.steps for key in step.out_keys if key != IGNORED)
         return tuple(key for key in keys if self.selected is None or key in self.selected)
 
     @property
     def read(self) -> tuple[Key, ...]:
-        """Every key that has to be there before the first step, in the order of first reading."""
+        """Keys that the program reads before writing them, in the order of first reading."""
         keys: dict[Key, None] = {}
         known: set[Key] = set()
         for step in self.steps:
@@ -133,14 +143,14 @@ class Program:
 
 
 def as_key(key: Any) -> Key:
-    """A tensordict key (a string, or a nested tuple of strings) as a flat tuple of strings."""
+    """Return a tensordict key, a string or nested tuple of strings, as a flat tuple of strings."""
     if isinstance(key, str):
         return (key,)
     return tuple(part for entry in key for part in as_key(entry))
 
 
 def show(key: Key) -> str:
-    """A key as a user would write it: 'action', or ('next', 'reward')."""
+    """Return a key as a user would write it: 'action', or ('next', 'reward')."""
     return repr(key[0] if len(key) == 1 else key)
 
 
@@ -150,7 +160,7 @@ def show_all(keys: Any) -> str:
 
 
 def other_keys(out: Any, step: CallStep) -> tuple[Key, ...]:
-    """Return the keys of all outputs but those that the step names itself.
+    """Return the keys of all outputs except those that the step names itself.
 
     Entries of a dict keep their keys. Further entries of a tuple are named as in TorchRL: output1,
     output2, ..., and ("output1", "0"), ... in a nested tuple.
@@ -196,8 +206,9 @@ def _name(name: Any) -> Key:
 def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
     """Return one tensor per output key of a call.
 
-    Raises PolicyOutputError if the number of outputs or their keys do not fit, CannotUnwrapError if
-    an output is no tensor and the step is not lenient.
+    Raises:
+        PolicyOutputError: The number of outputs, or their keys, do not fit.
+        CannotUnwrapError: An output is not a tensor, and the step is not lenient.
     """
     keys = step.out_keys
     is_dict = isinstance(out, Mapping | TensorDictBase)
@@ -277,12 +288,11 @@ def _as_tensor(value: Any, key: Key, lenient: bool) -> Any:
 
 
 @contextmanager
-def undisturbed(policy: Any, device: torch.device = CPU) -> Iterator[None]:
-    """Put back random generators and the module's buffers when the block ends.
+def preserve_state(policy: Any, device: torch.device = CPU) -> Iterator[None]:
+    """Restore random generators and the module's buffers when the block ends.
 
-    The generators are torch's on the CPU and on `device`, numpy's and Python's global ones, and
-    those kept as attributes of the policy's modules. A buffer gets its old tensor and its old
-    contents back.
+    The generators are torch's on the CPU and on `device`, the global ones of numpy and Python, and
+    attributes of the policy's modules. Buffers get their old tensors and contents back.
     """
     torch_state, device_state = torch.get_rng_state(), generator_state(device)
     numpy_state = np.random.get_state(legacy=False)

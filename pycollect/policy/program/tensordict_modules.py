@@ -1,9 +1,9 @@
-"""Take TensorDictModules and recurrent modules apart, so that no TensorDict is built per step.
+"""Unwrap TensorDictModules and recurrent modules, so that no TensorDict is built per step.
 
-Only code of the library itself is taken apart. A class that overrides a method, a module with
-hooks, or an option that changes the input of later modules raises CannotUnwrapError, and the policy
-is called with a TensorDict. TorchRL's classes are recognized without importing TorchRL: most
-inherit these methods, and `SafeProbabilisticModule.forward` is recognized by its name.
+Only the library's own code is unwrapped. A class that overrides a method, a module with hooks, or
+an option that changes the inputs of later modules raises CannotUnwrapError, and the policy is then
+called with a TensorDict. TorchRL's classes are recognized without importing TorchRL: most inherit
+these methods, and `SafeProbabilisticModule.forward` is recognized by its name.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _KERNELS: dict[type, Callable[..., Any]] = {nn.LSTM: torch.lstm, nn.GRU: torch.g
 
 
 class RecurrentStep:
-    """One step of the RNN layer in such a module: (value, states..., is_init) to (out, states...).
+    """One step of an RNN layer: (value, states..., is_init) to (out, next states...).
 
-    Shapes as TorchRL's collectors have them, `[*batch, layers, size]` for states; a state is taken
-    as zero where `is_init`. What it returns is in memory of its own.
+    States have the shape of TorchRL's collectors, `[*batch, layers, size]`. If `is_init` is true,
+    they are taken as zero. The returned tensors are new.
 
     Args:
-        module: an LSTMModule or a GRUModule.
-        layer: its RNN layer.
-        direct: a call of the layer does what its class does and no more: `forward`, half of the
-            time in small layers, is then left out.
+        module: An LSTMModule or GRUModule.
+        layer: Its RNN layer.
+        direct: A call of the layer runs its class's `forward` and nothing else. Its kernel is then
+            called directly, because `forward` takes half of the time in small layers.
     """
 
     def __init__(self, module: nn.Module, layer: nn.RNNBase, direct: bool) -> None:
@@ -58,7 +58,7 @@ class RecurrentStep:
         self._call = layer if kernel is None else _direct_call(layer, kernel)
 
     def __call__(self, value: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """See the class."""
+        """Return the output and the next states."""
         *states, is_init = rest
         envs = is_init.numel()
         if is_init.any():
@@ -77,7 +77,7 @@ class RecurrentStep:
 
 
 def _direct_call(layer: nn.RNNBase, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """What `forward` of an RNN layer comes to for an input of the right shape."""
+    """Return a function that does an RNN layer's `forward` for an input of the right shape."""
     lstm = kernel is torch.lstm
 
     def call(value: torch.Tensor, hidden: Any) -> tuple[torch.Tensor, Any]:
@@ -98,7 +98,7 @@ def _direct_call(layer: nn.RNNBase, kernel: Callable[..., Any]) -> Callable[...,
 
 
 def recurrent_layer(module: nn.Module) -> nn.RNNBase | None:
-    """The RNN layer of a module that is known, None for any other."""
+    """Return the RNN layer of an LSTMModule or GRUModule, ``None`` for any other module."""
     forward: Any = type(module).forward
     name = _LAYERS.get(f"{forward.__module__}.{forward.__qualname__}")
     if name is None or getattr(module, "recurrent_mode", True):
@@ -108,12 +108,12 @@ def recurrent_layer(module: nn.Module) -> nn.RNNBase | None:
 
 
 def recurrent_keys(module: Any) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
-    """What such a module reads and writes."""
+    """Return the keys that a recurrent module reads, and those that it writes."""
     return tuple(map(as_key, module.in_keys)), tuple(map(as_key, module.out_keys))
 
 
 def _rows_first(state: torch.Tensor, envs: int) -> torch.Tensor:
-    """[*batch, layers, size] as [layers, envs, size], which is what the layer takes."""
+    """Return a state [*batch, layers, size] as [layers, envs, size], the layer's own shape."""
     if envs == 1:
         return state.reshape(state.shape[-2], 1, state.shape[-1])
     if state.ndim > 3:
@@ -125,7 +125,7 @@ _TORCHRL_HEAD = (
     "torchrl.modules.tensordict_module.probabilistic",
     "SafeProbabilisticModule.forward",
 )
-_CALL = nn.Module.__call__, nn.Module._call_impl  # before anybody patches them
+_CALL = nn.Module.__call__, nn.Module._call_impl  # before a program patches them
 _HEAD_METHODS = ("forward", "get_dist", "_dist_sample", "log_prob_key", "dist_sample_keys")
 _CALL_METHODS = ("_call_module", "_write_to_tensordict")
 
@@ -172,9 +172,9 @@ def is_plain(module: nn.Module, has_hooks: bool | None = None) -> bool:
 
 
 def forward_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a call runs: of a plain module its `forward` itself.
+    """Return the `forward` of a plain module, and any other function itself.
 
-    To look for hooks at each call takes as long as the arithmetic of a small policy.
+    Checking for hooks at each call takes as long as the arithmetic of a small policy.
     """
     if isinstance(function, nn.Module) and is_plain(function):
         forward: Callable[..., Any] = function.forward
@@ -183,7 +183,7 @@ def forward_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def torchrl_head_forward(head: ProbabilisticTensorDictModule) -> Any:
-    """TorchRL's own `forward` of a probabilistic module, None where the head has another one."""
+    """Return TorchRL's `forward` of a probabilistic module, ``None`` if the head has another."""
     forward: Any = type(head).forward
     return forward if (forward.__module__, forward.__qualname__) == _TORCHRL_HEAD else None
 
@@ -201,7 +201,7 @@ def _steps(
         watched.extend(part for part in module.modules() if part is not module)
         return [function.step]
     if not is_plain(module):
-        raise CannotUnwrapError(f"{type(module).__name__} has hooks or a forward of its own")
+        raise CannotUnwrapError(f"{type(module).__name__} has hooks or its own forward")
     if isinstance(module, ProbabilisticTensorDictModule):
         return [_head(module, default)]
     if isinstance(module, ProbabilisticTensorDictSequential):
@@ -297,7 +297,7 @@ def _head(head: ProbabilisticTensorDictModule, default: InteractionType | None) 
 
 
 def _require_inherited(module: nn.Module, base: type, names: Iterable[str]) -> None:
-    """Raise CannotUnwrapError if the module's class defines one of these methods anew."""
+    """Raise CannotUnwrapError if the module's class overrides one of these methods."""
     for name in names:
         if getattr(type(module), name, None) is not getattr(base, name, None):
             raise CannotUnwrapError(f"{type(module).__name__} overrides {name}")
