@@ -172,7 +172,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     device = FakeDevice()
     monkeypatch.setattr("pycollect.data.devices.why_not", lambda _: "")
-    monkeypatch.setattr("pycollect.api.arguments.numbered", lambda own: own)
+    monkeypatch.setattr("pycollect.api.arguments.with_index", lambda own: own)
     monkeypatch.setattr("pycollect.data.upload.accelerator", lambda _: device)
     return device
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pycollect._core import SharedSlabPool
-from pycollect.data.devices import Begun
+from pycollect.data.devices import PartialUpload
 from pycollect.policy.device_transfer import DeviceTransfer
 
 DEVICE = torch.device("cuda", 0)
@@ -94,14 +94,14 @@ class FakeDevice:
             self.run(event)
         return event
 
-    def begin(self, bytes: int) -> Begun | None:
-        return Begun(torch.full([bytes], 0xEE, dtype=torch.uint8))
+    def begin(self, bytes: int) -> PartialUpload | None:
+        return PartialUpload(torch.full([bytes], 0xEE, dtype=torch.uint8))
 
-    def send(self, host: torch.Tensor, begun: Begun, part: slice) -> None:
+    def send(self, host: torch.Tensor, partial: PartialUpload, part: slice) -> None:
         self.log.append("part")
-        event = FakeEvent(self, [lambda: begun.target[part].copy_(host[part])])
+        event = FakeEvent(self, [lambda: partial.target[part].copy_(host[part])])
         self._events.append(event)
-        begun.sent.append((part.start, part.stop))
+        partial.sent.append((part.start, part.stop))
         if not self.lazy:
             self.run(event)
 
@@ -109,14 +109,14 @@ class FakeDevice:
         self,
         host: torch.Tensor,
         finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
-        begun: Begun | None = None,
+        partial: PartialUpload | None = None,
     ) -> tuple[dict[Any, torch.Tensor], FakeEvent, FakeEvent]:
         if self.fails is not None:
             raise self.fails
         self.log.append("copy")
-        begun = begun or self.begin(len(host))
-        assert begun is not None
-        target, left = begun.target, begun.left()
+        partial = partial or self.begin(len(host))
+        assert partial is not None
+        target, left = partial.target, partial.left()
         result = finish(target)
 
         def make() -> None:

@@ -104,7 +104,7 @@ def install() -> CudaAccelerator:
     assert cuda.available()
     accelerator = CudaAccelerator(DEVICE)
     accelerator._uploader.device = CPU
-    device_arguments.check_here = lambda *_: None
-    device_arguments.numbered = lambda own: own
+    device_arguments.check_available = lambda *_: None
+    device_arguments.with_index = lambda own: own
     upload.accelerator = lambda _: accelerator  # type: ignore[assignment]
     return accelerator

@@ -106,7 +106,7 @@ def test_workers_without_a_gpu_do_not_see_it(
     (plan,) = worker_plans(
         [echo_fns(0)], [arguments], [parity_policy()], False, [6], [options], [devices]
     )
-    if devices.of_worker <= {"cpu"}:
+    if devices.worker_types <= {"cpu"}:
         worker = RemoteWorker()
         info = worker.build(True, pickled_spec(plan.spec), plan.policy)
         assert isinstance(info, WorkerInfo)

@@ -31,7 +31,7 @@ from gymnasium.vector import SyncVectorEnv
 from raising import refused
 
 from pycollect import AsyncBatchedCollector, Evaluator, MultiSyncDataCollector, SyncDataCollector
-from pycollect.envs.registrations import register, registered_here
+from pycollect.envs.registrations import program_registrations, register
 
 OURS = "PycollectTests/Counting-v0"
 _NO_PICKLE = threading.Lock()
@@ -275,7 +275,7 @@ def test_an_environment_that_cannot_be_sent_hinders_those_alone_that_use_it(regi
 
 def test_a_registration_with_an_array_may_be_there_already(registry: Any) -> None:
     gymnasium.register(OURS, entry_point=Known, kwargs={"start": np.zeros(3)})
-    register(registered_here())
+    register(program_registrations())
     assert gymnasium.spec(OURS).kwargs["start"].tolist() == [0, 0, 0]
 
 

@@ -71,7 +71,7 @@ def test_the_kernel_is_loaded_before_the_first_batch(
     made: list[int] = []
     monkeypatch.setattr("pycollect.cuda.is_torchs", lambda: True)
     monkeypatch.setattr(on_cuda, "_gather", made.append)
-    monkeypatch.setattr(on_cuda, "numbered", lambda device: torch.device("cuda", 3))
+    monkeypatch.setattr(on_cuda, "with_index", lambda device: torch.device("cuda", 3))
     collector = SyncDataCollector(
         echo_fns(0), parity_policy(), frames_per_batch=9, storing_device="cuda", **arguments
     )

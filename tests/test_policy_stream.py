@@ -183,7 +183,7 @@ def test_tensors_of_its_stream_are_handed_over(default: Stream) -> None:
     used: list[Any] = []
     own: Any = SimpleNamespace(device=DEVICE, record_stream=used.append)
     on_host = torch.zeros(1)  # record_stream would raise
-    with stream.apart():
+    with stream.on_stream():
         torch.cuda.current_stream().give("made")  # type: ignore[attr-defined]
     stream.hand_over([own, on_host])
     assert used == [default]
@@ -193,5 +193,5 @@ def test_tensors_of_its_stream_are_handed_over(default: Stream) -> None:
 def test_on_the_cpu_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cuda, "current_stream")
     stream = PolicyStream(torch.device("cpu"))
-    with stream.collecting(), stream.between(), stream.apart():
+    with stream.collecting(), stream.ordered(), stream.on_stream():
         stream.hand_over([torch.zeros(1)])

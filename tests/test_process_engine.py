@@ -23,7 +23,7 @@ from torch import nn
 
 from pycollect._core import Placement, SharedSlabPool, Slab
 from pycollect.data.slabs import SlabRows, slab_tensors
-from pycollect.data.weights import WeightForm, WeightSlab, weights_from
+from pycollect.data.weights import WeightSlab, WeightSpec, weights_from
 from pycollect.errors import WorkerDied, WorkerError
 from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec
 from pycollect.transport.processes.engine import ProcessEngine
@@ -175,7 +175,7 @@ def test_rollouts_that_are_queued_each_have_their_slab(engine: ProcessEngine) ->
 def test_the_newest_weights_are_taken_by_rollouts_that_are_queued(engine: ProcessEngine) -> None:
     worker = started(engine, SlowEnv)
     handle, policy = worker.handle, Constant()
-    packer = WeightSlab(WeightForm.of(policy))
+    packer = WeightSlab(WeightSpec.of(policy))
     worker.ask()
     slab = worker.ask()
     for serial in range(1, 4):

@@ -22,7 +22,7 @@ from pycollect import (
 from pycollect._core import Layout, Leaf, Placement
 from pycollect.data.devices import CPU, PlainAccelerator
 from pycollect.data.slabs import make_pool, slab_tensors
-from pycollect.data.upload import MOST_AHEAD, DeviceUploader
+from pycollect.data.upload import MAX_AHEAD, DeviceUploader
 
 
 def uploading(**arguments: Any) -> SyncDataCollector:
@@ -74,7 +74,7 @@ def test_nobody_waits_on_the_host_while_there_is_room(fake: FakeDevice) -> None:
 def test_parts_that_were_sent_are_not_copied_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pycollect.data.upload.LEAST_PART", 8)
+    monkeypatch.setattr("pycollect.data.upload.MIN_PART_BYTES", 8)
     layout = Layout([Leaf(("seen",), "float32", (2,)), Leaf(("flag",), "bool", ())])
     placement = Placement(layout, 2, 1, 3)  # two workers' rows of three steps
     device = FakeDevice()
@@ -97,23 +97,23 @@ def test_parts_that_were_sent_are_not_copied_again(
     # What was begun is forgotten with a slab that is dropped.
     other = make_pool(placement, 1, uploader.allocate).acquire()
     uploader.send(other, [slab_tensors(other, [2, 1, 3])["seen",][1]])
-    assert len(uploader._begun) == 1
+    assert len(uploader._partial) == 1
     device.run()
     device._events.clear()
     del other
     gc.collect()
-    assert not uploader._begun
+    assert not uploader._partial
 
 
 def test_a_device_without_streams_is_never_waited_for_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pycollect.data.upload.LEAST_PART", 8)
+    monkeypatch.setattr("pycollect.data.upload.MIN_PART_BYTES", 8)
     monkeypatch.setattr(PlainAccelerator, "mark", lambda _: pytest.fail("the host waits"))
     uploader = DeviceUploader(PlainAccelerator(CPU))
     placement = Placement(Layout([Leaf(("seen",), "float32", (2,))]), 2, 1, 3)
     pool = make_pool(placement, 1, uploader.allocate)
-    for step in range(2 * MOST_AHEAD):
+    for step in range(2 * MAX_AHEAD):
         slab = pool.acquire()
         tensors = slab_tensors(slab, [2, 1, 3])
         tensors["seen",].fill_(step)
@@ -143,7 +143,7 @@ def test_a_learner_that_lags_behind_is_waited_for() -> None:
     """What it has not come to is on the device: without a bound, more and more of it."""
     device = Lagging()
     uploader = DeviceUploader(device)
-    for _ in range(MOST_AHEAD):
+    for _ in range(MAX_AHEAD):
         uploader.gather({("observation",): torch.zeros(5)})
     assert device.waited == []
     for _ in range(3):

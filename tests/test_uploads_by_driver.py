@@ -189,7 +189,7 @@ def test_rollouts_travel_as_workers_finish_them(joined: str | int, copies: str) 
 from pycollect.data import upload
 if __name__ == "__main__":
     arguments = {{"cls": MultiSyncDataCollector, "workers": 2, "cat_results": {joined!r}}}
-    upload.LEAST_PART = 8
+    upload.MIN_PART_BYTES = 8
     with stream(storing_device="cuda", **arguments) as collector:
         fake.fake_cuda_hold(1)
         driver.forget()

@@ -10,8 +10,8 @@ import torch
 from pycollect import checks as check
 from pycollect.api.binding import check_others
 from pycollect.arguments import arguments_of, naming
-from pycollect.data.devices import CPU, Devices, check_here, named_device, numbered
-from pycollect.data.weights import placed
+from pycollect.data.devices import CPU, Devices, check_available, named_device, with_index
+from pycollect.data.weights import moved_to
 from pycollect.driver.options import StreamOptions
 from pycollect.envs.groups import check_env_groups, group_entries
 from pycollect.envs.make import check_entry
@@ -40,9 +40,9 @@ def check_devices(given: Mapping[str, Any], *, other_machines: bool = False) -> 
         ours = ("storing_device" if storing else "device" if default else "env_device",)
     for name, device in zip(NAMES, named, strict=True):
         if device is not None and name in ours:
-            check_here(name, device)
+            check_available(name, device)
     if not other_machines:
-        named = [device and numbered(device) for device in named]
+        named = [device and with_index(device) for device in named]
     return Devices(*named)
 
 
@@ -212,7 +212,7 @@ def check_groups(
     if count == 1:
         return
     for own in entry if teams else [entry]:
-        group_entries(own, count, policy_elsewhere=server is not None)
+        group_entries(own, count, remote_policy=server is not None)
 
 
 def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
@@ -220,7 +220,7 @@ def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]
     name = "policy_factory" if are_factories else "policy"
     known = {id(source): source for source in sources}
     if not are_factories:  # a worker may lack the device of the caller's policy
-        known = {key: placed(source, CPU) for key, source in known.items()}
+        known = {key: moved_to(source, CPU) for key, source in known.items()}
     data = {key: pickled(name, source) for key, source in known.items()}
     return [data[id(source)] for source in sources]
 

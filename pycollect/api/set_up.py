@@ -218,7 +218,7 @@ class WorkerTemplate:
         (sources, built), stepping = policies, devices
         if self.server is not None:  # the server builds the policy, workers do not
             sources, built = self.server.policies(len(entries)), False
-            stepping = [own.of_stepping for own in devices]
+            stepping = [own.without_policy for own in devices]
         plans = worker_plans(
             entries,
             arguments,
@@ -396,8 +396,8 @@ def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
 
     If no device was specified, GPUs are hidden only if the engine counts them and gives it none.
     """
-    return devices.of_worker == {"cpu"} or (
-        not devices.of_worker and options.get("num_gpus", 1) == 0
+    return devices.worker_types == {"cpu"} or (
+        not devices.worker_types and options.get("num_gpus", 1) == 0
     )
 
 

@@ -130,7 +130,7 @@ class SyncDataCollector(
         """
         with self._flow.between_rollouts("reset"):
             self._flow.check_open()
-            with self._flow.policy_stream.between():
+            with self._flow.policy_stream.ordered():
                 if index is None:
                     self._drop("reset")
                     self._worker.reset()

@@ -1,4 +1,4 @@
-"""Observations in another dtype than the environment's, and scaled."""
+"""Cast and scale observations: `observation_dtype` and `observation_scale`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pycollect.data.frame import FLAGS, BatchLeaves
 from pycollect.data.layout import Key, dotted, dtype_name, torch_dtype
 from pycollect.data.tensordicts import as_key
 
-_Of = Mapping[Key | None, Any]
-"""A value by observation key; None: of all observations that are not named."""
+_ByKey = Mapping[Key | None, Any]
+"""A value by observation key; the key ``None`` stands for all observations without a key."""
 
 
 _DTYPE, _SCALE = "observation_dtype", "observation_scale"
@@ -24,23 +24,23 @@ _DTYPE, _SCALE = "observation_dtype", "observation_scale"
 
 @dataclass(frozen=True)
 class ObservationCast:
-    """What `observation_dtype` and `observation_scale` ask for.
+    """Dtypes and scales of observations, from `observation_dtype` and `observation_scale`.
 
     An observation x becomes ``x.to(dtype) * scale``, at the root, under "next" and for the policy.
-    Flags are not cast, nor are bool and complex observations unless they are named, nor what a
-    policy wrote in the place of an observation.
+    Flags are not cast. Bool and complex observations are cast only if they are named. A policy's
+    output that replaces an observation is not cast.
     """
 
-    dtypes: _Of
-    scales: _Of
+    dtypes: _ByKey
+    scales: _ByKey
 
     @classmethod
     def checked(cls, dtype: Any, scale: Any) -> ObservationCast | None:
-        """Check both arguments; return None if neither is given.
+        """Check both arguments; return ``None`` if neither is given.
 
         Raises:
-            TypeError, ValueError: A dtype is not numeric, or a scale is not finite or is given for
-                integers.
+            TypeError, ValueError: A dtype is not numeric, a scale is not finite, or the dtype of a
+                scaled observation is an integer.
         """
         dtypes = _by_key(_DTYPE, dtype, _checked_dtype)
         scales = _by_key(_SCALE, scale, _checked_scale)
@@ -54,7 +54,7 @@ class ObservationCast:
         return cls(dtypes, scales)
 
     def check_keys(self, leaves: BatchLeaves) -> None:
-        """Raise ValueError for a key that is not an observation of the environment."""
+        """Raise a ValueError for a key that is not an observation of the environment."""
         known = [leaf.key for leaf in _observations(leaves.observation)]
         for name, values in ((_DTYPE, self.dtypes), (_SCALE, self.scales)):
             unknown = [key for key in values if key is not None and key not in known]
@@ -67,9 +67,9 @@ class ObservationCast:
     def apply(
         self, tensors: Mapping[Key, torch.Tensor], leaves: BatchLeaves
     ) -> dict[Key, torch.Tensor]:
-        """A batch's tensors, the observations cast on the device that they lie on.
+        """Return a batch's tensors with cast observations, on the same device.
 
-        One that has its dtype already is scaled in place.
+        An observation that already has the dtype is scaled in place.
         """
         result = dict(tensors)
         outputs = {leaf.key for leaf in leaves.outputs}
@@ -80,7 +80,7 @@ class ObservationCast:
         return result
 
     def targets(self, leaves: Iterable[Leaf]) -> Iterator[tuple[Leaf, torch.dtype, float | None]]:
-        """Those of an environment's leaves that are cast: to which dtype, by which scale."""
+        """Yield each leaf that is cast, with its dtype and scale."""
         for leaf in _observations(leaves):
             source = torch_dtype(leaf.dtype)
             named = leaf.key in self.dtypes or leaf.key in self.scales
@@ -99,7 +99,7 @@ def _observations(leaves: Iterable[Leaf]) -> list[Leaf]:
 
 
 def scaled(tensor: torch.Tensor, dtype: torch.dtype, scale: float | None) -> torch.Tensor:
-    """The tensor cast, then multiplied; in place where it has the dtype already."""
+    """Return the tensor cast and multiplied, in place if it already has the dtype."""
     if scale is not None and tensor.device.type != "cpu" and _fits(tensor.dtype, dtype):
         return scaled_at_once(tensor, dtype, scale)
     result = tensor.to(dtype)
@@ -107,27 +107,28 @@ def scaled(tensor: torch.Tensor, dtype: torch.dtype, scale: float | None) -> tor
 
 
 def scaled_at_once(tensor: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
-    """The same in one pass, for devices: a byte is read once and its product written once.
+    """Return the same as `scaled` in one pass, which is faster on devices.
 
-    The product is made in float32 and rounded once, as torch makes that of halves. On the CPU torch
-    would take a float32 tensor in between.
+    The product is computed in float32 and rounded once, as torch does for float16 and bfloat16. On
+    the CPU, torch would make a temporary float32 tensor.
 
     Args:
-        tensor: of integers that `dtype` holds exactly.
-        dtype: float32 or a half.
+        tensor: Tensor of integers that `dtype` represents exactly.
+        dtype: float32, float16 or bfloat16.
+        scale: Factor.
     """
     result = torch.empty_like(tensor, dtype=dtype)
     return torch.mul(tensor, torch.tensor(scale, dtype=torch.float32, device="cpu"), out=result)
 
 
 def _fits(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether all numbers of that integer type are ones of that floating type, up to float32."""
+    """Return whether `target`, up to float32, represents all integers of dtype `source` exactly."""
     bits = {torch.uint8: 8, torch.int8: 8, torch.int16: 16}.get(source, 64)
-    held = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}.get(target, 0)
-    return bits <= held
+    precision = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}.get(target, 0)
+    return bits <= precision
 
 
-def _by_key(name: str, value: Any, check: Callable[[str, Any], Any]) -> _Of:
+def _by_key(name: str, value: Any, check: Callable[[str, Any], Any]) -> _ByKey:
     if value is None:
         return {}
     if not isinstance(value, Mapping):

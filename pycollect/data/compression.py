@@ -1,4 +1,4 @@
-"""Arrays and tensors compressed by LZ4, one by one, on their way to another node."""
+"""Compress arrays and tensors with LZ4 before they are sent to another node."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 
 Buffer = npt.NDArray[np.uint8]
 
-_SMALL = 1024  # bytes, for which it is not worth the call
-_WORTH = 0.9  # of its bytes are left at most, or it travels as it is
+_SMALL = 1024  # bytes; less is not worth the call
+_MAX_RATIO = 0.9  # data that compresses less is sent uncompressed
 
 
 def import_lz4(argument: str) -> ModuleType:
-    """Return LZ4's module; raise ImportError, naming the argument, if it is not installed."""
+    """Return the module of LZ4; raise an ImportError about `argument` if it is not installed."""
     try:
         import lz4.frame
     except ImportError as error:
@@ -29,19 +29,19 @@ def import_lz4(argument: str) -> ModuleType:
 
 
 def compress(data: Buffer, argument: str) -> Buffer:
-    """Bytes as one frame of LZ4, or as they are where that would not be much smaller."""
+    """Return the bytes as one LZ4 frame, or unchanged if that is not much smaller."""
     if data.nbytes < _SMALL:
         return data
     lz4 = import_lz4(argument)
     packed: bytes = lz4.compress(data, store_size=True, block_size=lz4.BLOCKSIZE_MAX4MB)
-    if len(packed) >= _WORTH * data.nbytes:
+    if len(packed) >= _MAX_RATIO * data.nbytes:
         return data
     return np.frombuffer(packed, np.uint8)
 
 
 def decompress(data: Buffer, size: int, argument: str) -> Buffer:
     """Return the `size` bytes that `compress` compressed, in new memory."""
-    if data.nbytes == size:  # those that would not have got smaller
+    if data.nbytes == size:  # not compressed
         return np.array(data)
     opened: bytearray = import_lz4(argument).decompress(data, return_bytearray=True)
     if len(opened) != size:
@@ -51,13 +51,13 @@ def decompress(data: Buffer, size: int, argument: str) -> Buffer:
 
 @dataclass(frozen=True)
 class PackedArray:
-    """An array or a tensor that is compressed, if that makes it smaller.
+    """An array or a tensor that is compressed if that makes it smaller.
 
     Attributes:
-        dtype: numpy's of an array, torch's of a tensor.
-        shape: of either.
-        size: its bytes.
-        data: these, compressed or not.
+        dtype: Dtype of numpy for an array, of torch for a tensor.
+        shape: Shape of the array or tensor.
+        size: Number of bytes before compression.
+        data: The bytes, possibly compressed.
     """
 
     dtype: np.dtype[Any] | torch.dtype
@@ -67,15 +67,15 @@ class PackedArray:
 
     @classmethod
     def of(cls, value: npt.NDArray[Any] | Tensor, argument: str) -> PackedArray:
-        """Pack one; a tensor elsewhere comes to the CPU."""
+        """Pack an array or a tensor, which may be on any device."""
         raw = _bytes_of(value)
         return cls(value.dtype, tuple(value.shape), raw.nbytes, compress(raw, argument))
 
     def open(self, argument: str) -> npt.NDArray[Any] | Tensor:
-        """The array, or the tensor on the CPU, that was packed, in memory of its own."""
+        """Return the packed array, or the packed tensor on the CPU, in new memory."""
         raw = decompress(self.data, self.size, argument)
         if isinstance(self.dtype, torch.dtype):
-            if not self.size:  # which torch does not view as anything else
+            if not self.size:  # torch cannot view an empty tensor as another dtype
                 return torch.empty(self.shape, dtype=self.dtype, device="cpu")
             return torch.from_numpy(raw).view(self.dtype).reshape(self.shape)
         return raw.view(self.dtype).reshape(self.shape)
@@ -83,12 +83,12 @@ class PackedArray:
 
 @dataclass(frozen=True)
 class PackedBuffer:
-    """A block of memory whose parts are compressed, each if that makes it smaller.
+    """A block of memory in which each part is compressed if that makes it smaller.
 
     Attributes:
-        sizes: bytes of the parts.
-        lengths: what is left of these.
-        data: all parts, compressed or not, one after the other: one array travels faster than many.
+        sizes: Number of bytes of each part before compression.
+        lengths: Number of bytes of each part after compression.
+        data: Concatenated parts, because one array is sent faster than many.
     """
 
     sizes: tuple[int, ...]
@@ -97,22 +97,22 @@ class PackedBuffer:
 
     @classmethod
     def of(cls, data: Buffer, sizes: tuple[int, ...], argument: str) -> PackedBuffer:
-        """Pack a block that has parts of so many bytes, one after the other."""
+        """Pack a block that consists of parts with the given sizes."""
         parts = [compress(part, argument) for part in _parts(data, sizes)]
         return cls(sizes, tuple(part.nbytes for part in parts), np.concatenate(parts))
 
     def open(self, argument: str) -> Buffer:
-        """The block, in memory of its own."""
+        """Return the block in new memory."""
         block = np.empty(sum(self.sizes), np.uint8)
-        both = zip(_parts(block, self.sizes), _parts(self.data, self.lengths), strict=True)
-        for own, part in both:
-            size = own.nbytes
-            own[:] = part if part.nbytes == size else decompress(part, size, argument)
+        pairs = zip(_parts(block, self.sizes), _parts(self.data, self.lengths), strict=True)
+        for target, part in pairs:
+            size = target.nbytes
+            target[:] = part if part.nbytes == size else decompress(part, size, argument)
         return block
 
 
 def _parts(data: Buffer, sizes: tuple[int, ...]) -> list[Buffer]:
-    """Parts of so many bytes, one after the other."""
+    """Return the consecutive parts of `data` that have the given sizes."""
     ends = accumulate(sizes)
     return [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 

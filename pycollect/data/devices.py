@@ -1,7 +1,7 @@
-"""Torch's devices: whether they are there, their streams, events and pinned memory.
+"""Torch devices: availability, streams, events and pinned memory.
 
-What this package asks of a device goes through here, by `torch.<device type>`, so that torch's
-other accelerators are served where they have what CUDA has.
+All device operations of this package go through this module. They use `torch.<device type>`, so
+that accelerators other than CUDA also work if torch provides the same functions for them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ CPU = torch.device("cpu")
 
 
 def is_available(kind: str) -> bool:
-    """Whether torch has devices of that type here."""
+    """Return whether torch has an available device of a type."""
     return not why_not(torch.device(kind))
 
 
 def named_device(name: str, value: Any) -> torch.device:
-    """Return the device in an argument; raise ValueError if it is not a device."""
+    """Return an argument as a device; raise a ValueError if it is not one."""
     try:
         return torch.device(value)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -34,14 +34,14 @@ def named_device(name: str, value: Any) -> torch.device:
         raise ValueError(f"{name}: expected a device, got {value!r} ({text})") from None
 
 
-def check_here(name: str, device: torch.device) -> None:
-    """Raise ValueError, with the reason, if the device in an argument is not available here."""
+def check_available(name: str, device: torch.device) -> None:
+    """Raise a ValueError, with the reason, if the device in an argument is not available."""
     if reason := why_not(device):
         raise ValueError(f"{name}: expected an available device, got {device}: {reason}")
 
 
 def why_not(device: torch.device) -> str:
-    """Return why a device is not available here; an empty string if it is."""
+    """Return why a device is not available, or an empty string if it is available."""
     if device.type == "cpu":
         return ""
     module: Any = getattr(torch, device.type, None)
@@ -58,7 +58,10 @@ def why_not(device: torch.device) -> str:
 
 
 def generator_state(device: torch.device) -> torch.Tensor | None:
-    """Where the device's global random generator stands, uint8 on the host; None for the CPU."""
+    """Return the state of a device's global random generator, uint8 on the host.
+
+    Return ``None`` for the CPU.
+    """
     if device.type == "cpu":
         return None
     state: torch.Tensor = getattr(torch, device.type).get_rng_state(device)
@@ -66,20 +69,20 @@ def generator_state(device: torch.device) -> torch.Tensor | None:
 
 
 def set_generator_state(device: torch.device, state: torch.Tensor | None) -> None:
-    """Put the device's global random generator there; None: leave it."""
+    """Set the state of a device's global random generator; do nothing for ``None``."""
     if state is not None:
         getattr(torch, device.type).set_rng_state(state, device)
 
 
 def indexed(device: torch.device) -> torch.device:
-    """The device as tensors on it name it: with its index, where it has one."""
+    """Return the device as tensors report it: with its index, except for the CPU."""
     return device if device.type == "cpu" else torch.empty(0, device=device).device
 
 
-def numbered(device: torch.device) -> torch.device:
-    """The device with its index, which is the calling thread's current one where it names none.
+def with_index(device: torch.device) -> torch.device:
+    """Return the device with its index, by default that of the thread's current device.
 
-    Other processes, and other threads, may have another current device.
+    Other processes and threads may have another current device.
     """
     module: Any = getattr(torch, device.type, None)
     if device.index is not None or not hasattr(module, "current_device") or device.type == "cpu":
@@ -88,112 +91,117 @@ def numbered(device: torch.device) -> torch.device:
 
 
 class Event(Protocol):
-    """A place in a stream of work on a device."""
+    """A point in a stream of work on a device."""
 
     def query(self) -> bool:
-        """Whether all before it is done."""
+        """Return whether all earlier work of the stream is done."""
         ...
 
     def synchronize(self) -> None:
-        """Wait, on the host, until all before it is done."""
+        """Wait on the host until all earlier work of the stream is done."""
         ...
 
 
 @dataclass
-class Begun:
-    """A slab of which parts are on their way to a device, or there.
+class PartialUpload:
+    """A slab whose upload has begun with some of its parts.
 
     Attributes:
-        target: of the whole slab, bytes.
-        sent: the ranges that were sent, first and end, never all of it.
+        target: Bytes of the whole slab on the device.
+        sent: Start and end of the ranges that were sent; never the whole slab.
     """
 
     target: torch.Tensor
     sent: list[tuple[int, int]] = field(default_factory=list)
 
     def left(self) -> list[slice]:
-        """What was not sent yet."""
+        """Return the ranges that were not sent yet."""
         ends = [0, *(end for _, end in sorted(self.sent))]
         starts = [*(first for first, _ in sorted(self.sent)), len(self.target)]
-        return [slice(*own) for own in zip(ends, starts, strict=True) if own[0] < own[1]]
+        gaps = zip(ends, starts, strict=True)
+        return [slice(first, end) for first, end in gaps if first < end]
 
 
 class Accelerator(Protocol):
-    """What uploads and crossings need of a device.
+    """Operations of a device that uploads and transfers need.
 
     Attributes:
-        device: with its index.
+        device: The device, with its index.
     """
 
     device: torch.device
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Host memory, uninitialised, that the device reads and writes by itself."""
+        """Return uninitialized pinned host memory, which the device accesses directly."""
         ...
 
     def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
-        """The same, of exactly that size, for what is kept and used again."""
+        """Return pinned host memory of exactly this size, for slabs that are reused."""
         ...
 
     def mark(self, soon: bool = False) -> Event:
-        """The end of all work that was given to the current stream so far.
+        """Return an event after all work that is queued on the current stream.
 
         Args:
-            soon: The host is about to wait for it, and it is near: the thread may poll for a moment
-                before it sleeps.
+            soon: Whether the host will wait for the event soon and only briefly, so that the thread
+                may poll before it sleeps (default: ``False``).
         """
         ...
 
-    def begin(self, bytes: int) -> Begun | None:
-        """Have a slab's place on the device, for `send`; None: it goes as a whole."""
+    def begin(self, bytes: int) -> PartialUpload | None:
+        """Allocate a slab's memory on the device for `send`; ``None`` if parts are unsupported."""
         ...
 
-    def send(self, host: torch.Tensor, begun: Begun, part: slice) -> None:
-        """Copy that part of a slab beside the current stream; see `upload` for `host`."""
+    def send(self, host: torch.Tensor, partial: PartialUpload, part: slice) -> None:
+        """Copy a part of a slab, concurrently to the current stream; see `upload` for `host`."""
         ...
 
     def upload(
         self,
         host: torch.Tensor,
         finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
-        begun: Begun | None = None,
+        partial: PartialUpload | None = None,
     ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
-        """Copy host memory to the device beside the current stream.
+        """Copy host memory to the device, concurrently to the current stream.
 
         Args:
-            host: contiguous; asynchronous where it is pinned, to be left alone until the first
-                event then.
-            finish: what is made of the copy, on the copying stream.
-            begun: what was sent of it already; None: nothing.
+            host: Contiguous memory. If it is pinned, the copy is asynchronous, and the memory must
+                not be written before the first event.
+            finish: Makes the result from the copy, on the copying stream.
+            partial: The parts that were already sent. Defaults to ``None``: no part.
 
         Returns:
-            What `finish` returned, the end of the copy, and the end of all.
+            The result of `finish`, an event at the end of the copy, and an event at the end of
+            `finish`.
         """
         ...
 
     def drain(self) -> None:
-        """Wait for all copies that were asked for, and let the host memory go that they read."""
+        """Wait for all requested copies, and release the host memory that they read."""
         ...
 
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> Event:
-        """Let the current stream use tensors of the copying one once they are ready.
+        """Let the current stream use tensors of the copying stream after the event `ready`.
 
         Returns:
-            The end of what the current stream was given before.
+            An event at the end of the current stream's earlier work.
         """
         ...
 
     def pin(self, pool: SharedSlabPool) -> bool:
-        """Read shared slabs where they are from now on, as pinned memory; False: it cannot.
+        """Pin the memory of shared slabs, so that the device reads it directly.
+
+        Returns:
+            ``False`` if this kind of device does not support it.
 
         Raises:
-            CudaError: it should, but the driver refuses.
+            CudaError: The driver refuses to pin the memory.
         """
         ...
 
 
 class StreamAccelerator:
-    """A device with streams, as CUDA's and XPU's are."""
+    """A device with streams, such as CUDA or XPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._module: Any = getattr(torch, device.type)
@@ -201,7 +209,7 @@ class StreamAccelerator:
         self._stream = self._module.Stream(self.device)
 
     def pin(self, pool: SharedSlabPool) -> bool:
-        """See :class:`Accelerator`; torch has no means for it."""
+        """See :class:`Accelerator`; torch does not support it."""
         return False
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -209,7 +217,7 @@ class StreamAccelerator:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
     def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
-        """See :class:`Accelerator`; torch may take more."""
+        """See :class:`Accelerator`; torch may allocate more."""
         return _bytes_of(self.pinned([bytes], torch.uint8))
 
     def mark(self, soon: bool = False) -> Event:
@@ -220,40 +228,40 @@ class StreamAccelerator:
         event: Event = stream.record_event()
         return event
 
-    def begin(self, bytes: int) -> Begun | None:
+    def begin(self, bytes: int) -> PartialUpload | None:
         """See :class:`Accelerator`."""
-        # Memory that is taken on the copying stream is used again in that stream's order, so that
-        # the copy need not wait for what the current stream is doing.
+        # Memory that is allocated on the copying stream is reused in the order of that stream, so
+        # the copy need not wait for the current stream.
         with self._module.stream(self._stream):
-            return Begun(torch.empty(bytes, dtype=torch.uint8, device=self.device))
+            return PartialUpload(torch.empty(bytes, dtype=torch.uint8, device=self.device))
 
-    def send(self, host: torch.Tensor, begun: Begun, part: slice) -> None:
+    def send(self, host: torch.Tensor, partial: PartialUpload, part: slice) -> None:
         """See :class:`Accelerator`."""
         with self._module.stream(self._stream):
-            self._copy(host[part], begun.target[part])
-        begun.sent.append((part.start, part.stop))
+            self._copy(host[part], partial.target[part])
+        partial.sent.append((part.start, part.stop))
 
     def upload(
         self,
         host: torch.Tensor,
         finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
-        begun: Begun | None = None,
+        partial: PartialUpload | None = None,
     ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
         """See :class:`Accelerator`."""
-        begun = begun or self.begin(len(host))
-        assert begun is not None, "begin: expected a place"
+        partial = partial or self.begin(len(host))
+        assert partial is not None, "begin: expected memory on the device"
         with self._module.stream(self._stream):
-            # Copies end in their order: the last one's end is that of all.
-            copied = [self._copy(host[part], begun.target[part]) for part in begun.left()][-1]
+            # Copies end in order, so the last event is the end of all copies.
+            copied = [self._copy(host[part], partial.target[part]) for part in partial.left()][-1]
             try:
-                result = finish(begun.target)
+                result = finish(partial.target)
             except BaseException:
-                copied.synchronize()  # nobody will hold the host's memory any more
+                copied.synchronize()  # the caller may free the host memory after the error
                 raise
             return result, copied, self._record(self._stream)
 
     def _copy(self, host: torch.Tensor, target: torch.Tensor) -> Event:
-        """Have a copy made on the copying stream, which is the current one; its end."""
+        """Queue a copy on the copying stream, which is current; return an event at its end."""
         target.copy_(host, non_blocking=True)
         return self._record(self._stream)
 
@@ -265,20 +273,20 @@ class StreamAccelerator:
         """See :class:`Accelerator`."""
         before = self.mark()
         current = self._module.current_stream(self.device)
-        self._hold_back(current, ready)
+        self._wait_event(current, ready)
         for tensor in tensors:
             tensor.record_stream(current)
         return before
 
-    def _hold_back(self, stream: Any, event: Event) -> None:
+    def _wait_event(self, stream: Any, event: Event) -> None:
         stream.wait_event(event)
 
 
 class CudaAccelerator(StreamAccelerator):
-    """A device of NVIDIA's: the core's Uploader makes the copies, on a stream of its own.
+    """An NVIDIA device: the core's Uploader makes the copies on a separate stream.
 
-    Events are the core's, too: a thread that asks one of torch's ends the capture of a CUDA graph
-    that another one has begun in torch's default mode.
+    Events also come from the core. A query of a torch event would end the capture of a CUDA graph
+    that another thread has begun in torch's default mode.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -303,30 +311,30 @@ class CudaAccelerator(StreamAccelerator):
     def _record(self, stream: Any, soon: bool = False) -> Event:
         return _CoreEvent(CudaEvent(self.device.index, stream.cuda_stream, soon))
 
-    def _hold_back(self, stream: Any, event: Event) -> None:
+    def _wait_event(self, stream: Any, event: Event) -> None:
         assert isinstance(event, _CoreEvent)
-        event.own.hold_back(stream.cuda_stream)
+        event.core.hold_back(stream.cuda_stream)
 
     def _copy(self, host: torch.Tensor, target: torch.Tensor) -> Event:
-        # The copying stream itself comes first to use the copy: casts are made there.
+        # The copying stream is the first to use the copy, because it makes casts.
         return _CoreEvent(self._uploader.upload(host, target, self._stream))
 
 
 class _CoreEvent:
-    """An event of the core's, or the end of one of its copies, as an event of torch's."""
+    """An event or an upload of the core as an `Event`."""
 
-    def __init__(self, own: CudaEvent | Upload) -> None:
-        self.own = own
+    def __init__(self, core: CudaEvent | Upload) -> None:
+        self.core = core
 
     def query(self) -> bool:
-        return self.own.done()
+        return self.core.done()
 
     def synchronize(self) -> None:
-        self.own.wait()
+        self.core.wait()
 
 
 class _Done:
-    """The event of what is done when it is asked for."""
+    """An event that is always done."""
 
     def query(self) -> bool:
         return True
@@ -336,47 +344,47 @@ class _Done:
 
 
 class PlainAccelerator:
-    """A device of which torch shows no streams: every copy is waited for."""
+    """A device without streams in torch: every copy is synchronous."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """See :class:`Accelerator`; ordinary memory here."""
+        """See :class:`Accelerator`; the memory is not pinned."""
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
-        """See :class:`Accelerator`; ordinary memory here."""
+        """See :class:`Accelerator`; the memory is not pinned."""
         return _bytes_of(self.pinned([bytes], torch.uint8))
 
     def mark(self, soon: bool = False) -> Event:
-        """See :class:`Accelerator`; the end has come when this returns."""
+        """See :class:`Accelerator`; waits for all work first."""
         module: Any = getattr(torch, self.device.type)
         module.synchronize()
         return _Done()
 
-    def begin(self, bytes: int) -> Begun | None:
+    def begin(self, bytes: int) -> PartialUpload | None:
         """See :class:`Accelerator`."""
         return None
 
-    def send(self, host: torch.Tensor, begun: Begun, part: slice) -> None:
-        """See :class:`Accelerator`; nothing is begun here."""
+    def send(self, host: torch.Tensor, partial: PartialUpload, part: slice) -> None:
+        """See :class:`Accelerator`; not called, because `begin` returns ``None``."""
 
     def upload(
         self,
         host: torch.Tensor,
         finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
-        begun: Begun | None = None,
+        partial: PartialUpload | None = None,
     ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
         """See :class:`Accelerator`."""
         result = finish(host.to(self.device))
         return result, _Done(), _Done()
 
     def drain(self) -> None:
-        """See :class:`Accelerator`; no copy is under way here."""
+        """See :class:`Accelerator`; there are no pending copies."""
 
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> Event:
-        """See :class:`Accelerator`; nobody can tell the end here without waiting for it."""
+        """See :class:`Accelerator`; the returned event is done, because there are no events."""
         return _Done()
 
     def pin(self, pool: SharedSlabPool) -> bool:
@@ -393,9 +401,9 @@ _accelerators: dict[torch.device, Accelerator] = {}
 
 
 def accelerator(device: torch.device) -> Accelerator:
-    """The accelerator of a device that is there; one for the whole process.
+    """Return the process-wide accelerator of an available device.
 
-    Without an index it is the present one's.
+    A device without an index means torch's current device.
     """
     device = indexed(device)
     if device not in _accelerators:
@@ -411,13 +419,13 @@ def _kind_of(device: torch.device) -> Callable[[torch.device], Accelerator]:
 
 @dataclass(frozen=True)
 class Devices:
-    """Where the parts of one worker are to lie; None where nobody told.
+    """Requested devices of one worker; ``None`` if a device was not requested.
 
     Attributes:
-        default: `device`, for what the others do not say.
-        storing: batches.
-        env: environments.
-        policy: the policy.
+        default: The argument `device`, the default of the others.
+        storing: Device of batches.
+        env: Device of environments.
+        policy: Device of the policy.
     """
 
     default: torch.device | None = None
@@ -427,33 +435,32 @@ class Devices:
 
     @property
     def reported(self) -> torch.device | None:
-        """What ``td.device`` of a batch says."""
+        """Value of ``td.device`` of a batch."""
         agreed = self.env if self.env == self.policy else None
         return self.storing or self.default or agreed
 
     @property
     def batch_device(self) -> torch.device | None:
-        """Where batches are to lie; None: where the environment does."""
+        """Device of batches, or ``None`` for the environment's device."""
         return self.storing or self.default or self.env
 
     @property
     def env_device(self) -> torch.device | None:
-        """Where the environment is to lie that says nothing itself."""
+        """Device of an environment that does not choose one itself."""
         return self.env or self.default
 
     @property
     def policy_device(self) -> torch.device | None:
-        """Where the policy is to lie."""
+        """Device of the policy, or ``None``."""
         return self.policy or self.default
 
     @property
-    def of_stepping(self) -> Devices:
-        """Those of a worker whose policy is called elsewhere."""
+    def without_policy(self) -> Devices:
+        """Devices of a worker whose policy runs in another process."""
         return replace(self, policy=None)
 
     @property
-    def of_worker(self) -> frozenset[str]:
-        """The types of the devices that a worker itself works with."""
-        return frozenset(
-            own.type for own in (self.env_device, self.policy_device) if own is not None
-        )
+    def worker_types(self) -> frozenset[str]:
+        """Types of the devices that the worker itself uses."""
+        devices = (self.env_device, self.policy_device)
+        return frozenset(device.type for device in devices if device is not None)

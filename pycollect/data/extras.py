@@ -1,4 +1,4 @@
-"""Extras: values without a fixed shape and dtype, kept per frame and put into batches."""
+"""Extras: values without a fixed shape and numeric dtype, kept per frame and put into batches."""
 
 from __future__ import annotations
 
@@ -25,34 +25,35 @@ from tensordict import (
 from pycollect.data.layout import Key, dotted
 
 Cells: TypeAlias = npt.NDArray[np.object_]
-"""One value per cell, of the shape of the batch: [P, T] in a rollout."""
+"""One value per cell, in the shape of the batch: [P, T] for a rollout."""
 
 Extras: TypeAlias = dict[Key, Cells]
-"""The extras of a rollout or a batch by key, those under "next" with it; None where no frame is."""
+"""Extras of a rollout or a batch by key, including "next"; ``None`` in cells without a frame."""
 
 ExtraValues: TypeAlias = dict[Key, list[Any]]
-"""What one step has of each extra: a value per env."""
+"""Values of one step by key of the extra, one per environment."""
 
 
 class Kind(enum.Enum):
-    """What the values of an extra are."""
+    """Kind of an extra's values."""
 
     OBJECT = "object"
-    """Any Python object, text first of all: delivered as NonTensorData."""
+    """Any Python object, such as a string; delivered as NonTensorData."""
     RAGGED = "ragged"
-    """Tensors of different shapes: the TensorDict that holds them is a lazy stack over time."""
+    """Tensors with different shapes; their TensorDict becomes a lazy stack over time."""
     NODE = "node"
-    """TensorDicts [a, ...] whose rows differ in keys or shapes: delivered as lazy stacks [*, a]."""
+    """TensorDicts [a, ...] whose rows differ in keys or shapes; delivered as lazy stacks [*, a]."""
 
 
 @dataclass(frozen=True)
 class Extra:
-    """One leaf (or one nested TensorDict) that does not fit into a slab.
+    """An entry that cannot be recorded in a slab.
 
     Attributes:
-        key: as that of a Leaf.
-        dtype: of a ragged one.
-        shape: of a ragged one's frames; -1 for an extent that varies.
+        key: Key path, as for a Leaf.
+        kind: Kind of the values.
+        dtype: Dtype of a ragged extra.
+        shape: Frame shape of a ragged extra, with -1 for a varying extent.
     """
 
     key: Key
@@ -61,11 +62,11 @@ class Extra:
     shape: tuple[int, ...] = ()
 
     def under_next(self) -> Extra:
-        """The same under "next"."""
+        """Return the same extra under "next"."""
         return Extra(("next", *self.key), self.kind, self.dtype, self.shape)
 
     def absent(self) -> Any:
-        """What stands where there is no value: None, or a tensor without elements."""
+        """Return a placeholder: ``None``, or if ragged a tensor whose varying extents are 0."""
         if self.kind is not Kind.RAGGED:
             return None
         return torch.zeros(
@@ -73,28 +74,28 @@ class Extra:
         )
 
 
-def private(value: Any) -> Any:
-    """A copy of what its giver may write again; what cannot be copied, as it is."""
+def private_copy(value: Any) -> Any:
+    """Return a copy of a value that its producer may overwrite, or the value if it has no copy."""
     if isinstance(value, str | bytes | int | float | bool | None):
         return value
     if isinstance(value, torch.Tensor) or is_tensor_collection(value):
         return value.detach().clone()
     try:
         return copy.deepcopy(value)
-    except Exception:  # an open file, a lock: nothing that a copy is asked of
+    except Exception:  # for example an open file or a lock
         return value
 
 
 def cells_of(values: Sequence[Any], shape: Sequence[int]) -> Cells:
-    """ExtraValues in row-major order as cells of that shape."""
+    """Return values in row-major order as cells with a shape."""
     cells = np.empty(len(values), np.object_)
-    for place, value in enumerate(values):
-        cells[place] = value
+    for i, value in enumerate(values):
+        cells[i] = value
     return cells.reshape(tuple(shape))
 
 
 def fitted(rollout: Extras, steps: int) -> Extras:
-    """A rollout's extras, [P, T] each, with so many steps: cut, or None behind its end."""
+    """Return a rollout's extras [P, T] with `steps` steps, cut or padded with ``None``."""
     result = {}
     for key, cells in rollout.items():
         result[key] = np.full((len(cells), steps), None, np.object_)
@@ -104,12 +105,12 @@ def fitted(rollout: Extras, steps: int) -> Extras:
 
 
 def joined(rollouts: Sequence[Extras], join: str | int, envs: Sequence[int]) -> Extras:
-    """The extras of several workers as those of one batch.
+    """Join the extras of several workers into those of one batch.
 
     Args:
-        rollouts: [P, T] each, in worker order; T may differ where they are joined along time.
+        rollouts: Extras [P, T] in worker order; T may differ if they are joined along time.
         join: "stack", 0 or -1, as `cat_results`.
-        envs: the batch dimensions of one worker's environments: (), (P,) or more.
+        envs: Batch dimensions of one worker's environments: (), (P,) or more.
     """
     result = {}
     for key in rollouts[0]:
@@ -122,21 +123,26 @@ def joined(rollouts: Sequence[Extras], join: str | int, envs: Sequence[int]) -> 
 
 
 def value_of(entry: Any) -> Any:
-    """The value of one cell: the object inside NonTensorData, anything else as it is."""
+    """Return the value of one cell: the object inside NonTensorData, or the entry itself."""
     if isinstance(entry, NonTensorData) and not entry.batch_size:
         return entry.data
     return entry
 
 
 def per_env(entry: Any, envs: Sequence[int]) -> list[Any]:
-    """An entry of a TensorDict of the batch size `envs` ((), (P,) or more) as one value per env."""
+    """Return an entry of a TensorDict as one value per environment.
+
+    Args:
+        entry: The entry.
+        envs: Batch size of the TensorDict: (), (P,) or more.
+    """
     if not envs:
         return [value_of(entry)]
-    return [value_of(entry[place]) for place in np.ndindex(*envs)]
+    return [value_of(entry[index]) for index in np.ndindex(*envs)]
 
 
 def pickled_extras(extras: Extras) -> bytes:
-    """Return the pickled extras of a rollout; raise TypeError that names a failing one."""
+    """Return the pickled extras of a rollout; raise a TypeError for one that cannot be pickled."""
     try:
         data: bytes = cloudpickle.dumps(extras)
         return data
@@ -156,18 +162,18 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 _ATTRIBUTES: dict[str, Any] = vars(NonTensorData(""))
 _OTHERS: dict[str, Any] = _ATTRIBUTES["_non_tensordict"]
 _EMPTY: dict[str, Any] = vars(_ATTRIBUTES["_tensordict"])
-# The constructor looks at the batch size of each part, which takes longer than to make it.
+# The constructor checks the batch size of each part, which takes longer than making the part.
 _stack = getattr(NonTensorStack, "_new_lazy_unsafe", NonTensorStack)
 
 
 @dataclass
-class Parcel:
-    """The extras of a batch with what is needed to deliver them.
+class ExtrasBatch:
+    """The extras of a batch, with the information to deliver them.
 
     Attributes:
-        extras: of the batch's shape each.
-        kinds: of each of them.
-        classes: the tensorclasses that nested TensorDicts are to become.
+        extras: Cells by key, in the shape of the batch.
+        kinds: Description of each extra, by key.
+        classes: Tensorclasses of nested TensorDicts, by key.
     """
 
     extras: Extras = field(default_factory=dict)
@@ -177,45 +183,45 @@ class Parcel:
     def __bool__(self) -> bool:
         return bool(self.extras or self.classes)
 
-    def moved(self, cells: torch.Tensor, mask: torch.Tensor | None = None) -> Parcel:
-        """Those of other cells, in their order.
+    def moved(self, cells: torch.Tensor, mask: torch.Tensor | None = None) -> ExtrasBatch:
+        """Return the extras of selected cells.
 
         Args:
-            cells: row-major places in the batch, of the shape that the result is to have.
-            mask: False where there is no frame.
+            cells: Row-major indices of cells in the batch, in the shape of the result.
+            mask: ``False`` in cells without a frame.
         """
-        places = cells.numpy()
+        indices = cells.numpy()
         empty = None if mask is None else ~mask.numpy()
         extras = {}
-        for key, own in self.extras.items():
-            extras[key] = own.reshape(-1)[places]
+        for key, values in self.extras.items():
+            extras[key] = values.reshape(-1)[indices]
             if empty is not None:
                 extras[key][empty] = None
-        return Parcel(extras, self.kinds, self.classes)
+        return ExtrasBatch(extras, self.kinds, self.classes)
 
 
-def with_extras(td: TensorDictBase, parcel: Parcel) -> TensorDictBase:
-    """A batch and its extras; `td` is not to be used any more.
+def with_extras(td: TensorDictBase, extras_batch: ExtrasBatch) -> TensorDictBase:
+    """Return a batch with its extras; do not use `td` afterwards.
 
-    Objects become stacks of NonTensorData. The TensorDict that holds a ragged entry becomes a lazy
-    stack over time, at the root the batch itself: ``td.get(key, as_list=True)`` or
-    ``td[..., t][key]`` reads it.
+    Objects become stacks of NonTensorData. A TensorDict with a ragged entry, which may be the batch
+    itself, becomes a lazy stack over time; ``td.get(key, as_list=True)`` or ``td[..., t][key]``
+    reads the entry.
     """
     if 0 in td.batch_size:
         return td
-    parents = {key[:-1] for key in parcel.extras}
+    parents = {key[:-1] for key in extras_batch.extras}
     for parent in sorted(parents, key=lambda key: (-len(key), key)):
-        own = {key[-1]: key for key in parcel.extras if key[:-1] == parent}
+        children = {key[-1]: key for key in extras_batch.extras if key[:-1] == parent}
         node = td if not parent else td.get(parent, None)
         if node is None:
             node = TensorDict({}, batch_size=td.batch_size, names=td.names, device=td.device)
-        for name, key in own.items():
-            node = _filled(node, name, parcel.extras[key], parcel.kinds[key])
+        for name, key in children.items():
+            node = _filled(node, name, extras_batch.extras[key], extras_batch.kinds[key])
         if parent:
             td.set(parent, node)
         else:
             td = node
-    for key, cls in parcel.classes.items():
+    for key, cls in extras_batch.classes.items():
         td.set(key, cls.from_tensordict(td.get(key)))
     return td
 
@@ -223,10 +229,10 @@ def with_extras(td: TensorDictBase, parcel: Parcel) -> TensorDictBase:
 def with_current(
     td: TensorDictBase, values: ExtraValues, extras: Iterable[Extra], envs: tuple[int, ...]
 ) -> TensorDictBase:
-    """One step's extras in the TensorDict, of the batch size `envs`, that a policy is given."""
+    """Return a policy's input, a TensorDict with batch size `envs`, with one step's extras."""
     for extra in extras:
         *parent, name = extra.key
-        cells = cells_of([private(value) for value in values[extra.key]], envs)
+        cells = cells_of([private_copy(value) for value in values[extra.key]], envs)
         node = td.get(tuple(parent), None) if parent else td
         if node is None:
             node = TensorDict({}, batch_size=envs)
@@ -241,17 +247,17 @@ def _filled(
     if extra.kind is Kind.OBJECT:
         return _set(node, name, _objects(cells, node.names, node.device))
     if extra.kind is Kind.RAGGED:
-        for place in np.ndindex(cells.shape):
-            if cells[place] is None:
-                cells[place] = extra.absent()
+        for index in np.ndindex(cells.shape):
+            if cells[index] is None:
+                cells[index] = extra.absent()
         return _ragged(node, name, cells, lazily)
     return node.set(name, _nodes(cells, node.get(name, None)))
 
 
 def _set(node: TensorDictBase, name: str, stack: Any) -> TensorDictBase:
-    """Set a stack of the node's own shape and names.
+    """Set a stack that has the node's shape and names.
 
-    `TensorDict.set` would copy each object of the stack, since objects have no names.
+    `TensorDict.set` would copy each object of the stack, because objects have no names.
     """
     if type(node) is not TensorDict or not isinstance(stack, NonTensorStack):
         return node.set(name, stack)
@@ -264,22 +270,22 @@ def _objects(
     names: Sequence[str | None] | None = None,
     device: torch.device | None = None,
 ) -> Any:
-    """Return NonTensorData, or a stack of it of the shape of the cells."""
+    """Return NonTensorData, or a stack of it, in the shape of the cells."""
     if cells.ndim == 0:
         return _object(cells.item(), device)
     last = cells.ndim - 1
     if last:
         first = None if names is None else names[:last]
-        parts = [_objects(cells[..., place], first, device) for place in range(cells.shape[-1])]
+        parts = [_objects(cells[..., i], first, device) for i in range(cells.shape[-1])]
     else:
         parts = [_object(value, device) for value in cells]
     return _stack(*parts, stack_dim=last, stack_dim_name=None if names is None else names[last])
 
 
 def _object(value: Any, device: torch.device | None) -> Any:
-    """Return NonTensorData, in a tenth of its constructor's time if the value is plain.
+    """Return NonTensorData; for plain values, ten times as fast as its constructor.
 
-    Values share no attribute that tensordict writes, such as lock, batch size and names.
+    The objects share no attribute that tensordict writes, such as lock, batch size and names.
     """
     if type(value) not in _PLAIN:
         return value if isinstance(value, NonTensorStack) else NonTensorData(value, device=device)
@@ -290,24 +296,33 @@ def _object(value: Any, device: torch.device | None) -> Any:
 
 
 def _ragged(node: TensorDictBase, name: str, cells: Cells, lazily: bool) -> TensorDictBase:
-    """`lazily`: a stack also where all shapes agree, so that a batch's form does not hang on it."""
+    """Return the node with a ragged entry, as a lazy stack over the last dimension.
+
+    Args:
+        node: The TensorDict.
+        name: Name of the entry.
+        cells: Values of the entry.
+        lazily: Make a lazy stack even if all shapes are equal, so that the class of a batch does
+            not depend on its values.
+    """
     if cells.ndim == 0:
         return node.set(name, cells.item())
     values = list(cells.flat)
     if not lazily and len({value.shape for value in values}) == 1:
         return node.set(name, torch.stack(values).reshape(*cells.shape, *values[0].shape))
     last = cells.ndim - 1
-    parts = [
-        _ragged(part, name, cells[..., place], False)
-        for place, part in enumerate(node.unbind(last))
-    ]
+    parts = [_ragged(part, name, cells[..., i], False) for i, part in enumerate(node.unbind(last))]
     return LazyStackedTensorDict(*parts, stack_dim=last, stack_dim_name=node.names[last])
 
 
 def _nodes(cells: Cells, dense: TensorDictBase | None) -> TensorDictBase | None:
-    """Nested TensorDicts stacked, with the leaves that lie in the slab.
+    """Stack nested TensorDicts, and add the leaves that were recorded in the slab.
 
-    Rows of different kinds (of agents, say) stay a lazy stack over these.
+    Rows with different entries, such as different agents, remain a lazy stack.
+
+    Args:
+        cells: The TensorDicts.
+        dense: The leaves from the slab, or ``None``.
     """
     first = next((cell for cell in cells.flat if cell is not None), None)
     if first is None:
@@ -321,8 +336,8 @@ def _nodes(cells: Cells, dense: TensorDictBase | None) -> TensorDictBase | None:
     if dense is None:
         return node
     if isinstance(node, LazyStackedTensorDict):
-        for part, own in zip(node.tensordicts, dense.unbind(node.stack_dim), strict=True):
-            part.update(own)
+        for part, leaves in zip(node.tensordicts, dense.unbind(node.stack_dim), strict=True):
+            part.update(leaves)
     else:
         node.update(dense)
     node.names = dense.names
@@ -330,7 +345,7 @@ def _nodes(cells: Cells, dense: TensorDictBase | None) -> TensorDictBase | None:
 
 
 def _reshaped(node: TensorDictBase, lead: tuple[int, ...]) -> TensorDictBase:
-    """The first dimension of a stack as the dimensions `lead`."""
+    """Return a stack whose first dimension is reshaped to the dimensions `lead`."""
     if not isinstance(node, LazyStackedTensorDict):
         return node.reshape(*lead, *node.batch_size[1:])
     if node.stack_dim:
@@ -347,13 +362,13 @@ def _reshaped(node: TensorDictBase, lead: tuple[int, ...]) -> TensorDictBase:
 
 
 def read_values(td: TensorDictBase, extras: Iterable[Extra], envs: tuple[int, ...]) -> ExtraValues:
-    """What a TensorDict of the batch size `envs` has of these extras, a value per env."""
+    """Read extras from a TensorDict with batch size `envs`, one value per environment."""
     values: ExtraValues = {}
     for extra in extras:
         try:
             entry = td.get(extra.key, None)
-        except RuntimeError:  # of different shapes in different envs
-            values[extra.key] = [td[place].get(extra.key, None) for place in np.ndindex(*envs)]
+        except RuntimeError:  # the shapes differ between environments
+            values[extra.key] = [td[index].get(extra.key, None) for index in np.ndindex(*envs)]
         else:
             if entry is not None:
                 values[extra.key] = per_env(entry, envs)
@@ -361,7 +376,10 @@ def read_values(td: TensorDictBase, extras: Iterable[Extra], envs: tuple[int, ..
 
 
 def write_values(td: TensorDictBase, key: Key, values: list[Any], envs: tuple[int, ...]) -> None:
-    """Write what was read by `read_values`; nested TensorDicts are updated. None: nothing."""
+    """Write values from `read_values` into a TensorDict; do nothing if they are ``None``.
+
+    A nested TensorDict is updated, not replaced.
+    """
     first = values[0]
     if first is None:
         return
@@ -369,22 +387,22 @@ def write_values(td: TensorDictBase, key: Key, values: list[Any], envs: tuple[in
     if isinstance(first, torch.Tensor):
         td.set(key, torch.stack(values).reshape(*envs, *first.shape))
     elif isinstance(first, TensorDictBase) and not _is_object(first):
-        node, own = _nodes(cells, None), td.get(key, None)
-        if own is None:
+        node, existing = _nodes(cells, None), td.get(key, None)
+        if existing is None:
             td.set(key, node)
         else:
-            own.update(node)
+            existing.update(node)
     else:
         td.set(key, _objects(cells))
 
 
-def without_extras(td: TensorDictBase) -> tuple[TensorDictBase, Parcel]:
-    """A TensorDict's tensors alone, and its extras; `td` itself where it has none."""
+def without_extras(td: TensorDictBase) -> tuple[TensorDictBase, ExtrasBatch]:
+    """Split a TensorDict into tensors and extras; return `td` itself if it has no extras."""
     if not _has_extras(td):
-        return td, Parcel()
+        return td, ExtrasBatch()
     classes: dict[Key, Any] = {}
-    parcel = Parcel(classes=classes)
-    return _dense(td, (), td.ndim, parcel, classes), parcel
+    extras_batch = ExtrasBatch(classes=classes)
+    return _dense(td, (), td.ndim, extras_batch, classes), extras_batch
 
 
 def _has_extras(td: TensorDictBase) -> bool:
@@ -399,7 +417,7 @@ def _has_extras(td: TensorDictBase) -> bool:
 
 
 def _dense(
-    node: TensorDictBase, path: Key, ndim: int, parcel: Parcel, classes: dict[Key, Any]
+    node: TensorDictBase, path: Key, ndim: int, extras_batch: ExtrasBatch, classes: dict[Key, Any]
 ) -> TensorDict:
     dense = TensorDict({}, batch_size=node.batch_size, names=node.names, device=node.device)
     lead = node.batch_size[:ndim]
@@ -408,20 +426,21 @@ def _dense(
         value = _get(node, name)
         if value is None:
             cells = _ragged_cells(node, name)
-            parcel.extras[key], parcel.kinds[key] = cells, _ragged_extra(key, cells)
+            extras_batch.extras[key], extras_batch.kinds[key] = cells, _ragged_extra(key, cells)
         elif _is_object(value):
-            parcel.extras[key] = _cells(value, lead)
-            parcel.kinds[key] = Extra(key)
+            extras_batch.extras[key] = _cells(value, lead)
+            extras_batch.kinds[key] = Extra(key)
         elif isinstance(value, LazyStackedTensorDict) and value.stack_dim >= ndim:
-            parcel.extras[key] = _cells(value, lead)
-            parcel.kinds[key] = Extra(key, Kind.NODE)
+            extras_batch.extras[key] = _cells(value, lead)
+            extras_batch.kinds[key] = Extra(key, Kind.NODE)
         elif is_tensorclass(value):
             classes[key] = type(value)
             dense.set(
-                name, _dense(value.to_tensordict(retain_none=False), key, ndim, parcel, classes)
+                name,
+                _dense(value.to_tensordict(retain_none=False), key, ndim, extras_batch, classes),
             )
         elif isinstance(value, TensorDictBase):
-            dense.set(name, _dense(value, key, ndim, parcel, classes))
+            dense.set(name, _dense(value, key, ndim, extras_batch, classes))
         else:
             dense.set(name, value)
     return dense
@@ -432,22 +451,22 @@ def _is_object(value: Any) -> bool:
 
 
 def _names(node: TensorDictBase) -> list[str]:
-    """All names, of a lazy stack those also that only some of its TensorDicts have."""
+    """Return all names, including names that only some TensorDicts of a lazy stack have."""
     if not isinstance(node, LazyStackedTensorDict):
         return list(node.keys())
     return list(dict.fromkeys(name for part in node.tensordicts for name in _names(part)))
 
 
 def _get(node: TensorDictBase, name: str) -> Any:
-    """The entry; None where it is ragged."""
+    """Return an entry, or ``None`` if it is ragged."""
     try:
         return node.get(name, None)
-    except RuntimeError:  # of torch.stack
+    except RuntimeError:  # raised by torch.stack
         return None
 
 
 def _cells(value: Any, lead: torch.Size) -> Cells:
-    return cells_of([value_of(value[place]) for place in np.ndindex(*lead)], lead)
+    return cells_of([value_of(value[index]) for index in np.ndindex(*lead)], lead)
 
 
 def _ragged_cells(node: TensorDictBase, name: str) -> Cells:
@@ -457,7 +476,7 @@ def _ragged_cells(node: TensorDictBase, name: str) -> Cells:
     value = node.get(name, None)
     if value is None:
         return cells_of([None] * node.batch_size.numel(), node.batch_size)
-    return cells_of([value[place] for place in np.ndindex(*node.batch_size)], node.batch_size)
+    return cells_of([value[index] for index in np.ndindex(*node.batch_size)], node.batch_size)
 
 
 def _ragged_extra(key: Key, cells: Cells) -> Extra:

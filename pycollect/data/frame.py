@@ -1,4 +1,4 @@
-"""What a frame of a batch has: its leaves, by key."""
+"""Leaves of a batch, as recorded in a slab and delivered in a TensorDict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pycollect._core import Layout, Leaf
-from pycollect.data.extras import Extra, Extras, Parcel
+from pycollect.data.extras import Extra, Extras, ExtrasBatch
 from pycollect.data.layout import Key, Node, is_delivered
 
 TRAJ_IDS: Key = ("collector", "traj_ids")
@@ -26,34 +26,41 @@ ONE_REWARD = Leaf(("reward",), "float32", (1,))
 
 
 class NoLeaves:
-    """The leaves of a slab if all leaves of a batch are recorded on a device: only a filler."""
+    """Leaves of a slab if a batch is recorded entirely on a device: one empty filler."""
 
     all = (Leaf(("_filler",), "uint8", ()),)
     keys: tuple[Key | None, ...] = (None,)
 
     def layout(self) -> Layout:
-        """The layout of the slab."""
+        """Return the layout of the slab."""
         return Layout(self.all)
 
 
 @dataclass(frozen=True)
 class BatchLeaves:
-    """What one worker's frames consist of: the leaves, and which of them come from where.
+    """Leaves of one worker's frames, grouped by origin.
 
     Attributes:
-        observation: of the environment, at the root and under "next".
-        outputs: of the policy, at the root; there in place of an observation or state of that key.
-        states: what the policy passes on to its next call, at the root and under "next".
-        step_only: of the environment, under "next" alone.
-        root_only: keys of observations whose ("next", key), if any, is among `step_only`.
-        reward: of the environment, under "next" alone; unused with `own_flags`.
-        own_flags: reward and flags are among `observation` and `step_only`.
-        is_init: whether a frame is the first of its trajectory.
-        extras: what lies beside the slab, by its key in a batch.
-        dummies: cells of steps that only reset an environment are among them.
-        nodes: nested TensorDicts of a form of their own, by the environment's key.
-        compact: ("next", key) of observations and states is left out; flags stay. The count of
-            steps is recorded there, as it is at the root, and not delivered.
+        observation: The environment's observations, at the root and under "next".
+        outputs: The policy's outputs, at the root. An output replaces an observation or a state
+            with the same key there.
+        states: Recurrent states that the policy passes to its next call, at the root and under
+            "next".
+        step_only: Leaves that only a step of the environment returns, under "next".
+        root_only: Keys of observations that a step does not record under "next"; a leaf with such a
+            key may be one of `step_only`.
+        reward: The environment's reward, under "next"; unused if `own_flags`.
+        own_flags: Whether reward and flags are among `observation` and `step_only`.
+        is_init: Whether to record "is_init", which marks the first frame of a trajectory.
+        step_count: Whether to record "step_count".
+        policy_version: Whether to record the policy version.
+        mask: Whether to record the mask of collected cells.
+        dummies: Whether there may be cells of steps that only reset an environment.
+        extras: Entries that are not recorded in the slab.
+        nodes: Nested TensorDicts with their own batch dimensions or class, by the environment's
+            key.
+        compact: Whether to omit ("next", key) of observations and states, except flags. The entry
+            ("next", "step_count") is recorded but not delivered.
     """
 
     observation: tuple[Leaf, ...]
@@ -73,12 +80,12 @@ class BatchLeaves:
     compact: bool = False
 
     def without(self, observations: Collection[Key]) -> BatchLeaves:
-        """These leaves without those observations and without what the policy returns."""
+        """Return these leaves without the given observations and without the policy's leaves."""
         rest = tuple(leaf for leaf in self.observation if leaf.key not in observations)
         return replace(self, observation=rest, outputs=(), states=())
 
     def layout(self) -> Layout:
-        """All leaves of a frame, in the order in which a slab holds them."""
+        """Return the layout of a slab with all leaves."""
         return Layout(self.all)
 
     @cached_property
@@ -87,15 +94,15 @@ class BatchLeaves:
         flags = () if self.own_flags else tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
         reward = () if self.own_flags else (self.reward,)
         outputs = {leaf.key for leaf in self.outputs}
-        shown = (leaf for leaf in (*self.observation, *self.states) if leaf.key not in outputs)
-        leaves = [*shown, *self.outputs, *flags]
+        inputs = (leaf for leaf in (*self.observation, *self.states) if leaf.key not in outputs)
+        leaves = [*inputs, *self.outputs, *flags]
         if self.is_init:
             leaves += [Leaf(IS_INIT, "bool", (1,))]
-        step = (*self._successors, *reward, *self._steps_own, *flags)
+        step = (*self._successors, *reward, *self._recorded_step_only, *flags)
         leaves += [Leaf(("next", *leaf.key), leaf.dtype, leaf.shape) for leaf in step]
         leaves += [Leaf(TRAJ_IDS, "int64", ())]
         if self.step_count:
-            leaves += [Leaf((*at, "step_count"), "int64", (1,)) for at in ((), ("next",))]
+            leaves += [Leaf((*root, "step_count"), "int64", (1,)) for root in ((), ("next",))]
         if self.policy_version:
             leaves += [Leaf(("collector", "policy_version"), "int64", ())]
         if self.mask:
@@ -104,22 +111,22 @@ class BatchLeaves:
 
     @property
     def _successors(self) -> tuple[Leaf, ...]:
-        """What the root and "next" both have."""
-        shown = [leaf for leaf in self.observation if leaf.key not in self.root_only]
+        """Leaves that are recorded at the root and under "next"."""
+        observations = [leaf for leaf in self.observation if leaf.key not in self.root_only]
         if not self.compact:
-            return (*shown, *self.states)
-        return tuple(leaf for leaf in shown if leaf.key[-1] in FLAGS)
+            return (*observations, *self.states)
+        return tuple(leaf for leaf in observations if leaf.key[-1] in FLAGS)
 
     @property
-    def _steps_own(self) -> tuple[Leaf, ...]:
-        """What "next" alone has."""
+    def _recorded_step_only(self) -> tuple[Leaf, ...]:
+        """The `step_only` leaves that are recorded under "next"."""
         if not self.compact:
             return self.step_only
         return tuple(leaf for leaf in self.step_only if leaf.key not in self.root_only)
 
     @cached_property
     def keys(self) -> tuple[Key | None, ...]:
-        """The keys of all leaves, in the order of the layout; None for what is not delivered."""
+        """Keys of all leaves in the order of the layout, ``None`` if a leaf is not delivered."""
         left_out = {("next", "step_count")} if self.compact and self.step_count else set()
         return tuple(
             leaf.key if is_delivered(leaf.key) and leaf.key not in left_out else None
@@ -128,9 +135,10 @@ class BatchLeaves:
 
     @cached_property
     def shapes(self) -> dict[Key, tuple[int, ...]]:
-        """The batch dimensions that nested TensorDicts have behind those of the batch, by key.
+        """Further batch dimensions of nested TensorDicts, by key.
 
-        Only where every leaf inside begins with them, which a policy's need not.
+        A node is left out if not all leaves inside it begin with these dimensions, because a policy
+        may write others.
         """
         shapes = {key: node.shape for key, node in self._nodes.items() if node.shape}
         return {
@@ -145,13 +153,13 @@ class BatchLeaves:
 
     @cached_property
     def classes(self) -> dict[Key, Any]:
-        """The tensorclasses that nested TensorDicts are delivered as, by key."""
+        """Tensorclasses of nested TensorDicts in a delivered batch, by key."""
         return {key: node.data_cls for key, node in self._nodes.items() if node.data_cls}
 
     @cached_property
     def _nodes(self) -> dict[Key, Node]:
-        return {(*at, *key): node for at in ((), ("next",)) for key, node in self.nodes.items()}
+        return {(*root, *key): node for root in ((), ("next",)) for key, node in self.nodes.items()}
 
-    def parcel(self, extras: Extras | None) -> Parcel:
-        """The extras of a batch, ready for delivery."""
-        return Parcel(extras or {}, {extra.key: extra for extra in self.extras}, self.classes)
+    def extras_batch(self, extras: Extras | None) -> ExtrasBatch:
+        """Return the extras of a batch, ready for delivery."""
+        return ExtrasBatch(extras or {}, {extra.key: extra for extra in self.extras}, self.classes)

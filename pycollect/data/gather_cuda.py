@@ -1,4 +1,4 @@
-"""Split and n-step of CUDA tensors: one launch of the core's kernel for all of them."""
+"""Split batches and sum n-step rewards on CUDA, with one kernel launch for all tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from pycollect import cuda
 from pycollect._core import CudaError, DeviceGather, MultiStepPlan, SplitPlan
-from pycollect.data.devices import numbered
+from pycollect.data.devices import with_index
 from pycollect.data.layout import Key
 from pycollect.data.tensordicts import is_raw
 from pycollect.errors import warn_user
@@ -32,12 +32,12 @@ def on_one_device(leaves: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]
 
 
 def prepare(device: torch.device) -> None:
-    """Compile the kernel for that device now, so that no batch waits for it.
+    """Compile the device's kernel now, so that no batch waits for it.
 
-    Without CUDA in the core, do nothing.
+    Do nothing if the core has no CUDA.
     """
     if device.type == "cuda" and cuda.is_torchs():
-        _gather(numbered(device).index)
+        _gather(with_index(device).index)
 
 
 def split_on_device(
@@ -88,9 +88,9 @@ def ahead_on_device(
 def _call(
     plan: SplitPlan | MultiStepPlan, targets: Sequence[torch.Tensor]
 ) -> tuple[DeviceGather, torch.Tensor, int]:
-    """Return the gather of the targets' device, memory for one call, and the current stream.
+    """Return the targets' gather, memory for one call, and the current stream.
 
-    torch does not reuse the memory before this stream has executed the call.
+    torch does not reuse the memory until this stream has executed the call.
     """
     device = targets[0].device
     gather = _gather(device.index)
@@ -102,7 +102,7 @@ def _call(
 
 
 def _with_rows(leaves: Mapping[Key, torch.Tensor], ndim: int) -> list[torch.Tensor]:
-    """Return the kernel's form: contiguous frames in equally spaced rows; copy if necessary."""
+    """Return tensors with contiguous frames in equally spaced rows; copy if necessary."""
     result = []
     for leaf in leaves.values():
         if leaf.numel() and not leaf[(0,) * ndim].is_contiguous():
@@ -115,9 +115,9 @@ def _with_rows(leaves: Mapping[Key, torch.Tensor], ndim: int) -> list[torch.Tens
 
 @functools.cache
 def _gather(device: int) -> DeviceGather | None:
-    """Return the process-wide gather; the driver compiles the kernel when it is made.
+    """Return the process-wide gather of a device, for which the driver compiles the kernel.
 
-    Return None, with one warning, if the device or driver is too old.
+    Return ``None``, with one warning, if the device or driver is too old.
     """
     try:
         return DeviceGather(device)

@@ -1,4 +1,4 @@
-"""Key paths and dtype names: the vocabulary in which leaves are described."""
+"""Key paths, dtype names and nested nodes, with which leaves are described."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 Key = tuple[str, ...]
-"""The path of a leaf in a batch, e.g. ``("next", "reward")``."""
+"""Path of a leaf in a batch, such as ``("next", "reward")``."""
 
 _TORCH_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -36,11 +36,11 @@ _NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
 @dataclass(frozen=True)
 class Node:
-    """A nested TensorDict that is more than a group of keys.
+    """A nested TensorDict with its own batch dimensions or class.
 
     Attributes:
-        shape: its batch dimensions behind those of the batch (agents, say).
-        data_cls: the tensorclass that it is; None for a TensorDict.
+        shape: Batch dimensions after those of the batch, such as agents.
+        data_cls: The tensorclass, or ``None`` for a TensorDict.
     """
 
     shape: tuple[int, ...] = ()
@@ -48,14 +48,15 @@ class Node:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of that name; KeyError for an unknown one."""
+    """Return the torch dtype with that name; raise a KeyError if it is unknown."""
     return _TORCH_DTYPES[name]
 
 
 def dtype_name(dtype: torch.dtype | np.dtype | type) -> str:
     """Return the name of a torch or numpy dtype in a :class:`Leaf`.
 
-    Raises ``ValueError`` if the dtype is not numeric.
+    Raises:
+        ValueError: The dtype is not numeric.
     """
     name = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
     if name not in _TORCH_DTYPES:
@@ -64,10 +65,10 @@ def dtype_name(dtype: torch.dtype | np.dtype | type) -> str:
 
 
 def is_delivered(key: Key) -> bool:
-    """False for keys with a part that starts with '_': only a policy sees them."""
+    """Return whether batches contain the key; a part that starts with "_" is for policies only."""
     return not any(part.startswith("_") for part in key)
 
 
 def dotted(key: Key) -> str:
-    """``"next.reward"``, for messages."""
+    """Return a key for error messages, such as ``"next.reward"``."""
     return ".".join(key)

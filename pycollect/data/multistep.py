@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect._core import Leaf, MultiStepPlan, SplitPlan
-from pycollect.data.extras import Parcel, with_extras, without_extras
+from pycollect.data.extras import ExtrasBatch, with_extras, without_extras
 from pycollect.data.frame import FLAGS
 from pycollect.data.gather_cuda import ahead_on_device, on_one_device
 from pycollect.data.layout import Key, dotted, dtype_name
@@ -24,13 +24,13 @@ from pycollect.data.tensordicts import (
     flatten,
     is_plain,
     meta_keys,
-    refuse,
+    refuse_non_tensors,
     spare_memory,
 )
 
 
-def each_has_its_own(td: TensorDictBase, flags: torch.Size) -> bool:
-    """Return whether frames have several flags, and all entries begin with their dimensions."""
+def flags_are_separate(td: TensorDictBase, flags: torch.Size) -> bool:
+    """Return whether frames have several flags, whose dimensions begin all entries."""
     return (
         flags[: td.ndim] == td.shape
         and flags[td.ndim :].numel() > 1
@@ -77,9 +77,9 @@ class MultiStep(torch.nn.Module):
     Use it as a collector's `postproc` or as a transform of a replay buffer.
 
     Each frame looks up to `n_steps` frames ahead, but not past the end of its segment. A segment
-    ends at a done flag, at a change of the trajectory id and at the end of a row. So a trajectory
-    that continues in the next batch is bootstrapped from its last frame in this one. Uncollected
-    cells (id -1 or mask ``False``) are never used.
+    ends at a done flag, at a change of the trajectory id and at the end of a row. A trajectory that
+    continues in the next batch is therefore bootstrapped from its last frame in this batch.
+    Uncollected cells (id -1 or mask ``False``) are never used.
 
     If ``("next", "done")`` has several flags per frame, such as one per agent, any of them ends a
     segment; so does any nested done if only nested ones exist. Exception: if all entries begin with
@@ -99,7 +99,7 @@ class MultiStep(torch.nn.Module):
       terminal state.
     - Trajectory ids also end segments.
     - `nonterminal` has the same meaning for ``n_steps=1``.
-    - Rewards and dones of groups of agents are found by their names.
+    - Rewards and done flags of groups of agents are found by their names.
 
     Args:
         gamma: Discount factor of one step, in (0, 1].
@@ -174,36 +174,36 @@ class MultiStep(torch.nn.Module):
             other entries are unchanged.
 
         Raises:
-            KeyError: The batch has no "next", no reward in it, or neither dones nor trajectory ids.
+            KeyError: The batch has no "next", no reward in it, or neither done nor trajectory ids.
             ValueError: The batch has no batch dimension, or ids, done or mask have another dtype or
                 shape.
             TypeError: A tensor under "next" is not strided.
         """
         if tensordict.ndim < 1:
             raise ValueError("tensordict: expected at least one batch dimension, got none")
-        td, parcel = without_extras(tensordict)
+        td, extras_batch = without_extras(tensordict)
         source = td.get("next", None)
         if source is None:
             raise KeyError('tensordict: expected an entry "next", got none')
         leaves, _, others = flatten(source)
-        refuse(others)
+        refuse_non_tensors(others)
         flags = leaves.get(as_key(self.done_key or "done"))
-        if flags is not None and not parcel and each_has_its_own(td, flags.shape):
+        if flags is not None and not extras_batch and flags_are_separate(td, flags.shape):
             return flag_by_flag(self.forward, td, flags.shape)
         ahead = _Ahead(MultiStepPlan(self._segments(td, leaves), self.n_steps), td.shape)
         rewards = {key: leaves.pop(key) for key in self._reward_keys(leaves)}
         if not self.shift_done:
             leaves = {key: leaf for key, leaf in leaves.items() if key[-1] not in self.done_keys}
         result = td.clone(False)
-        after = source.clone(False)
-        for key, leaf in ahead.applied(leaves, rewards, self.gamma).items():
-            after.set(key, leaf)
+        following = source.clone(False)
+        for key, leaf in ahead.entries(leaves, rewards, self.gamma).items():
+            following.set(key, leaf)
         for key, reward in rewards.items():
-            after.set((*key[:-1], "original_reward"), reward)
-        result.set("next", after)
-        for name, value in ahead.described(self.gamma).items():
+            following.set((*key[:-1], "original_reward"), reward)
+        result.set("next", following)
+        for name, value in ahead.root_entries(self.gamma).items():
             result.set(name, value.to(next(iter(rewards.values())).device))
-        return with_extras(result, ahead.carried(parcel)) if parcel else result
+        return with_extras(result, ahead.extras(extras_batch)) if extras_batch else result
 
     def _reward_keys(self, leaves: dict[Key, torch.Tensor]) -> list[Key]:
         if self.reward_keys is None:
@@ -223,7 +223,12 @@ class MultiStep(torch.nn.Module):
         return keys
 
     def _segments(self, td: TensorDictBase, leaves: dict[Key, torch.Tensor]) -> SplitPlan:
-        """Return the segments within which a frame looks ahead; `leaves` are those under "next"."""
+        """Return the segments within which a frame looks ahead.
+
+        Args:
+            td: The batch.
+            leaves: Leaves under "next".
+        """
         ids_key, mask_key = meta_keys(td, None, None)
         ids = td.get(ids_key, None)
         done = self._done(leaves, td.ndim)
@@ -246,7 +251,7 @@ class MultiStep(torch.nn.Module):
 
 
 class _Ahead:
-    """Apply a plan to the tensors of a batch."""
+    """Applies a plan to the tensors of a batch."""
 
     def __init__(self, plan: MultiStepPlan, shape: torch.Size) -> None:
         self.plan = plan
@@ -258,12 +263,12 @@ class _Ahead:
     def cells(self) -> torch.Tensor:
         """Target cell of each cell, counted in row-major order, int64 [*batch]."""
         if self._cells is None:
-            here = torch.arange(math.prod(self.shape), device="cpu").reshape(self.shape)
-            self._cells = torch.empty_like(here)
-            self.plan.shift([here], [self._cells])
+            cells = torch.arange(math.prod(self.shape), device="cpu").reshape(self.shape)
+            self._cells = torch.empty_like(cells)
+            self.plan.shift([cells], [self._cells])
         return self._cells
 
-    def applied(
+    def entries(
         self, leaves: dict[Key, torch.Tensor], rewards: dict[Key, torch.Tensor], gamma: float
     ) -> dict[Key, torch.Tensor]:
         """Return entries from the target cells, and n-step sums of rewards."""
@@ -275,7 +280,7 @@ class _Ahead:
         }
         dtypes = {key: leaf.dtype for key, leaf in moved.items()}
         dtypes |= {key: _sum_dtype(reward.dtype) for key, reward in summed.items()}
-        room = allocate(
+        result = allocate(
             _memory,
             self.shape,
             [
@@ -283,36 +288,38 @@ class _Ahead:
                 for key, dtype in dtypes.items()
             ],
         )
-        self.plan.shift(list(moved.values()), [room[key] for key in moved])
-        self.plan.sum(gamma, list(summed.values()), [room[key] for key in summed])
-        room |= self._on_device(leaves, rewards, gamma)
-        for key in leaves.keys() - room.keys():
-            room[key] = self._moved_by_torch(leaves[key])
-        for key in rewards.keys() - room.keys():
-            room[key] = self._summed_by_torch(rewards[key], gamma)
-        return room
+        self.plan.shift(list(moved.values()), [result[key] for key in moved])
+        self.plan.sum(gamma, list(summed.values()), [result[key] for key in summed])
+        result |= self._on_device(leaves, rewards, gamma)
+        for key in leaves.keys() - result.keys():
+            result[key] = self._moved_by_torch(leaves[key])
+        for key in rewards.keys() - result.keys():
+            result[key] = self._summed_by_torch(rewards[key], gamma)
+        return result
 
     def _on_device(
         self, leaves: dict[Key, torch.Tensor], rewards: dict[Key, torch.Tensor], gamma: float
     ) -> dict[Key, torch.Tensor]:
         """Return the entries that one launch on a CUDA device can compute."""
         floats = (torch.float32, torch.float64)
-        there = on_one_device(
+        on_device = on_one_device(
             leaves | {key: reward for key, reward in rewards.items() if reward.dtype in floats}
         )
-        if not there:
+        if not on_device:
             return {}
-        moved = {key: leaf for key, leaf in there.items() if key in leaves}
-        summed = {key: leaf for key, leaf in there.items() if key in rewards}
+        moved = {key: leaf for key, leaf in on_device.items() if key in leaves}
+        summed = {key: leaf for key, leaf in on_device.items() if key in rewards}
         return ahead_on_device(self.plan, gamma, moved, summed, self.ndim)
 
-    def carried(self, parcel: Parcel) -> Parcel:
-        """Return non-tensor entries; those under "next" come from the target cells."""
-        moved = parcel.moved(self.cells).extras
-        own = {key: moved[key] if key[0] == "next" else parcel.extras[key] for key in moved}
-        return Parcel(own, parcel.kinds, parcel.classes)
+    def extras(self, extras_batch: ExtrasBatch) -> ExtrasBatch:
+        """Return the extras; those under "next" come from the target cells."""
+        moved = extras_batch.moved(self.cells).extras
+        extras = {
+            key: moved[key] if key[0] == "next" else extras_batch.extras[key] for key in moved
+        }
+        return ExtrasBatch(extras, extras_batch.kinds, extras_batch.classes)
 
-    def described(self, gamma: float) -> dict[str, torch.Tensor]:
+    def root_entries(self, gamma: float) -> dict[str, torch.Tensor]:
         """Return the new entries at the root."""
         steps = torch.empty(self.shape, dtype=torch.int64, device="cpu")
         discounts = torch.empty(self.shape, device="cpu")
@@ -323,22 +330,22 @@ class _Ahead:
         return {"steps_to_next_obs": steps, "gamma": discounts, "nonterminal": nonterminal}
 
     def _summed_by_torch(self, reward: torch.Tensor, gamma: float) -> torch.Tensor:
-        """Sum differentiably, on any device, in n passes over the reward."""
+        """Sum a reward differentiably, on any device, in n passes."""
         steps = torch.empty(self.shape, dtype=torch.int64, device="cpu")
         self.plan.steps(steps)
         frames = reward.flatten(0, self.ndim - 1)
         frames = frames.to(_sum_dtype(frames.dtype))
         ones = [1] * (frames.ndim - 1)
         left = steps.to(frames.device).reshape(-1, *ones)
-        here = torch.arange(len(frames), device=frames.device)
+        index = torch.arange(len(frames), device=frames.device)
         total = torch.zeros_like(frames)
         for k in range(int(steps.max()) if steps.numel() else 0):
-            ahead = frames[(here + k).clamp_max(len(frames) - 1)]
+            ahead = frames[(index + k).clamp_max(len(frames) - 1)]
             total = total + torch.where(left > k, gamma**k * ahead, torch.zeros_like(ahead))
         return total.reshape(reward.shape)
 
     def _moved_by_torch(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Move differentiably, on any device."""
+        """Return a leaf from the target cells differentiably, on any device."""
         return leaf.flatten(0, self.ndim - 1)[self.cells.to(leaf.device)]
 
 

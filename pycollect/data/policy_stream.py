@@ -1,4 +1,4 @@
-"""A stream of its own for a policy whose process may train it, too."""
+"""A separate device stream for a policy, so that acting does not wait for the learner."""
 
 from __future__ import annotations
 
@@ -8,86 +8,86 @@ from typing import Any
 
 import torch
 
-_FIRST = -1  # priority of a stream: its kernels are scheduled before those of usual streams
+_HIGH_PRIORITY = -1  # kernels of this stream are scheduled before those of other streams
 
 
 class PolicyStream:
-    """The stream of the policy's device that all of a collector's steps are given to.
+    """The stream of the policy's device on which a collector makes all its steps.
 
-    Each step of a policy waits, on the host, for its actions. On the learner's stream it would wait
-    for everything that the learner has queued, too. So the policy has another stream, and events
-    order the two. The host waits for none of these events.
+    In each step, the host waits for the policy's actions. On the learner's stream, it would also
+    wait for all work that the learner has queued, so the policy has a separate stream. Events order
+    the two streams; the host does not wait for these events.
 
-    - `collecting`: the policy acts after the caller's current stream (an optimizer's step, for
-      example), which goes on after the batch. Beside a learner the policy waits for nothing.
-    - `between`: for writing weights or states that the policy reads. The policy's stream writes
-      them after the current stream's work so far, and the current stream continues after them. In
-      another thread's call of the policy, weights written meanwhile may be new for a part of it.
+    - `collecting` makes the policy act after the work of the caller's current stream, such as an
+      optimizer step. The current stream continues after the batch. With `concurrent`, the policy
+      does not wait.
+    - `ordered` is for writing weights or states that the policy reads. The policy's stream writes
+      them after the current stream's work so far, and the current stream continues after them. If
+      another thread calls the policy at that time, a part of that call may use new weights.
 
-    Memory that is taken within belongs to the policy's stream. The caller's stream waits at the end
-    of each batch, so it may use such memory; `hand_over` is for tensors that it keeps.
+    Memory that is allocated inside these contexts belongs to the policy's stream. The caller's
+    stream waits at the end of each batch, so it may use such memory; `hand_over` is for tensors
+    that the caller keeps.
 
     Thread-safe. The current stream is that of the calling thread.
 
     Args:
-        device: of the policy, with its index. On the CPU, and on devices without streams, nothing
-            happens.
+        device: Device of the policy, with its index. Nothing happens on the CPU, and on devices
+            without streams.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._own: Any = None
+        self._stream: Any = None
         self._module: Any = getattr(torch, device.type, object)
         if device.type != "cpu" and hasattr(self._module, "Stream"):
-            self._own = self._module.Stream(device, priority=_FIRST)
-            self._own.wait_stream(self._current())  # where weights and states were initialized
+            self._stream = self._module.Stream(device, priority=_HIGH_PRIORITY)
+            self._stream.wait_stream(self._current())  # it initialized weights and states
 
     def _current(self) -> Any:
         return self._module.current_stream(self._device)
 
-    def apart(self) -> AbstractContextManager[None]:
-        """Give the work within to the policy's stream."""
-        if self._own is None or self._current() == self._own:
+    def on_stream(self) -> AbstractContextManager[None]:
+        """Run the block on the policy's stream."""
+        if self._stream is None or self._current() == self._stream:
             return nullcontext()
-        return self._apart()
+        return self._on_stream()
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
+    def _on_stream(self) -> Iterator[None]:
         before = torch.device(self._device.type, self._module.current_device())
-        with self._module.stream(self._own), self._module.device(before):
+        with self._module.stream(self._stream), self._module.device(before):
             yield
 
-    def collecting(self, beside_learner: bool = False) -> AbstractContextManager[None]:
-        """Give the work within to the policy's stream; the current stream goes on after it.
+    def collecting(self, concurrent: bool = False) -> AbstractContextManager[None]:
+        """Run the block on the policy's stream; the current stream continues after it.
 
         Args:
-            beside_learner: The policy does not wait for the current stream.
+            concurrent: Do not wait for the current stream's work so far (default: ``False``).
         """
-        return nullcontext() if self._own is None else self._ordered(not beside_learner)
+        return nullcontext() if self._stream is None else self._run_ordered(not concurrent)
 
-    def between(self) -> AbstractContextManager[None]:
-        """Give the work within to the policy's stream, after the current stream's work so far; the
-        current stream goes on after it.
-        """
+    def ordered(self) -> AbstractContextManager[None]:
+        """Run the block on the policy's stream, in the order of the current stream's work."""
         return self.collecting()
 
     @contextmanager
-    def _ordered(self, follows: bool) -> Iterator[None]:
+    def _run_ordered(self, follows: bool) -> Iterator[None]:
         current = self._current()
         if follows:
-            self._own.wait_stream(current)
+            self._stream.wait_stream(current)
         try:
-            with self._apart():
+            with self._on_stream():
                 yield
         finally:
-            current.wait_stream(self._own)
+            current.wait_stream(self._stream)
 
     def hand_over(self, tensors: Iterable[torch.Tensor]) -> None:
         """Let the current stream use and free tensors that were made on the policy's stream."""
-        if self._own is None:
+        if self._stream is None:
             return
         current = self._current()
-        current.wait_stream(self._own)
+        current.wait_stream(self._stream)
         for tensor in tensors:
             if tensor.device == self._device:
                 tensor.record_stream(current)

@@ -1,4 +1,4 @@
-"""Slabs as TensorDicts: the pools that lend them, one worker's rows, and views for the caller."""
+"""Slab pools, tensors and TensorDicts of a slab, and the rows that one worker writes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ def make_pool(
     max_free: int,
     allocate: Callable[[int], npt.NDArray[np.uint8]] | None = None,
 ) -> SlabPool:
-    """A pool of slabs; ``PYCOLLECT_POISON=1`` fills each with 0xA5 when it comes back.
+    """Make a pool of slabs; with ``PYCOLLECT_POISON=1``, returned slabs are filled with 0xA5.
 
     Args:
-        allocate: gives the memory, see :class:`SlabPool`.
+        placement: Placement of each slab.
+        max_free: Maximum number of unused slabs that the pool keeps.
+        allocate: Allocates the memory; see :class:`SlabPool`.
     """
     return SlabPool(placement, max_free, _poisons(), allocate)
 
 
 def make_shared_pool(placement: Placement, working: int, spare: int) -> SharedSlabPool:
-    """The same of slabs that other processes write; see :class:`SharedSlabPool`."""
+    """Make a pool of slabs that other processes write; see :class:`SharedSlabPool`."""
     return SharedSlabPool(placement, working, spare, _poisons())
 
 
@@ -41,7 +43,7 @@ def _poisons() -> bool:
 
 
 def check_lease(slab: Slab, header: RolloutHeader) -> None:
-    """Raise RuntimeError if a rollout was not written during this lease of the memory.
+    """Raise a RuntimeError if a rollout was not written during this lease of the memory.
 
     This detects a late writer, and a rollout of an earlier lease.
     """
@@ -55,11 +57,15 @@ def check_lease(slab: Slab, header: RolloutHeader) -> None:
 def slab_tensors(
     slab: Slab, batch_shape: Sequence[int], keys: Sequence[Key | None] | None = None
 ) -> dict[Key, torch.Tensor]:
-    """The slab's leaves by key: contiguous tensors `[*batch_shape, *frame]` that hold the slab.
+    """Return the slab's leaves by key, as contiguous tensors `[*batch_shape, *frame]`.
+
+    Each tensor keeps the slab alive.
 
     Args:
-        keys: of the slab's leaves, in their order, None for one that is left out. Better told: to
-            ask the layout for them takes longer than to make the tensors.
+        slab: The slab.
+        batch_shape: Batch dimensions of the tensors.
+        keys: Keys of the slab's leaves in their order; ``None`` omits a leaf. Defaults to ``None``:
+            the keys of the layout, whose lookup takes longer than making the tensors.
     """
     if keys is None:
         keys = [leaf.key for leaf in slab.placement.layout.leaves]
@@ -71,11 +77,11 @@ def slab_tensors(
 
 
 def leaf_sizes(slab: Slab) -> tuple[int, ...]:
-    """The bytes of a slab cut where a leaf begins: headers, then each leaf with what pads it."""
+    """Return the sizes in bytes of a slab's headers and of each leaf with its padding."""
     whole = slab.array()
     extents = (slab.placement.workers, slab.placement.envs, slab.placement.steps)
     base = whole.ctypes.data
-    starts = {own.data_ptr() - base for own in slab.tensors(list(extents), torch.Tensor)}
+    starts = {leaf.data_ptr() - base for leaf in slab.tensors(list(extents), torch.Tensor)}
     edges = sorted({0, *starts, whole.nbytes})
     return tuple(end - start for start, end in pairwise(edges))
 
@@ -86,13 +92,13 @@ def to_tensordict(
     device: torch.device | None = None,
     shapes: Mapping[Key, tuple[int, ...]] = MappingProxyType({}),
 ) -> TensorDict:
-    """A TensorDict of those tensors whose last batch dimension is named "time".
+    """Return a TensorDict of tensors, with a last batch dimension named "time".
 
     Args:
-        tensors: by key path; each starts with `batch_shape`.
+        tensors: Tensors by key path; the shape of each starts with `batch_shape`.
         batch_shape: [T], [P, T], [B, T] or [B, P, T].
-        device: what ``td.device`` says.
-        shapes: of nested TensorDicts, the batch dimensions behind `batch_shape`.
+        device: Value of ``td.device``.
+        shapes: Batch dimensions of nested TensorDicts after `batch_shape`, by key.
     """
     nested: dict[str, Any] = {}
     for key, tensor in tensors.items():
@@ -116,8 +122,8 @@ def _reshape(td: TensorDict, key: Key, shape: tuple[int, ...]) -> None:
         node.names = [*names, *[None] * len(shape)]
 
 
-# Skips the validation of every entry, which costs more than all the rest of a batch. Private in
-# tensordict, so the public constructor stands behind it; a test holds both to the same result.
+# Skips the validation of every entry, which costs more than the rest of a batch. It is private in
+# tensordict, so the public constructor is the fallback; a test checks that both agree.
 _new_unsafe = getattr(TensorDict, "_new_unsafe", TensorDict)
 
 
@@ -135,45 +141,49 @@ def _tensordict(
 def unchecked_tensordict(
     entries: dict[str, torch.Tensor], like: TensorDict, device: Any = ...
 ) -> TensorDict:
-    """A TensorDict of tensors that are known to fit, of another one's batch size and names.
+    """Return a TensorDict with the batch size and names of `like`, without validation.
 
     Args:
-        device: not given: the other's.
+        entries: Tensors whose shapes are known to match.
+        like: TensorDict with the same batch size and names.
+        device: Device of the TensorDict (default: that of `like`).
     """
     names = like.names
     td: TensorDict = _new_unsafe(
         entries,
         batch_size=like.batch_size,
         device=like.device if device is ... else device,
-        names=names if any(names) else None,  # every `set` looks through names that there are
+        names=names if any(names) else None,  # every `set` iterates over names
     )
     return td
 
 
 def set_unchecked(td: TensorDict, name: str, value: Any) -> None:
-    """Set an entry that is known to fit the TensorDict's batch size and device.
+    """Set an entry that is known to match the TensorDict's batch size and device.
 
-    To check it takes ten times as long. TorchRL's environments call the same private method.
+    A checked `set` takes ten times as long. TorchRL's environments call the same private method.
 
     Raises:
-        RuntimeError: it is locked.
+        RuntimeError: The TensorDict is locked.
     """
     td._set_str(name, value, inplace=False, validated=True, non_blocking=False)
 
 
 MemoryAddress = tuple[int, int, int, int, int]
 RowsAddress = tuple[MemoryAddress, int, int, int, str, int]
-"""The memory, the generation of its lease; workers, steps and order of the placement; the row."""
+"""Memory, generation of its lease, workers, steps and order of the placement, and row."""
 
-_MAPPINGS_KEPT = 64
+_MAX_MAPPINGS = 64
 
 
 @dataclass(frozen=True)
 class SlabRows:
-    """The rows of a slab that one worker's rollout is written into.
+    """The rows of a slab into which one worker writes its rollout.
 
     Attributes:
-        order: of the slab's placement: "stack" or "time".
+        slab: The slab.
+        row: Index of the worker in the slab.
+        order: Order of the slab's placement: "stack" or "time".
     """
 
     slab: Slab
@@ -182,7 +192,7 @@ class SlabRows:
 
     @property
     def address(self) -> RowsAddress:
-        """What a worker in another process finds them by, of a slab in shared memory."""
+        """Address by which another process finds the rows, in shared memory."""
         slab = self.slab
         memory, placement = slab.memory.address, slab.placement
         assert memory is not None, "slab: expected one in shared memory"
@@ -190,7 +200,7 @@ class SlabRows:
         return (memory, slab.generation, *extent, self.order, self.row)
 
     def header(self) -> RolloutHeader:
-        """The checked header of the rollout that was written there, of this very lease."""
+        """Return the header of the rollout, after checking that it belongs to this lease."""
         header = self.slab.header(self.row)
         check_lease(self.slab, header)
         return header
@@ -198,54 +208,60 @@ class SlabRows:
     def tensors(
         self, envs: Sequence[int], keys: Sequence[Key | None], whole: bool = False
     ) -> dict[Key, torch.Tensor]:
-        """The rollout's leaves by key, not contiguous in any order.
+        """Return the rollout's leaves by key, as views that may not be contiguous.
 
         Args:
-            envs: the batch dimensions of the environments: (), (P,) or more.
-            whole: with the cells behind the end of the rollout.
+            envs: Batch dimensions of the environments: (), (P,) or more.
+            keys: Keys of the slab's leaves in their order; ``None`` omits a leaf.
+            whole: Include the cells after the end of the rollout.
 
         Returns:
-            ``[*envs, T, *frame]`` each, with T the steps that the rollout really has, or all.
+            Tensors ``[*envs, T, *frame]``. T is the number of steps of the rollout, or of the slab
+            if `whole`.
         """
         placement = self.slab.placement
         steps = placement.steps if whole else self.slab.lengths(self.row)[0]
         extents = [placement.workers, placement.envs]
         if self.order == "time":
             extents.reverse()
-        every = slab_tensors(self.slab, [*extents, placement.steps], keys)
+        leaves = slab_tensors(self.slab, [*extents, placement.steps], keys)
         dim = 1 if self.order == "time" else 0
         return {
-            key: (own := tensor.select(dim, self.row)[:, :steps]).view(*envs, steps, *own.shape[2:])
-            for key, tensor in every.items()
+            key: (rows := leaf.select(dim, self.row)[:, :steps]).view(*envs, steps, *rows.shape[2:])
+            for key, leaf in leaves.items()
         }
 
 
 class MappedSlabs:
-    """Slabs of another process, by their rows' addresses.
+    """Maps slabs of another process by the addresses of their rows.
 
-    Each is mapped once: to map it costs more than to fill a part of it.
+    Each slab is mapped only once, because mapping takes longer than filling a part of it.
     """
 
     def __init__(self) -> None:
         self._memory: dict[MemoryAddress, Memory] = {}
         self._placements: dict[tuple[int, int, str], Placement] = {}
 
-    def rows(self, address: RowsAddress, own: Placement) -> SlabRows:
-        """The rows that stand at an address.
+    def rows(self, address: RowsAddress, rollout: Placement) -> SlabRows:
+        """Return the rows at an address.
 
         Args:
-            own: of one rollout of the worker; its layout and environments are the slab's.
+            address: Address from `SlabRows.address`.
+            rollout: Placement of one rollout of the worker, which has the slab's layout and
+                environments.
 
         Raises:
-            SharedMemoryError: the other process has let its memory go.
+            SharedMemoryError: The other process has freed the memory.
         """
-        where, generation, workers, steps, order, row = address
-        memory = self._memory.get(where)
+        memory_address, generation, workers, steps, order, row = address
+        memory = self._memory.get(memory_address)
         if memory is None:
-            memory = self._memory[where] = Memory.attach(where)
-            if len(self._memory) > _MAPPINGS_KEPT:
+            memory = self._memory[memory_address] = Memory.attach(memory_address)
+            if len(self._memory) > _MAX_MAPPINGS:
                 del self._memory[next(iter(self._memory))]
-        form = (workers, steps, order)
-        if form not in self._placements:
-            self._placements[form] = Placement(own.layout, workers, own.envs, steps, order)
-        return SlabRows(memory.slab(self._placements[form], generation), row, order)
+        extents = (workers, steps, order)
+        if extents not in self._placements:
+            self._placements[extents] = Placement(
+                rollout.layout, workers, rollout.envs, steps, order
+            )
+        return SlabRows(memory.slab(self._placements[extents], generation), row, order)

@@ -1,4 +1,4 @@
-"""Split batches into their trajectories: padded rows, nested tensors, or flat with offsets."""
+"""Split batches into trajectories: padded rows, nested tensors, or flat with offsets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pycollect.data.tensordicts import (
     flatten,
     is_plain,
     meta_keys,
-    refuse,
+    refuse_non_tensors,
     restore_nested,
     spare_memory,
 )
@@ -32,10 +32,10 @@ _LAYOUTS = (torch.strided, torch.jagged)
 
 
 def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
-    """Return the requested layout, or None.
+    """Return the requested layout of nested tensors, or ``None`` for no nested tensors.
 
     Raises:
-        ValueError: The layout is not one of nested tensors.
+        ValueError: Nested tensors do not support the layout.
         NotImplementedError: This version of torch does not support it.
     """
     if isinstance(as_nested, bool):
@@ -74,19 +74,20 @@ def nested(
     longest = int(lengths.max()) if len(lengths) else 0
     shortest = int(lengths.min()) if len(lengths) else 0
     if layout == torch.jagged:
-        at: dict[torch.device, torch.Tensor] = {}  # one per device, so that all rows are alike
+        # Leaves of a device share one tensor of offsets, by which torch recognizes equal lengths.
+        by_device: dict[torch.device, torch.Tensor] = {}
 
         def jagged(leaf: torch.Tensor) -> torch.Tensor:
-            where = at.setdefault(leaf.device, offsets.to(leaf.device))
+            device_offsets = by_device.setdefault(leaf.device, offsets.to(leaf.device))
             return torch.nested.nested_tensor_from_jagged(
-                leaf, where, min_seqlen=shortest, max_seqlen=longest
+                leaf, device_offsets, min_seqlen=shortest, max_seqlen=longest
             )
 
         return _applied(flat, jagged, [len(lengths)])
     if not len(lengths):
         raise ValueError(
-            "as_nested: expected at least one trajectory, got none; use torch.jagged, which also "
-            "supports none"
+            "as_nested: expected at least one trajectory, got none; use torch.jagged, which "
+            "supports an empty result"
         )
 
     sizes = lengths.tolist()
@@ -114,7 +115,7 @@ class FlatTrajectories(NamedTuple):
     """Concatenated trajectories; trajectory i is ``td[offsets[i]:offsets[i + 1]]``.
 
     Attributes:
-        td: All frames, batch size [F], F being the number of frames.
+        td: All F frames, batch size [F].
         offsets: int64 [N + 1], from 0 to F, in the form that
             ``torch.nested.nested_tensor_from_jagged`` expects.
         lengths: Lengths of the trajectories, int64 [N].
@@ -272,9 +273,9 @@ def split_with_plan(
     """
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")
-    td, parcel = without_extras(td)
+    td, extras_batch = without_extras(td)
     leaves, nested, others = flatten(td)
-    refuse(others)
+    refuse_non_tensors(others)
     ids_key, mask_key = meta_keys(td, prefix, trajectory_key)
     known = {**leaves, **(signals or {})}
     ids = known.get(ids_key)
@@ -293,9 +294,9 @@ def split_with_plan(
         tensors[mask_key] = form.mask.to(tensors[ids_key].device)
     result: Any = to_tensordict(tensors, form.lead, td.device)
     restore_nested(result, nested, form.lead, td.ndim)
-    if parcel:
+    if extras_batch:
         mask = form.mask if isinstance(form, _Padded) else None
-        result = with_extras(result, parcel.moved(_cells(form), mask))
+        result = with_extras(result, extras_batch.moved(_cells(form), mask))
     return result, plan
 
 
@@ -324,7 +325,7 @@ class _Padded:
             tensors[key] = numbers.unsqueeze(1).expand(self.lead).clone()
         ids = tensors[key]
         if self.padding_id == -1 and not ids.dtype.is_signed:
-            return  # stays 0
+            return  # padding has id 0
         limits = torch.iinfo(ids.dtype)
         if not limits.min <= self.padding_id <= limits.max:
             raise ValueError(
@@ -373,9 +374,9 @@ def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key,
         [Leaf(k, dtype_name(x.dtype), tuple(x.shape[ndim:])) for k, x in plain.items()],
     )
     form.write(list(plain.values()), list(result.values()))
-    there = on_one_device({key: leaf for key, leaf in leaves.items() if key not in plain})
-    if there:
-        result |= split_on_device(form.plan, there, form.lead, ndim)
+    on_device = on_one_device({key: leaf for key, leaf in leaves.items() if key not in plain})
+    if on_device:
+        result |= split_on_device(form.plan, on_device, form.lead, ndim)
     if len(result) == len(leaves):
         return {key: result[key] for key in leaves}
     cells = _cells(form)
@@ -387,10 +388,10 @@ def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key,
 
 
 def _cells(form: _Padded | _Flat) -> torch.Tensor:
-    """Return the source cell of each frame, in row-major order, 0 in padding."""
+    """Return the source cell of each frame, in row-major order, and 0 in padding."""
     cells = torch.empty(form.lead, dtype=torch.int64, device="cpu")
-    every = torch.arange(form.batch_shape.numel(), device="cpu")
-    form.write([every.reshape(form.batch_shape)], [cells])
+    sources = torch.arange(form.batch_shape.numel(), device="cpu")
+    form.write([sources.reshape(form.batch_shape)], [cells])
     return cells
 
 

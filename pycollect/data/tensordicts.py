@@ -1,4 +1,4 @@
-"""A TensorDict's leaves by key path: taken apart, as the core reads them, and put together."""
+"""Convert between TensorDicts and tensors by key path, which the core can read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NestedKey = str | tuple[str, ...]
 
 
 def spare_memory() -> MemoryPool:
-    """Memory for results, used again once the last view of one is gone.
+    """Return a pool of memory for results, reused after the last view of a result is freed.
 
     Two blocks are kept, because a caller often holds one result while the next is made.
     """
@@ -26,12 +26,12 @@ def spare_memory() -> MemoryPool:
 
 
 class Parts(NamedTuple):
-    """What a TensorDict consists of, by key path.
+    """Entries of a TensorDict by key path.
 
     Attributes:
-        leaves: strided tensors.
-        nested: the batch sizes of the nested TensorDicts.
-        others: what is neither: NonTensorData, and tensors of other layouts.
+        leaves: Strided tensors.
+        nested: Batch sizes of nested TensorDicts.
+        others: Other entries: NonTensorData, and tensors with other layouts.
     """
 
     leaves: dict[Key, torch.Tensor]
@@ -40,7 +40,7 @@ class Parts(NamedTuple):
 
 
 def flatten(td: TensorDictBase) -> Parts:
-    """Take a TensorDict apart; nothing is copied."""
+    """Return the entries of a TensorDict by key path, without a copy."""
     parts = Parts({}, {}, {})
 
     def visit(node: TensorDictBase, path: Key) -> None:
@@ -58,8 +58,8 @@ def flatten(td: TensorDictBase) -> Parts:
     return parts
 
 
-def refuse(others: Mapping[Key, Any]) -> None:
-    """Raise TypeError that names the first entry that is not a strided tensor."""
+def refuse_non_tensors(others: Mapping[Key, Any]) -> None:
+    """Raise a TypeError for the first entry, because it is not a strided tensor."""
     for key, value in others.items():
         raise TypeError(
             f"{dotted(key)}: expected a strided tensor, got {_describe(value)}; "
@@ -70,7 +70,14 @@ def refuse(others: Mapping[Key, Any]) -> None:
 def restore_nested(
     result: TensorDict, nested: dict[Key, torch.Size], lead: tuple[int, ...], ndim: int
 ) -> None:
-    """Nested TensorDicts keep the batch dimensions that they have beyond the root's."""
+    """Restore the batch dimensions that nested TensorDicts had after those of the root.
+
+    Args:
+        result: TensorDict whose nested batch sizes are set.
+        nested: Batch sizes of nested TensorDicts in the source, by key.
+        lead: Batch size of `result`.
+        ndim: Number of batch dimensions of the source.
+    """
     for key, size in nested.items():
         target = (*lead, *size[ndim:])
         if key not in result.keys(include_nested=True):
@@ -82,7 +89,7 @@ def restore_nested(
 def allocate(
     memory: MemoryPool, lead: tuple[int, ...], leaves: list[Leaf]
 ) -> dict[Key, torch.Tensor]:
-    """Uninitialised tensors [*lead, *frame], all in one block of memory that each keeps alive."""
+    """Return uninitialized tensors [*lead, *frame] in one block, which each keeps alive."""
     if not leaves or 0 in lead:
         return {
             leaf.key: torch.empty((*lead, *leaf.shape), dtype=torch_dtype(leaf.dtype), device="cpu")
@@ -93,12 +100,12 @@ def allocate(
 
 
 def is_plain(leaf: torch.Tensor) -> bool:
-    """Whether the core can read it on the host, and nothing is lost if it does."""
+    """Return whether the core can read the tensor on the host without losing information."""
     return leaf.device.type == "cpu" and is_raw(leaf)
 
 
 def is_raw(leaf: torch.Tensor) -> bool:
-    """Whether its memory, wherever it is, is all that there is to it."""
+    """Return whether the tensor's memory alone has all information, on any device."""
     return (
         not (leaf.requires_grad and torch.is_grad_enabled())
         and not leaf.is_conj()
@@ -126,14 +133,14 @@ def _describe(value: Any) -> str:
 
 
 def as_key(key: NestedKey) -> Key:
-    """The key as a path."""
+    """Return the key as a tuple."""
     return (key,) if isinstance(key, str) else tuple(key)
 
 
 def meta_keys(
     td: TensorDictBase, prefix: NestedKey | None, trajectory_key: NestedKey | None
 ) -> tuple[Key, Key]:
-    """Where the ids and the mask lie."""
+    """Return the keys of the trajectory ids and of the mask."""
     if trajectory_key is not None:
         key = as_key(trajectory_key)
         return key, (*key[:-1], "mask")
@@ -144,7 +151,7 @@ def meta_keys(
 
 
 def as_int64(key: Key, ids: torch.Tensor | None) -> torch.Tensor | None:
-    """Return trajectory ids for the core; raise ValueError if they are not integers."""
+    """Return trajectory ids for the core; raise a ValueError if they are not integers."""
     if ids is None:
         return None
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
@@ -153,17 +160,21 @@ def as_int64(key: Key, ids: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:
-    """Flags of `ndim` batch dimensions, and perhaps ones: of several flags per frame, is any set?
+    """Return one flag per frame: whether any of its flags is set, such as one agent's.
 
-    So a group of agents ends where one of them does.
+    Args:
+        done: Flags with `ndim` batch dimensions, then any number of further dimensions.
+        ndim: Number of batch dimensions.
     """
     return done.flatten(ndim).any(-1) if done.shape[ndim:].numel() > 1 else done
 
 
 def any_done(leaves: dict[Key, torch.Tensor], ndim: int) -> torch.Tensor | None:
-    """The batch's done flags: the one under "next", or those nested there together.
+    """Return the batch's done flags, or ``None`` if there are none.
 
-    `leaves` are those under "next"; None where there is no done.
+    Args:
+        leaves: Leaves under "next". Without a "done" at the top, all nested ones are combined.
+        ndim: Number of batch dimensions.
     """
     if ("done",) in leaves:
         return any_of(leaves["done",], ndim)
@@ -176,5 +187,5 @@ def any_done(leaves: dict[Key, torch.Tensor], ndim: int) -> torch.Tensor | None:
 
 
 def as_signal(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """As the core can read it."""
+    """Return a tensor that the core can read: detached, on the CPU."""
     return None if tensor is None else tensor.detach().cpu()

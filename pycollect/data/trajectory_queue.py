@@ -1,4 +1,4 @@
-"""Rollouts in, batches of complete trajectories out: implements `trajs_per_batch`."""
+"""Queue that makes batches of complete trajectories from rollouts, for `trajs_per_batch`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from pycollect.data.extras import Parcel, with_extras, without_extras
+from pycollect.data.extras import ExtrasBatch, with_extras, without_extras
 from pycollect.data.frame import TRAJ_IDS
 from pycollect.data.layout import Key, dotted
 from pycollect.data.slabs import to_tensordict
 from pycollect.data.split import split_trajectories, split_with_plan
-from pycollect.data.tensordicts import any_done, flatten, refuse, restore_nested
+from pycollect.data.tensordicts import any_done, flatten, refuse_non_tensors, restore_nested
 
 Worker = Hashable
 
 
 class TrajectoryBatch(NamedTuple):
-    """N complete trajectories, by rollout; those that end in one are in the order of their starts.
+    """N complete trajectories, ordered by the rollout in which they end, then by their start.
 
     Attributes:
         td: "padded": [N, T_max] with ``("collector", "mask")``. "cat": [F], concatenated.
@@ -41,15 +41,14 @@ class TrajectoryBatch(NamedTuple):
 class TrajectoryQueue:
     """Keeps open trajectories until they are complete, and complete ones until there are N.
 
-    A trajectory is complete with its done flag. It continues in the worker's next rollout with the
-    same id in the same row. If another id comes first, the trajectory was cut and its frames are
-    lost, like those of `cut` and `clear`. So for every worker, the frames pushed are always the sum
-    of those popped, `held` and lost.
+    A trajectory is complete when its done flag is set. It continues in the worker's next rollout,
+    with the same id in the same row. If that row has another id, the trajectory was cut and its
+    frames are lost, as with `cut` and `clear`. The pushed frames of each worker are always the sum
+    of its popped, `held` and lost frames.
 
-    Trajectories get new ids, from 0, in the order in which they are popped, so lost ones leave no
-    gaps. A rollout is copied when it is pushed, so its memory is not held. Frames of open
-    trajectories are held individually, the others until their rollout's last trajectory is popped.
-    Not thread-safe.
+    Trajectories get new ids, from 0, when they are popped, so that lost trajectories leave no gaps.
+    A pushed rollout is copied. Frames of open trajectories are kept individually; the other frames
+    are kept until the last trajectory of their rollout is popped. Not thread-safe.
 
     Args:
         trajectories: Number of trajectories per batch, N, at least 1.
@@ -73,7 +72,7 @@ class TrajectoryQueue:
         self._open: dict[tuple[Worker, int, int], _Trajectory] = {}
         self._complete: deque[_Trajectory] = deque()
         self._held: Counter[Worker] = Counter()
-        self._frames: Counter[tuple[Worker, int, int]] = Counter()  # of each row, so far
+        self._frames: Counter[tuple[Worker, int, int]] = Counter()  # frames pushed, by row
 
     @property
     def complete(self) -> int:
@@ -92,10 +91,10 @@ class TrajectoryQueue:
             worker: Key of the worker's counts.
             rollout: [T], or [P, T] with the same P each time. Without trajectory ids, a trajectory
                 continues until its done flag. Uncollected cells are not frames.
-            source: Index of the worker's own process; each has its own rows.
+            source: Index of the process inside the worker; each process has its own rows.
 
         Returns:
-            Number of frames of trajectories that turned out to be cut, lost now.
+            Number of lost frames, of trajectories that were found to be cut.
 
         Raises:
             KeyError: The rollout has no done under "next".
@@ -129,13 +128,13 @@ class TrajectoryQueue:
                 self._open[place] = trajectory
         for (owner, *_), trajectory in self._open.items():
             if owner == worker:
-                trajectory.own(chunk)
+                trajectory.copy_from(chunk)
         self._complete.extend(sorted(complete, key=lambda trajectory: trajectory.begun))
         self._held[worker] -= lost
         return lost
 
     def pop(self, count: int | None = None) -> TrajectoryBatch | None:
-        """Return the next N (or `count`) complete trajectories, or None if there are fewer.
+        """Return the next N (or `count`) complete trajectories, or ``None`` if there are fewer.
 
         Raises:
             ValueError: Their entries differ; nothing was removed.
@@ -150,8 +149,8 @@ class TrajectoryQueue:
         pieces = [piece for trajectory in taken for piece in trajectory.pieces]
         td = _joined(pieces)
         td.set(TRAJ_IDS, ids.repeat_interleave(lengths).to(td.device or "cpu"))
-        if parcel := _joined_extras(pieces):
-            td = with_extras(td, parcel)
+        if extras_batch := _joined_extras(pieces):
+            td = with_extras(td, extras_batch)
         if self.form == "padded":
             td = split_trajectories(td, trajectory_key=TRAJ_IDS)
         frames: Counter[Worker] = Counter()
@@ -166,7 +165,7 @@ class TrajectoryQueue:
         """Drop the worker's open trajectories, because it died or its environments were reset.
 
         Returns:
-            Number of their frames, lost now. Its complete trajectories remain.
+            Number of lost frames. The worker's complete trajectories are kept.
         """
         lost = 0
         for key in [key for key in self._open if key[0] == worker]:
@@ -175,10 +174,10 @@ class TrajectoryQueue:
         return lost
 
     def clear(self) -> dict[Any, int]:
-        """Drop everything, at a new seed or at the end.
+        """Drop all trajectories, at a new seed or at the end.
 
         Returns:
-            Number of frames that were held, by worker, lost now.
+            Number of lost frames, by worker.
         """
         lost = self.held
         self._open.clear()
@@ -189,28 +188,28 @@ class TrajectoryQueue:
 
 @dataclass(eq=False)
 class _Chunk:
-    """The frames of a rollout, trajectory by trajectory."""
+    """The frames of a rollout, ordered by trajectory."""
 
     leaves: dict[Key, torch.Tensor]
     nested: dict[Key, torch.Size]
     device: torch.device | None
-    parcel: Parcel
+    extras_batch: ExtrasBatch
 
     @classmethod
     def of(cls, td: TensorDictBase) -> _Chunk:
-        dense, parcel = without_extras(td)
+        dense, extras_batch = without_extras(td)
         leaves, nested, others = flatten(dense)
-        refuse(others)
-        return cls(leaves, nested, dense.device, parcel)
+        refuse_non_tensors(others)
+        return cls(leaves, nested, dense.device, extras_batch)
 
     def part(self, start: int, stop: int) -> _Chunk:
-        """Copy some of the frames."""
+        """Return a copy of the frames [start, stop)."""
         leaves = {key: leaf[start:stop].clone() for key, leaf in self.leaves.items()}
         return _Chunk(
             leaves,
             self.nested,
             self.device,
-            self.parcel.moved(torch.arange(start, stop, device="cpu")),
+            self.extras_batch.moved(torch.arange(start, stop, device="cpu")),
         )
 
 
@@ -240,10 +239,10 @@ class _Trajectory:
         self.pieces.append(piece)
         self.frames += piece.stop - piece.start
 
-    def own(self, chunk: _Chunk) -> None:
-        """Copy the frames in that chunk, so that the chunk is not held."""
-        for i, (of, start, stop) in enumerate(self.pieces):
-            if of is chunk:
+    def copy_from(self, chunk: _Chunk) -> None:
+        """Copy this trajectory's frames in a chunk, so that the chunk is not held."""
+        for i, (source, start, stop) in enumerate(self.pieces):
+            if source is chunk:
                 self.pieces[i] = _Piece(chunk.part(start, stop), 0, stop - start)
 
 
@@ -253,7 +252,9 @@ def _joined(pieces: list[_Piece]) -> TensorDict:
     frames = sum(stop - start for _, start, stop in pieces)
     leaves = {}
     for key, leaf in first.leaves.items():
-        parts = [of.leaves[key][start:stop] for of, start, stop in pieces if key in of.leaves]
+        parts = [
+            chunk.leaves[key][start:stop] for chunk, start, stop in pieces if key in chunk.leaves
+        ]
         for part in parts:
             if part.dtype != leaf.dtype or part.shape[1:] != leaf.shape[1:]:
                 raise ValueError(
@@ -261,25 +262,25 @@ def _joined(pieces: list[_Piece]) -> TensorDict:
                     f"rollouts, got {part.dtype} of shape {list(part.shape[1:])} in another"
                 )
         leaves[key] = torch.cat(parts)
-    for of, _, _ in pieces:
-        if of.leaves.keys() != first.leaves.keys():
-            odd = next(iter(of.leaves.keys() ^ first.leaves.keys()))
+    for chunk, _, _ in pieces:
+        if chunk.leaves.keys() != first.leaves.keys():
+            odd = next(iter(chunk.leaves.keys() ^ first.leaves.keys()))
             raise ValueError(f"{dotted(odd)}: expected this entry in all rollouts or in none")
     td = to_tensordict(leaves, (frames,), first.device)
     restore_nested(td, first.nested, (frames,), 1)
     return td
 
 
-def _joined_extras(pieces: list[_Piece]) -> Parcel:
-    """Return the extras of all pieces; None for a rollout that lacks one."""
-    kinds = {key: kind for of, _, _ in pieces for key, kind in of.parcel.kinds.items()}
+def _joined_extras(pieces: list[_Piece]) -> ExtrasBatch:
+    """Return the extras of all pieces, with ``None`` if a rollout lacks one."""
+    kinds = {key: kind for chunk, _, _ in pieces for key, kind in chunk.extras_batch.kinds.items()}
     extras = {}
     for key in kinds:
         parts = [
-            of.parcel.extras[key][start:stop]
-            if key in of.parcel.extras
+            chunk.extras_batch.extras[key][start:stop]
+            if key in chunk.extras_batch.extras
             else np.full(stop - start, None, np.object_)
-            for of, start, stop in pieces
+            for chunk, start, stop in pieces
         ]
         extras[key] = np.concatenate(parts)
-    return Parcel(extras, kinds, pieces[0].chunk.parcel.classes)
+    return ExtrasBatch(extras, kinds, pieces[0].chunk.extras_batch.classes)

@@ -1,4 +1,4 @@
-"""Several tensors between the host and a device as one copy, since each copy has a fixed cost."""
+"""Copy several tensors between host and device at once, because each copy has a fixed cost."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 from pycollect.data.devices import Accelerator
 
-_ALIGNMENT = 64  # of any dtype's items, of a device's widest loads, and of a cache line
+_ALIGNMENT = 64  # bytes; enough for any dtype, a device's widest loads, and a cache line
 
 
 class Packing:
-    """How tensors lie one behind the other in one block of bytes.
+    """Layout of several tensors in one block of bytes.
 
     Attributes:
-        forms: their shapes and dtypes.
-        offsets: where each begins.
-        bytes: of the block.
+        forms: Shape and dtype of each tensor.
+        offsets: Offset of each tensor in bytes.
+        bytes: Size of the block in bytes.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -29,93 +29,96 @@ class Packing:
             self.bytes = self.offsets[-1] + shape.numel() * dtype.itemsize
 
     def views(self, block: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors in such a block."""
-        return tuple(
-            view_at(block, at, *form) for at, form in zip(self.offsets, self.forms, strict=True)
-        )
+        """Return the tensors in a block, as views."""
+        pairs = zip(self.offsets, self.forms, strict=True)
+        return tuple(view_at(block, offset, *form) for offset, form in pairs)
 
 
 def forms_of(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
-    """Their shapes and dtypes."""
-    return [(own.shape, own.dtype) for own in tensors]
+    """Return the shape and dtype of each tensor."""
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]
 
 
-def view_at(block: torch.Tensor, at: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that begins at that byte of a block of bytes."""
-    return block[at : at + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+def view_at(
+    block: torch.Tensor, offset: int, shape: torch.Size, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the tensor that begins at byte `offset` of a block, as a view."""
+    return block[offset : offset + shape.numel() * dtype.itemsize].view(dtype).view(shape)
 
 
 class Send:
-    """Brings tensors of the host to a device: one copy from one block of pinned memory.
+    """Copies tensors from the host to a device, with one copy of one block of pinned memory.
 
     Args:
-        sources: on the host; read again by each `stage`.
-        there: the device.
+        sources: Tensors on the host; each `stage` reads them again.
+        accelerator: Accelerator of the device.
+        device: The device.
 
     Attributes:
-        mirrors: their copies there, in memory that stays the same.
+        mirrors: The tensors on the device; their memory stays the same.
     """
 
     def __init__(
-        self, sources: Sequence[torch.Tensor], accelerator: Accelerator, there: torch.device
+        self, sources: Sequence[torch.Tensor], accelerator: Accelerator, device: torch.device
     ) -> None:
         packing = Packing(sources)
         self._sources = sources
         self._host = accelerator.pinned([packing.bytes], torch.uint8)
-        self._block = torch.empty(packing.bytes, dtype=torch.uint8, device=there)
-        self._rooms = packing.views(self._host)
+        self._block = torch.empty(packing.bytes, dtype=torch.uint8, device=device)
+        self._staged = packing.views(self._host)
         self.mirrors = packing.views(self._block)
 
     def stage(self) -> None:
-        """Read the sources, on the host. The copy before must have ended."""
-        for room, source in zip(self._rooms, self._sources, strict=True):
-            room.copy_(source)
+        """Copy the sources into the pinned memory. The previous copy must have ended."""
+        for target, source in zip(self._staged, self._sources, strict=True):
+            target.copy_(source)
 
     def send(self) -> None:
-        """Have what was staged copied by the current stream."""
+        """Copy the staged tensors to the device on the current stream."""
         self._block.copy_(self._host, non_blocking=True)
 
 
 class Fetch:
-    """Brings tensors from a device to the host: one copy into one block of pinned memory.
+    """Copies tensors from a device to the host, with one copy into one block of pinned memory.
 
-    The memory is used again each time.
+    Each call reuses the memory.
 
     Args:
-        there: the device.
+        accelerator: Accelerator of the device.
+        device: The device.
     """
 
-    def __init__(self, accelerator: Accelerator, there: torch.device) -> None:
-        self._accelerator, self._there = accelerator, there
+    def __init__(self, accelerator: Accelerator, device: torch.device) -> None:
+        self._accelerator, self._device = accelerator, device
         self._packing = Packing(())
-        self._rooms: tuple[torch.Tensor, ...] = ()
+        self._fetched: tuple[torch.Tensor, ...] = ()
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The tensors on the host, valid until the next call; waits once, for one event."""
-        rooms = self.ask(tensors)
+        """Return the tensors on the host, valid until the next call; wait for one event."""
+        fetched = self.start(tensors)
         self.wait()
-        return rooms
+        return fetched
 
-    def ask(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Where the tensors will be on the host once `wait` has returned."""
+    def start(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Start the copy; return the tensors on the host, which are valid after `wait`."""
         if forms_of(tensors) != self._packing.forms:
-            self._make_rooms(tensors)
+            self._allocate(tensors)
         if len(tensors) == 1:
-            self._rooms[0].copy_(tensors[0], non_blocking=True)
+            self._fetched[0].copy_(tensors[0], non_blocking=True)
         elif tensors:
-            for packed, own in zip(self._packed, tensors, strict=True):
-                packed.copy_(own)
+            for packed, tensor in zip(self._packed, tensors, strict=True):
+                packed.copy_(tensor)
             self._host.copy_(self._block, non_blocking=True)
-        return self._rooms
+        return self._fetched
 
-    def _make_rooms(self, tensors: Sequence[torch.Tensor]) -> None:
+    def _allocate(self, tensors: Sequence[torch.Tensor]) -> None:
         packing = self._packing = Packing(tensors)
         self._host = self._accelerator.pinned([packing.bytes], torch.uint8)
-        self._rooms = packing.views(self._host)
-        if len(tensors) > 1:  # one alone is copied from where it lies
-            self._block = torch.empty(packing.bytes, dtype=torch.uint8, device=self._there)
+        self._fetched = packing.views(self._host)
+        if len(tensors) > 1:  # a single tensor is copied directly
+            self._block = torch.empty(packing.bytes, dtype=torch.uint8, device=self._device)
             self._packed = packing.views(self._block)
 
     def wait(self) -> None:
-        """Wait until the current stream has done what it was given."""
+        """Wait until the current stream has finished all queued work."""
         self._accelerator.mark(soon=True).synchronize()

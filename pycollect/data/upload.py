@@ -1,4 +1,4 @@
-"""Batches on their way to a device: one copy each, while the batch before is used."""
+"""Upload batches to a device with one copy each, while the previous batch is in use."""
 
 from __future__ import annotations
 
@@ -12,61 +12,61 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect._core import CudaError, SharedSlabPool, Slab
-from pycollect.data.devices import Accelerator, Begun, Event, accelerator
+from pycollect.data.devices import Accelerator, Event, PartialUpload, accelerator
 from pycollect.data.extras import with_extras, without_extras
 from pycollect.data.layout import Key
 from pycollect.data.slabs import to_tensordict
-from pycollect.data.tensordicts import flatten, refuse, restore_nested
+from pycollect.data.tensordicts import flatten, refuse_non_tensors, restore_nested
 from pycollect.data.transfer import Packing, view_at
 from pycollect.errors import warn_user
 
 Tensors = dict[Key, torch.Tensor]
 Allocate = Callable[[int], npt.NDArray[np.uint8]]
 
-MOST_IN_FLIGHT = 2
-"""Slabs whose copies may be under way; past that, the host waits for the oldest."""
+MAX_IN_FLIGHT = 2
+"""Maximum number of slabs with pending copies; beyond it, the host waits for the oldest."""
 
-LEAST_PART = 256 << 10
-"""Bytes of a leaf that one worker writes, from which on they travel by themselves."""
+MIN_PART_BYTES = 256 << 10
+"""Minimum size in bytes of a part that is sent before the rest of its slab."""
 
-MOST_AHEAD = 4
-"""Batches that may wait on the device for the stream that uses them. Past that, the host waits for
-the stream: one that queues work without end would fill the device's memory with batches.
+MAX_AHEAD = 4
+"""Maximum number of batches on the device that the current stream has not reached yet.
+
+Beyond it, the host waits for the stream. Otherwise a program that only queues work would fill the
+device's memory with batches.
 """
 
 
 class DeviceUploader:
-    """Carries the slabs of batches to a device.
+    """Uploads the slabs of batches to a device.
 
-    The slab goes in one copy, or as far as it was sent before in several, beside the device's
-    current stream, which waits for it without holding the host up: what the stream was given before
-    goes on meanwhile. A slab is held until
-    its copy has ended on the host's side, so that nobody writes into it before.
+    A slab is sent in one copy, or in several if `send` has already sent parts of it. The copy is
+    concurrent to earlier work of the device's current stream. That stream waits for the copy, but
+    the host does not. The slab is held until the host memory has been read, so that it is not
+    overwritten before.
 
     Args:
-        accelerator: of the device.
+        accelerator: Accelerator of the device.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._in_flight: deque[tuple[object, Event]] = deque()  # what holds the memory
-        self._begun: WeakKeyDictionary[Slab, Begun] = WeakKeyDictionary()
-        self._handed_over: deque[Event] = deque()  # where the current stream got each batch
+        self._in_flight: deque[tuple[object, Event]] = deque()  # owner of the memory, end of copy
+        self._partial: WeakKeyDictionary[Slab, PartialUpload] = WeakKeyDictionary()
+        self._handed_over: deque[Event] = deque()  # in the current stream, before each batch
         self._has_warned = False
 
     @property
     def device(self) -> torch.device:
-        """Where batches go."""
+        """Device of the batches."""
         return self._accelerator.device
 
     def allocate(self, bytes: int) -> npt.NDArray[np.uint8]:
-        """Host memory for slabs, of which copies run at the bus's speed and beside other work."""
+        """Return host memory for slabs that allows fast, asynchronous copies."""
         return self._accelerator.slab_memory(bytes)
 
     def allocate_once(self, bytes: int) -> npt.NDArray[np.uint8]:
-        """The same for a size that may not come again: torch keeps it, rounded up, and lends it to
-        whoever fits.
-        """
+        """Return such memory for a size that may not recur, from torch's pool of pinned memory."""
         memory: npt.NDArray[np.uint8] = self._accelerator.pinned([bytes], torch.uint8).numpy()
         return memory
 
@@ -74,6 +74,9 @@ class DeviceUploader:
         """Pin the slabs that other processes write; return whether that succeeded.
 
         Warn the first time that the driver refuses.
+
+        Args:
+            pool: Pool of the slabs.
         """
         try:
             return self._accelerator.pin(pool)
@@ -87,24 +90,25 @@ class DeviceUploader:
             return False
 
     def send(self, slab: Slab, parts: Iterable[torch.Tensor]) -> None:
-        """Have parts of a slab travel before the rest of it is there.
+        """Send parts of a slab before the other parts are complete.
 
         Args:
-            slab: that `upload` is to be called with, or that is dropped.
-            parts: contiguous views of it, apart from each other and never all of it. They are not
-                written any more; those below `LEAST_PART` bytes wait for the rest.
+            slab: Slab that is later passed to `upload`, or dropped.
+            parts: Contiguous, disjoint views of some of the slab, which must not be written any
+                more. Parts smaller than `MIN_PART_BYTES` are sent by `upload`.
         """
-        large = [own for own in parts if own.nbytes >= LEAST_PART]
-        if large and slab not in self._begun:
+        large = [part for part in parts if part.nbytes >= MIN_PART_BYTES]
+        if large and slab not in self._partial:
             self._retire()
-            begun = self._accelerator.begin(slab.bytes)
-            if begun is not None:
-                self._begun[slab] = begun
-        if slab in self._begun:
+            partial = self._accelerator.begin(slab.bytes)
+            if partial is not None:
+                self._partial[slab] = partial
+        if slab in self._partial:
             host = torch.from_numpy(slab.array())
-            for own in large:
-                at = own.data_ptr() - host.data_ptr()
-                self._accelerator.send(host, self._begun[slab], slice(at, at + own.nbytes))
+            for part in large:
+                start = part.data_ptr() - host.data_ptr()
+                span = slice(start, start + part.nbytes)
+                self._accelerator.send(host, self._partial[slab], span)
 
     def upload(
         self,
@@ -112,28 +116,29 @@ class DeviceUploader:
         tensors: Mapping[Key, torch.Tensor],
         finish: Callable[[Tensors], Tensors] | None = None,
     ) -> Tensors:
-        """The tensors of a slab on the device, ready for its current stream.
+        """Return the tensors of a slab on the device, ready for its current stream.
 
         Args:
-            slab: not to be written any more by the caller.
-            tensors: contiguous views of it.
-            finish: what becomes of them there, casts for one, before they are used.
+            slab: Slab that the caller must not write any more.
+            tensors: Contiguous views of the slab.
+            finish: Converts the tensors on the device, for example by casts.
         """
         self._retire()
         host = torch.from_numpy(slab.array())
         start = host.data_ptr()
-        places = {key: (own.data_ptr() - start, own) for key, own in tensors.items()}
-        return self._upload(slab, host, places, finish, self._begun.pop(slab, None))
+        places = {key: (leaf.data_ptr() - start, leaf) for key, leaf in tensors.items()}
+        return self._upload(slab, host, places, finish, self._partial.pop(slab, None))
 
     def gather(self, tensors: Mapping[Key, torch.Tensor]) -> Tensors:
-        """Tensors of the host that lie in no slab, on the device: side by side in pinned memory
-        first, they go in one copy, as a slab does.
+        """Return tensors of the host, which are not in a slab, on the device.
+
+        They are first copied into one block of pinned memory, so that one copy suffices.
         """
         self._retire()
         packing = Packing(tensors.values())
         host = self._accelerator.pinned([packing.bytes], torch.uint8)
         pairs = zip(packing.offsets, tensors.items(), strict=True)
-        places = {key: (at, own) for at, (key, own) in pairs}
+        places = {key: (offset, leaf) for offset, (key, leaf) in pairs}
         for key, view in _views(host, places).items():
             view.copy_(tensors[key])
         return self._upload(host, host, places)
@@ -144,90 +149,95 @@ class DeviceUploader:
         host: torch.Tensor,
         places: Mapping[Key, tuple[int, torch.Tensor]],
         finish: Callable[[Tensors], Tensors] | None = None,
-        begun: Begun | None = None,
+        partial: PartialUpload | None = None,
     ) -> Tensors:
         def lay_out(target: torch.Tensor) -> Tensors:
             views = _views(target, places)
             return views if finish is None else finish(views)
 
-        result, copied, ready = self._accelerator.upload(host, lay_out, begun)
+        result, copied, ready = self._accelerator.upload(host, lay_out, partial)
         self._in_flight.append((holder, copied))
-        blocks = {own.untyped_storage().data_ptr(): own for own in result.values()}
+        blocks = {leaf.untyped_storage().data_ptr(): leaf for leaf in result.values()}
         self._handed_over.append(self._accelerator.hand_over(blocks.values(), ready))
         return result
 
     def _retire(self) -> None:
-        """Let slabs go whose copies have ended; wait where too many copies, or batches, wait."""
-        if len(self._handed_over) >= MOST_AHEAD:
+        """Release slabs whose copies have ended; wait if too many copies or batches are pending."""
+        if len(self._handed_over) >= MAX_AHEAD:
             self._handed_over.popleft().synchronize()
         while self._in_flight:
             _, copied = self._in_flight[0]
-            if len(self._in_flight) >= MOST_IN_FLIGHT:
+            if len(self._in_flight) >= MAX_IN_FLIGHT:
                 copied.synchronize()
             elif not copied.query():
                 return
             self._in_flight.popleft()
 
     def close(self) -> None:
-        """Wait for the copies that are under way, and let their slabs go."""
+        """Wait for pending copies, and release their slabs."""
         while self._in_flight:
             self._in_flight[0][1].synchronize()
             self._in_flight.popleft()
-        self._begun.clear()
-        self._accelerator.drain()  # parts hold their slabs, too
+        self._partial.clear()
+        self._accelerator.drain()  # pending parts also hold their slabs
 
 
 def _views(memory: torch.Tensor, places: Mapping[Key, tuple[int, torch.Tensor]]) -> Tensors:
-    """Tensors in that memory, of bytes, each at its offset and of another one's form."""
-    return {key: view_at(memory, at, own.shape, own.dtype) for key, (at, own) in places.items()}
+    """Return views of a block, each at an offset, with the shape and dtype of another tensor."""
+    return {
+        key: view_at(memory, offset, leaf.shape, leaf.dtype)
+        for key, (offset, leaf) in places.items()
+    }
 
 
 class Uploads:
-    """What brings batches to each device that they go to."""
+    """The uploaders of all devices to which batches are sent."""
 
     def __init__(self) -> None:
         self._by_device: dict[torch.device, DeviceUploader] = {}
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Where batches are known to go."""
+        """Devices that have an uploader."""
         return tuple(self._by_device)
 
     def to(self, device: torch.device) -> DeviceUploader:
-        """What brings them to that device, one for all."""
+        """Return the uploader of a device; make it if there is none."""
         if device not in self._by_device:
             self._by_device[device] = DeviceUploader(accelerator(device))
         return self._by_device[device]
 
     def uploader_for(self, place: torch.device) -> DeviceUploader | None:
-        """What brings batches to that place; None: batches lie there already, on the CPU."""
+        """Return the uploader of a device, or ``None`` for the CPU."""
         return None if place.type == "cpu" else self.to(place)
 
     def moved(
         self, td: TensorDictBase, place: torch.device, reported: torch.device | None
     ) -> TensorDictBase:
-        """A TensorDict that lies in no slab, at its place.
+        """Return a TensorDict, which is not in a slab, on a device.
 
         Args:
-            reported: what ``td.device`` is to say.
+            td: The TensorDict.
+            place: The device.
+            reported: Value of ``td.device`` of the result.
 
         Raises:
-            TypeError: an entry that is neither a strided tensor nor one of the extras.
+            TypeError: An entry is neither a strided tensor nor an extra.
         """
         if place.type == "cpu":
             return td
         uploader = self.to(place)
-        dense, parcel = without_extras(td)
+        dense, extras_batch = without_extras(td)
         leaves, nested, others = flatten(dense)
-        refuse(others)
+        refuse_non_tensors(others)
         size = tuple(td.batch_size)
-        there: TensorDictBase = to_tensordict(uploader.gather(leaves), size, uploader.device)
-        restore_nested(there, nested, size, len(size))
-        if parcel:
-            there = with_extras(there, parcel)
-        return there if reported is not None else there.clear_device_()
+        result: TensorDictBase = to_tensordict(uploader.gather(leaves), size, uploader.device)
+        restore_nested(result, nested, size, len(size))
+        if extras_batch:
+            result = with_extras(result, extras_batch)
+        return result if reported is not None else result.clear_device_()
 
     def close(self) -> None:
-        """Wait for what is under way."""
-        for batches in self._by_device.values():
-            batches.close()
+        """Wait for all pending copies."""
+        for uploader in self._by_device.values():
+            uploader.close()

@@ -1,4 +1,4 @@
-"""Weights of a policy: parameters, buffers, extra state, training modes, packed forms, version."""
+"""Weights of a policy: collect, check, pack and load them, and count their versions."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Weights:
         return bool(self.tensors or self.extra or self.modes)
 
     def copied(self) -> Weights:
-        """Return the same weights in tensors of their own."""
+        """Return the same weights in new tensors."""
         tensors = {name: value.detach().clone() for name, value in self.tensors.items()}
         return replace(self, tensors=tensors)
 
     def updated(self, newer: Weights) -> Weights:
-        """Return these weights, replaced by newer ones of the same name."""
+        """Return these weights, with newer ones in place of those with the same name."""
         return Weights(
             {**_without(self.tensors, newer.tensors), **newer.tensors},
             {**_without(self.extra, newer.extra), **newer.extra},
@@ -68,7 +68,7 @@ class Weights:
 
     def state_dict(self) -> dict[str, Any]:
         """Return tensors and extra state as `nn.Module.state_dict` does, as copies."""
-        extra = {key: opened_extra_state(key, value) for key, value in self.extra.items()}
+        extra = {key: deserialized_extra(key, value) for key, value in self.extra.items()}
         return {**self.copied().tensors, **extra}
 
 
@@ -151,7 +151,8 @@ def weights_of(policy: Any) -> Weights:
         if overrides(module, "get_extra_state") and overrides(module, "set_extra_state")
         for key in [extra_state_key(name)]
     }
-    return Weights(named_weights(policy), extra, {name: own.training for name, own in modules})
+    modes = {name: module.training for name, module in modules}
+    return Weights(named_weights(policy), extra, modes)
 
 
 def extra_state_key(module: str) -> str:
@@ -160,7 +161,7 @@ def extra_state_key(module: str) -> str:
 
 
 def overrides(module: nn.Module, method: str) -> bool:
-    """Return whether the module's class has its own `method`."""
+    """Return whether the module's class overrides `method`."""
     return getattr(type(module), method) is not getattr(nn.Module, method)
 
 
@@ -177,13 +178,13 @@ def _serialized(key: str, value: Any) -> bytes:
     return file.getvalue()
 
 
-def opened_extra_state(key: str, serialized: bytes) -> Any:
-    """Return the value of an extra state, its tensors on the CPU."""
+def deserialized_extra(key: str, serialized: bytes) -> Any:
+    """Return the value of an extra state, with tensors on the CPU."""
     try:
         return torch.load(io.BytesIO(serialized), map_location="cpu", weights_only=False)
     except Exception as error:
         raise ValueError(
-            f"policy_or_weights: the extra state {key!r} cannot be unpickled here: "
+            f"policy_or_weights: the extra state {key!r} cannot be unpickled: "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -195,7 +196,8 @@ def named_weights(policy: Any) -> dict[str, torch.Tensor]:
     nn.Module; the attributes of a callable object are not searched. Writing into a tensor changes
     the module. After a replacement of a tensor (`p.data = x`), call this again.
 
-    Raises ValueError for a lazy parameter that has no shape yet.
+    Raises:
+        ValueError: A lazy parameter has no shape yet.
     """
     if not isinstance(policy, nn.Module):
         return {}
@@ -211,12 +213,12 @@ def named_weights(policy: Any) -> dict[str, torch.Tensor]:
 
 
 def device_of(policy: Any) -> torch.device | None:
-    """Where a policy's first parameter or buffer lies; None for one that has none."""
+    """Return the device of a policy's first parameter or buffer, or ``None`` if it has none."""
     return next((tensor.device for _, tensor in _tensors(policy)), None)
 
 
 def check_on_device(policy: Any, device: torch.device) -> None:
-    """Raise ValueError that names the first parameter or buffer on another device."""
+    """Raise a ValueError for the first parameter or buffer on another device."""
     for name, tensor in _tensors(policy):
         if tensor.device != device:
             raise ValueError(
@@ -225,11 +227,8 @@ def check_on_device(policy: Any, device: torch.device) -> None:
             )
 
 
-def placed(policy: Any, device: torch.device) -> Any:
-    """The policy with all of its parameters and buffers on that device.
-
-    That is the policy itself where they are, else a copy of it.
-    """
+def moved_to(policy: Any, device: torch.device) -> Any:
+    """Return the policy if all its parameters and buffers are on a device, else a copy there."""
     if all(tensor.device == device for _, tensor in _tensors(policy)):
         return policy
     return copy.deepcopy(policy).to(device)
@@ -242,8 +241,8 @@ def _tensors(policy: Any) -> Iterable[tuple[str, torch.Tensor]]:
 
 
 @dataclass(frozen=True)
-class WeightForm:
-    """Names and shapes of a policy's weights. Hashable; false for a policy without weights.
+class WeightSpec:
+    """Names and shapes of a policy's weights. Hashable; false for a policy that is no module.
 
     Attributes:
         leaves: Names, dtypes and shapes of parameters and buffers.
@@ -258,8 +257,8 @@ class WeightForm:
     tied: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, policy: Any) -> WeightForm:
-        """Return the form of a policy's weights; ValueError for a lazy parameter."""
+    def of(cls, policy: Any) -> WeightSpec:
+        """Return the spec of a policy's weights; raise a ValueError for a lazy parameter."""
         if not isinstance(policy, nn.Module):
             return cls()
         tensors = named_weights(policy).items()
@@ -278,50 +277,55 @@ class WeightForm:
     def __bool__(self) -> bool:
         return bool(self.modules)
 
-    def fitted(self, came: Weights) -> Weights:
-        """Return weights under the first name of each; names may be missing.
+    def fitted(self, weights: Weights) -> Weights:
+        """Return weights under the first name of each, after checking names and shapes.
+
+        Args:
+            weights: All weights of the policy, or some of them.
 
         Raises:
-            ValueError: A name or shape is not that of the policy.
+            ValueError: The policy has no weight with that name and shape.
         """
         tied = dict(self.tied)
-        came = Weights(_renamed(came.tensors, tied), _renamed(came.extra, tied), came.modes)
+        renamed = Weights(
+            _renamed(weights.tensors, tied), _renamed(weights.extra, tied), weights.modes
+        )
         expected = {leaf.key[0]: list(leaf.shape) for leaf in self.leaves}
         known = expected.keys() | set(self.extra)
-        names = came.tensors.keys() | came.extra.keys()
+        names = renamed.tensors.keys() | renamed.extra.keys()
         if names - known or (expected and not names):
             raise _other_names(expected.keys(), known, names)
-        for name, tensor in came.tensors.items():
+        for name, tensor in renamed.tensors.items():
             if expected[name] != list(tensor.shape):
                 raise ValueError(
                     f"policy_or_weights: expected shape {expected[name]} for {name!r}, "
                     f"got {list(tensor.shape)}"
                 )
-        return came
+        return renamed
 
     def holds(self, weights: Weights) -> bool:
-        """Return whether no value of these changes in the dtypes of this form."""
+        """Return whether the weights have the dtypes of this spec."""
         expected = {leaf.key[0]: leaf.dtype for leaf in self.leaves}
         tensors = self.fitted(weights).tensors
-        return all(dtype_name(own.dtype) == expected[name] for name, own in tensors.items())
+        return all(dtype_name(t.dtype) == expected[name] for name, t in tensors.items())
 
-    def check_whole(self, came: Weights) -> None:
-        """Raise ValueError unless these are all parameters and buffers, in their shapes."""
+    def check_complete(self, weights: Weights) -> None:
+        """Raise a ValueError unless the weights are all parameters and buffers of the policy."""
         expected = {leaf.key[0] for leaf in self.leaves}
-        fitted = self.fitted(came)
+        fitted = self.fitted(weights)
         if expected != fitted.tensors.keys():
             raise _other_names(expected, expected, fitted.tensors.keys())
 
 
-NO_FORM = WeightForm()
+NO_WEIGHT_SPEC = WeightSpec()
 
 
 def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in values.items()}
 
 
-def _other_names(expected: Set[str], known: Set[str], came: Set[str]) -> ValueError:
-    missing, unknown = sorted(expected - came), sorted(came - known)
+def _other_names(expected: Set[str], known: Set[str], names: Set[str]) -> ValueError:
+    missing, unknown = sorted(expected - names), sorted(names - known)
     return ValueError(
         "policy_or_weights: expected the names of the policy's parameters and buffers; "
         f"missing: {missing or 'none'}, unknown: {unknown or 'none'}"
@@ -329,7 +333,7 @@ def _other_names(expected: Set[str], known: Set[str], came: Set[str]) -> ValueEr
 
 
 def _tied(policy: nn.Module) -> list[tuple[str, str]]:
-    """Return each further name of a shared parameter, buffer or extra state, with its first."""
+    """Return each additional name of a shared parameter, buffer or module, with its first name."""
     modules = policy.named_modules(remove_duplicate=False)
     named: list[tuple[str, Any]] = [
         *policy.named_parameters(remove_duplicate=False),
@@ -338,23 +342,23 @@ def _tied(policy: nn.Module) -> list[tuple[str, str]]:
     ]
     first: dict[int, str] = {}
     names = [(name, first.setdefault(id(value), name)) for name, value in named]
-    return [(name, own) for name, own in names if name != own]
+    return [(name, first_name) for name, first_name in names if name != first_name]
 
 
 def load_weights(policy: Any, weights: Weights) -> None:
     """Write weights into a policy in place.
 
-    Modes come first: a module's `train` may change its weights. Parents come before children, as
-    `train` of a parent sets its children, too.
+    Training modes are set first, because a module's `train` may change its weights, and for parents
+    before children, because `train` also sets the mode of children.
 
     Raises:
-        ValueError: Names or shapes do not fit, and nothing was changed; or a module refused its
-            extra state.
+        ValueError: Names or shapes do not match, and nothing was changed; or a module could not
+            load its extra state.
     """
     targets = named_weights(policy)
     if weights.extra or not _fits(targets, weights.tensors):
-        weights = WeightForm.of(policy).fitted(weights)
-    extra = {key: opened_extra_state(key, value) for key, value in weights.extra.items()}
+        weights = WeightSpec.of(policy).fitted(weights)
+    extra = {key: deserialized_extra(key, value) for key, value in weights.extra.items()}
     modules = dict(policy.named_modules()) if isinstance(policy, nn.Module) else {}
     for name, module in modules.items():
         mode = weights.modes.get(name, module.training)
@@ -381,20 +385,20 @@ def _set_extra_state(module: nn.Module, key: str, value: Any) -> None:
 
 
 def check_loads(policy: Any, weights: Weights) -> None:
-    """Raise ValueError unless these are all weights of the policy, and it takes their values."""
-    WeightForm.of(policy).check_whole(weights)
-    if weights.extra:  # only the module itself can check it
+    """Raise a ValueError unless the weights are complete and the policy can load them."""
+    WeightSpec.of(policy).check_complete(weights)
+    if weights.extra:  # only the module itself can check its extra state
         load_weights(copy.deepcopy(policy), weights)
 
 
 def _fits(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether names and shapes fit, without the cost of a WeightForm."""
+    """Return whether names and shapes match, without the cost of a WeightSpec."""
     return bool(tensors) and all(
         name in targets and targets[name].shape == value.shape for name, value in tensors.items()
     )
 
 
-_NOT_GIVEN = 2
+_MODE_MISSING = 2
 
 
 def _pickled_extra(weights: Weights) -> bytes:
@@ -402,20 +406,20 @@ def _pickled_extra(weights: Weights) -> bytes:
 
 
 class WeightSlab:
-    """Packs weights of one form, or some of them, into one buffer.
+    """Packs weights with one spec, or some of them, into one buffer.
 
-    A buffer holds the tensors, a byte for each (whether it is given), a byte for each module (its
-    training mode, if given), and the extra state, pickled, if there is any.
+    A buffer contains the tensors, one byte per tensor (whether it is present), one byte per module
+    (its training mode, or that it is missing), and the pickled extra state if there is any.
 
     Args:
-        form: The form of all weights, of a policy that is a module.
+        spec: Spec of all weights of a policy that is a module.
     """
 
-    def __init__(self, form: WeightForm) -> None:
-        self._form = form
-        self._names = [leaf.key[0] for leaf in form.leaves]
-        forms = [(torch_dtype(leaf.dtype), leaf.shape) for leaf in form.leaves]
-        forms.append((torch.uint8, (len(form.leaves) + len(form.modules),)))
+    def __init__(self, spec: WeightSpec) -> None:
+        self._spec = spec
+        self._names = [leaf.key[0] for leaf in spec.leaves]
+        forms = [(torch_dtype(leaf.dtype), leaf.shape) for leaf in spec.leaves]
+        forms.append((torch.uint8, (len(spec.leaves) + len(spec.modules),)))
         self._packing = Packing(
             torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in forms
         )
@@ -426,13 +430,13 @@ class WeightSlab:
 
     def pack(self, weights: Weights, buffer: npt.NDArray[np.uint8]) -> None:
         """Copy these weights into a buffer of the size that `bytes` returns."""
-        weights = self._form.fitted(weights)
-        given = [int(name in weights.tensors) for name in self._names]
-        modes = [int(weights.modes.get(name, _NOT_GIVEN)) for name in self._form.modules]
+        weights = self._spec.fitted(weights)
+        present = [int(name in weights.tensors) for name in self._names]
+        modes = [int(weights.modes.get(name, _MODE_MISSING)) for name in self._spec.modules]
         size = self._packing.bytes
         *tensors, flags = self._packing.views(torch.from_numpy(buffer[:size]))
         with torch.no_grad():
-            flags.copy_(torch.tensor([*given, *modes], dtype=torch.uint8, device="cpu"))
+            flags.copy_(torch.tensor([*present, *modes], dtype=torch.uint8, device="cpu"))
             for name, target in zip(self._names, tensors, strict=True):
                 if name in weights.tensors:
                     target.copy_(weights.tensors[name])
@@ -450,18 +454,18 @@ class WeightSlab:
         packed, extra = buffer[:size], buffer[size:]
         block = torch.from_numpy(packed if packed.flags.writeable else packed.copy())
         *tensors, flags = self._packing.views(block)
-        given, modes = flags[: len(tensors)].tolist(), flags[len(tensors) :].tolist()
+        present, modes = flags[: len(tensors)].tolist(), flags[len(tensors) :].tolist()
         return Weights(
             {
                 name: view
-                for name, view, is_given in zip(self._names, tensors, given, strict=True)
-                if is_given
+                for name, view, is_present in zip(self._names, tensors, present, strict=True)
+                if is_present
             },
             pickle.loads(extra.tobytes()) if extra.nbytes else {},
             {
                 name: bool(mode)
-                for name, mode in zip(self._form.modules, modes, strict=True)
-                if mode != _NOT_GIVEN
+                for name, mode in zip(self._spec.modules, modes, strict=True)
+                if mode != _MODE_MISSING
             },
         )
 
@@ -470,10 +474,10 @@ class PolicyVersion:
     """Counts updates of the weights.
 
     Args:
-        tracker: Second counter to increment, such as TorchRL's PolicyVersion, or None.
+        tracker: Second counter to increment, such as TorchRL's PolicyVersion, or ``None``.
 
     Attributes:
-        number: Number of updates; it starts at the tracker's version, else at 0.
+        number: Number of updates, starting from the tracker's version, or 0 without a tracker.
     """
 
     def __init__(self, tracker: Any = None) -> None:

@@ -26,7 +26,7 @@ from pycollect.data.frame import TRAJ_IDS
 from pycollect.data.layout import Key
 from pycollect.data.slabs import SlabRows, make_pool, make_shared_pool, slab_tensors
 from pycollect.data.tensordicts import spare_memory
-from pycollect.data.upload import MOST_IN_FLIGHT, DeviceUploader
+from pycollect.data.upload import MAX_IN_FLIGHT, DeviceUploader
 from pycollect.driver.source import Batch
 from pycollect.transport.limits import limits_named
 from pycollect.transport.messages import Rollout, RolloutRequest, WorkerInfo
@@ -35,7 +35,7 @@ from pycollect.worker.report import RolloutReport
 # The newest batch and the one before it, which a learner still reads.
 _SPARE = 2
 # Batches that are being uploaded to a device, and the next one.
-_SPARE_BEFORE_A_DEVICE = MOST_IN_FLIGHT + 1
+_SPARE_BEFORE_A_DEVICE = MAX_IN_FLIGHT + 1
 
 Group = tuple[int, ...]
 """Ids of the workers whose rollouts are joined into one batch, in the order of their rows."""

@@ -512,7 +512,7 @@ class Collector:
             self._flow.check_open()
             self._drop("set_seed")
             self._flow.entropy, self._flow.seeded = root, True
-            with self._flow.policy_stream.between():
+            with self._flow.policy_stream.ordered():
                 return self._source.streams.seed(root, bool(static_seed))
 
     def state_dict(self) -> dict[str, Any]:
@@ -567,7 +567,7 @@ class Collector:
             dropped = flow.ledger.in_flight_of_each()
             self._drop("load_state_dict")
             flow.resume(state, dropped)
-            with flow.policy_stream.between():
+            with flow.policy_stream.ordered():
                 source.streams.resume(state)
 
     @property
@@ -628,7 +628,7 @@ class Collector:
 
     def _start_filling(self) -> None:
         if not self._background.is_current:
-            with self._flow.policy_stream.between():
+            with self._flow.policy_stream.ordered():
                 pass  # the background thread does not wait for the caller's stream
         self._background.start(self._fill, self.shutdown)
 

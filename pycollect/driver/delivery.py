@@ -92,8 +92,8 @@ def assemble(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> T
         tensors = {**tensors, **(moved if cast is None else cast(moved))}
         tensors = {key: tensors[key] for key in batch.leaves.keys if key in tensors}
     td: TensorDictBase = to_tensordict(tensors, batch.shape, device, batch.leaves.shapes)
-    if parcel := batch.leaves.parcel(batch.extras):
-        td = with_extras(td, parcel)  # moves extras that are tensors to the device
+    if extras_batch := batch.leaves.extras_batch(batch.extras):
+        td = with_extras(td, extras_batch)  # moves extras that are tensors to the device
     return td if device is None or batch.reported_device is not None else td.clear_device_()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pycollect._core import Placement, RolloutControl, Slab, join_rollouts
 from pycollect.data.extras import Extras, pickled_extras
-from pycollect.data.weights import NO_WEIGHTS, WeightForm, Weights
+from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSpec
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions, StreamOptions
 from pycollect.driver.records import WorkerPlan, WorkerRecord
@@ -121,7 +121,7 @@ class Nest:
             batch_size=tuple(envs),
         )
         self.leaves = first.leaves
-        self.weights: WeightForm = first.weights
+        self.weights: WeightSpec = first.weights
         self.device = first.device
         self.bounded = all(info.bounded for info in infos.values())
         self.placement = Placement(self.leaves.layout(), 1, self.env.num_envs, self.steps)

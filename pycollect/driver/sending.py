@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 
 from pycollect._core import Memory
-from pycollect.data.weights import NO_WEIGHTS, WeightForm, Weights, WeightSlab
+from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSlab, WeightSpec
 from pycollect.driver.records import WorkerRecord
 from pycollect.transport.messages import Buffer
 from pycollect.transport.shared_value import SharedValue, array_of, new_memory
@@ -85,7 +85,7 @@ class Assignment:
     serial: int = 0
     version: int = 0
     weights: Weights = NO_WEIGHTS
-    packed: dict[WeightForm, SharedValue] = field(default_factory=dict)
+    packed: dict[WeightSpec, SharedValue] = field(default_factory=dict)
 
 
 _NOTHING = Assignment()
@@ -100,7 +100,7 @@ class WeightSender:
 
     def __init__(self, put: Callable[[Memory | Buffer], SharedValue]) -> None:
         self._put = put
-        self._slabs: dict[WeightForm, WeightSlab] = {}
+        self._slabs: dict[WeightSpec, WeightSlab] = {}
         self._newest = _NOTHING
         self._of: dict[int, Assignment] = {}
         self._individual: set[int] = set()
@@ -139,7 +139,7 @@ class WeightSender:
         """
         serial = self._newest.serial + 1
         previous = [self._of.get(worker.index, _NOTHING) for worker in workers]
-        forms: dict[int, set[WeightForm]] = {}
+        forms: dict[int, set[WeightSpec]] = {}
         for worker, old in zip(workers, previous, strict=True):
             if not worker.starting:
                 forms.setdefault(id(old), set()).add(worker.info.weights)
@@ -180,7 +180,7 @@ class WeightSender:
         version: int,
         before: Weights,
         newer: Weights,
-        forms: Iterable[WeightForm],
+        forms: Iterable[WeightSpec],
     ) -> Assignment:
         """Update weights and pack them for workers with these layouts.
 
@@ -188,7 +188,7 @@ class WeightSender:
         the packed buffer, or copies.
         """
         weights = before.updated(newer)
-        packed: dict[WeightForm, SharedValue] = {}
+        packed: dict[WeightSpec, SharedValue] = {}
         kept: Weights | None = None
         for form in forms:
             value = self._packed(form, weights)
@@ -197,7 +197,7 @@ class WeightSender:
                 kept = self._slabs[form].unpack(array_of(value))
         return Assignment(serial, version, kept or before.updated(newer.copied()), packed)
 
-    def _packed(self, form: WeightForm, weights: Weights) -> Memory | Buffer:
+    def _packed(self, form: WeightSpec, weights: Weights) -> Memory | Buffer:
         """Pack the weights in the dtypes of a worker's policy, into shared memory if possible."""
         if not form:
             return np.empty(0, np.uint8)

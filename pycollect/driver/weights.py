@@ -297,7 +297,7 @@ class LivePolicy:
         source = for_all(source, worker_ids, self._workers())
         if source is None and self._is_owned and self._sends:
             raise no_weights_given()
-        with self._flow.policy_stream.between():
+        with self._flow.policy_stream.ordered():
             if self._sends:
                 self._load(source)
             self.renew_copy()
@@ -305,7 +305,7 @@ class LivePolicy:
 
     def receive(self, source: Any) -> None:
         """Write weights into the user's policy without counting a version."""
-        with self._flow.policy_stream.between():
+        with self._flow.policy_stream.ordered():
             self._load(source)
             self.renew_copy()
 
@@ -316,7 +316,7 @@ class LivePolicy:
     @contextmanager
     def one_version(self) -> Iterator[None]:
         """Count one version for weights that the caller writes within the context."""
-        with self._flow.policy_stream.between():
+        with self._flow.policy_stream.ordered():
             yield
             self.renew_copy()
         self._flow.version.count()

@@ -1,4 +1,4 @@
-"""One PettingZoo environment: its steps, and the memory that they are written into."""
+"""Step one PettingZoo environment and write its results into arrays."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.data.frame import FLAGS
-from pycollect.envs.agents import Group
+from pycollect.envs.agents import AgentGroup
 from pycollect.envs.base import observation_of, reset_env, step_values
 from pycollect.envs.single import make_act, make_observe
 from pycollect.envs.spaces import Array, describe
 
 ROOT_FLAGS = tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
-"""Leaves of the flags of an episode."""
+"""Leaves of an episode's flags."""
 
 STEP_COUNT = Leaf(("step_count",), "int64", (1,))
 
 
 class AgentsRow:
-    """One environment, and the memory that its observations, flags and rewards are written into.
+    """One environment that writes its observations, flags and rewards into given arrays.
 
     Args:
-        env: The environment, parallel.
-        groups: Its agents.
-        memory: Arrays by key.
-        limit: Number of steps after which an episode is truncated; 0 for never.
+        env: The environment, with the parallel API.
+        groups: Groups of its agents.
+        memory: Arrays to write into, by key.
+        limit: Number of steps after which an episode is truncated; 0 for no limit.
     """
 
     def __init__(
-        self, env: Any, groups: Sequence[Group], memory: Mapping[Any, Array], limit: int
+        self, env: Any, groups: Sequence[AgentGroup], memory: Mapping[Any, Array], limit: int
     ) -> None:
         self._env, self._step, self._limit = env, env.step, limit
         places = accumulate([len(group.action) for group in groups], initial=0)
@@ -44,7 +44,7 @@ class AgentsRow:
         self._done, self._terminated, self._truncated = (memory[leaf.key] for leaf in ROOT_FLAGS)
         self._step_count = memory.get(STEP_COUNT.key)
         self._steps = 0
-        self._is_plain = False  # all agents are there, and no flag is set
+        self._is_plain = False  # all agents are present, and no flag is set
 
     def reset(self, seed: int | None) -> None:
         """Reset the environment and write its observations."""
@@ -68,7 +68,7 @@ class AgentsRow:
         self._is_plain = len(self._agents) == self._count
 
     def step(self, action: Sequence[Array]) -> None:
-        """Step the environment with the actions of the agents that are there."""
+        """Step the environment with the actions of the agents that are present."""
         result = step_values(self._step(self._actions_of(action)))
         observations, rewards, terminated, truncated, _ = result
         if not (type(observations) is type(terminated) is type(truncated) is dict):
@@ -83,9 +83,9 @@ class AgentsRow:
             group.write_observations(observations, agents)
             group.write_rewards(rewards)
         is_cut = self._steps == self._limit
-        all_there = len(agents) == self._count == len(observations)
+        all_present = len(agents) == self._count == len(observations)
         none_ended = not (any(terminated.values()) or any(truncated.values()))
-        is_plain = all_there and none_ended and not is_cut
+        is_plain = all_present and none_ended and not is_cut
         if not (is_plain and self._is_plain):
             self._write_flags(observations, terminated, truncated, is_cut)
         self._is_plain = is_plain
@@ -133,11 +133,11 @@ class _GroupRow:
     """The agents of one group in one environment.
 
     Attributes:
-        agents: The agents.
-        actions_of: Returns the action of each agent, from the arrays of all groups' actions.
+        agents: Names of the agents.
+        actions_of: Returns the action of each agent from the arrays of all groups' actions.
     """
 
-    def __init__(self, group: Group, memory: Mapping[Any, Array], place: int) -> None:
+    def __init__(self, group: AgentGroup, memory: Mapping[Any, Array], place: int) -> None:
         self.agents = group.agents
         self.actions_of = _make_act(group, place)
         self._observe = [
@@ -154,7 +154,7 @@ class _GroupRow:
         self._reward = memory[group.reward.key][:, 0]
 
     def write_observations(self, observations: Any, alive: Sequence[Hashable]) -> None:
-        """Write the observation of each agent, zeros if it has none."""
+        """Write the observation of each agent, or zeros if it has none."""
         view, get = self._view, observations.get
         for i, (agent, observe) in enumerate(zip(self.agents, self._observe, strict=True)):
             value = get(agent)
@@ -163,13 +163,13 @@ class _GroupRow:
             elif view is not None:
                 view[i] = observe(value)
             else:
-                for own, leaf in zip(self._views, observe(value), strict=True):
-                    own[i] = leaf
+                for rows, leaf in zip(self._views, observe(value), strict=True):
+                    rows[i] = leaf
         if self._observe_mask is not None:
             self._write_action_mask(observations, alive)
 
     def check_masks(self, infos: Any) -> None:
-        """Raise a ValueError if an info has an action mask, and the observation has none."""
+        """Raise a ValueError if an info has an action mask but the observation has none."""
         for agent in self.agents if self._observe_mask is None else ():
             if "action_mask" in (infos.get(agent) or ()):
                 raise ValueError(
@@ -188,7 +188,7 @@ class _GroupRow:
             view[i] = 0
 
     def _write_action_mask(self, observations: Any, alive: Sequence[Hashable]) -> None:
-        """Agents that do not act may do anything, so that no distribution is empty."""
+        """Write the action masks; absent agents allow all actions, so no distribution is empty."""
         assert self._observe_mask is not None
         for i, agent in enumerate(self.agents):
             acts = agent in alive
@@ -197,7 +197,7 @@ class _GroupRow:
             )
 
     def write_rewards(self, rewards: Any) -> None:
-        """Write the reward of each agent, zero if it has none."""
+        """Write the reward of each agent, or zero if it has none."""
         try:
             self._reward[:] = [rewards.get(agent, 0.0) for agent in self.agents]
         except (TypeError, ValueError, AttributeError):
@@ -210,7 +210,7 @@ class _GroupRow:
         self._mask[:] = [agent in alive for agent in self.agents]
 
     def clear_flags(self) -> None:
-        """Write the flags of agents that were reset."""
+        """Clear the flags of all agents after a reset."""
         for flag in self._flags:
             flag[:] = False
 
@@ -219,19 +219,19 @@ class _GroupRow:
     ) -> tuple[bool, bool, bool]:
         """Write the flags of each agent; return whether all are done, terminated, truncated.
 
-        Agents that are absent have both flags, so that only the others decide about an episode.
+        An absent agent has both flags, so that only present agents determine those of the episode.
         """
         ended = [bool(terminated.get(agent, agent not in observations)) for agent in self.agents]
         cut = [
             is_cut or bool(truncated.get(agent, agent not in observations)) for agent in self.agents
         ]
-        done = [end or own for end, own in zip(ended, cut, strict=True)]
+        done = [end or stop for end, stop in zip(ended, cut, strict=True)]
         for flag, values in zip(self._flags, (done, ended, cut), strict=True):
             flag[:] = values
         return all(done), all(ended), all(cut)
 
 
-def _make_act(group: Group, place: int) -> Callable[[Sequence[Array]], Iterable[Any]]:
+def _make_act(group: AgentGroup, place: int) -> Callable[[Sequence[Array]], Iterable[Any]]:
     """Return `_GroupRow.actions_of`.
 
     Args:
@@ -244,7 +244,7 @@ def _make_act(group: Group, place: int) -> Callable[[Sequence[Array]], Iterable[
         if end - place == 1:
             return lambda arrays: [act(arrays[place][i, ...]) for i in range(count)]
         return lambda arrays: [
-            act([own[i, ...] for own in arrays[place:end]]) for i in range(count)
+            act([leaf[i, ...] for leaf in arrays[place:end]]) for i in range(count)
         ]
     if isinstance(space, spaces.Discrete) or space.shape:
         return lambda arrays: arrays[place]  # numpy scalars, or rows

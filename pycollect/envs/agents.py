@@ -20,15 +20,15 @@ _MASKS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
 @dataclass(frozen=True)
-class Group:
-    """Agents with equal leaves and action spaces, in tensors whose first dimension is the agents.
+class AgentGroup:
+    """Agents with equal leaves and action spaces, stacked in the first dimension of the leaves.
 
     Attributes:
         name: First part of the keys.
-        agents: In the order of `possible_agents`.
-        observation_space: Of the first agent, without its action mask.
+        agents: Names of the agents, in the order of `possible_agents`.
+        observation_space: Observation space of the first agent, without its action mask.
         mask_space: Space of the entry "action_mask" of one agent's observation, or ``None``.
-        action_space: Of one agent.
+        action_space: Action space of one agent.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Group:
 
     @property
     def action_mask(self) -> tuple[Leaf, ...]:
-        """The leaf of the action mask, bool; none if the observation space has no mask."""
+        """The bool leaf of the action mask; empty if the observation space has no mask."""
         if self.mask_space is None:
             return ()
         key = (self.name, _ACTION_MASK)
@@ -54,12 +54,12 @@ class Group:
 
     @property
     def mask(self) -> Leaf:
-        """The leaf that is True for agents that act."""
+        """The leaf that is ``True`` for agents that act."""
         return Leaf((self.name, "mask"), "bool", (len(self.agents),))
 
     @property
     def flags(self) -> tuple[Leaf, ...]:
-        """Done, terminated and truncated of each agent."""
+        """Leaves of the agents' done, terminated and truncated flags."""
         return tuple(Leaf((self.name, flag), "bool", (len(self.agents), 1)) for flag in FLAGS)
 
     @property
@@ -80,8 +80,8 @@ class Group:
         return {key: Node((len(self.agents),)) for key in sorted(keys)}
 
     @property
-    def form(self) -> tuple[Any, ...]:
-        """Everything in which the groups of two environments of one batch must agree."""
+    def signature(self) -> tuple[Any, ...]:
+        """Properties that must be equal for the groups of all environments of a batch."""
         leaves = (self.observation, self.action_mask, self.action)
         return self.name, self.agents, leaves, self.action_space
 
@@ -94,10 +94,10 @@ class Group:
         return action
 
     def _stacked(self, space: Space, key: Key, what: str) -> tuple[Leaf, ...]:
-        for extra, own in extra_spaces(space, key, what):
+        for extra, child in extra_spaces(space, key, what):
             raise ValueError(
                 f"{what}: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of "
-                f"them, got {own} at {key_name(extra.key)}; encode it in the environment"
+                f"them, got {child} at {key_name(extra.key)}; encode it in the environment"
             )
         count = len(self.agents)
         return tuple(
@@ -106,12 +106,12 @@ class Group:
         )
 
 
-def agent_groups(env: Any) -> tuple[Group, ...]:
+def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
     """Return the groups of a PettingZoo environment, in the order of `possible_agents`.
 
     As in TorchRL, agents ``name_0``, ``name_1``, ... form the group ``name``, and any other agent
-    has a group of its own. If the action spaces of such agents differ, or the leaves of their
-    observations, each has a group of its own too.
+    forms its own group. If the action spaces or the observation leaves of agents ``name_i`` differ,
+    each of them also forms its own group.
 
     Raises:
         ValueError: `possible_agents` is missing or empty, a name is repeated or reserved, or a
@@ -121,7 +121,7 @@ def agent_groups(env: Any) -> tuple[Group, ...]:
     by_name: dict[str, list[Hashable]] = {}
     for agent in agents:
         by_name.setdefault(_group_name(str(agent)), []).append(agent)
-    groups: list[Group] = []
+    groups: list[AgentGroup] = []
     for name, members in by_name.items():
         groups += _groups_of(env, name, members)
     _check_names(list(map(str, agents)))
@@ -144,21 +144,21 @@ def _group_name(agent: str) -> str:
     return name if name and number.isdecimal() else agent
 
 
-def _groups_of(env: Any, name: str, agents: list[Hashable]) -> list[Group]:
-    own = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
-    forms = [_group(name, agents, *pair).form for pair in own]
-    if all(form == forms[0] for form in forms):
-        return [_group(name, agents, *own[0])]
-    return [_group(str(agent), [agent], *pair) for agent, pair in zip(agents, own, strict=True)]
+def _groups_of(env: Any, name: str, agents: list[Hashable]) -> list[AgentGroup]:
+    pairs = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
+    signatures = [_group(name, agents, *pair).signature for pair in pairs]
+    if all(signature == signatures[0] for signature in signatures):
+        return [_group(name, agents, *pairs[0])]
+    return [_group(str(agent), [agent], *pair) for agent, pair in zip(agents, pairs, strict=True)]
 
 
-def _group(name: str, agents: Iterable[Hashable], observation: Space, action: Space) -> Group:
+def _group(name: str, agents: Iterable[Hashable], observation: Space, action: Space) -> AgentGroup:
     mask = observation.get(_ACTION_MASK) if isinstance(observation, spaces.Dict) else None
     if not isinstance(mask, _MASKS):
-        return Group(name, tuple(agents), observation, None, action)
+        return AgentGroup(name, tuple(agents), observation, None, action)
     assert isinstance(observation, spaces.Dict)
     rest = {key: child for key, child in observation.items() if key != _ACTION_MASK}
-    return Group(name, tuple(agents), spaces.Dict(rest), mask, action)
+    return AgentGroup(name, tuple(agents), spaces.Dict(rest), mask, action)
 
 
 def _check_names(names: list[str]) -> None:
@@ -176,13 +176,13 @@ def _check_names(names: list[str]) -> None:
 
 
 class AgentsSampler:
-    """Random actions of all agents; see `ActionSampler`.
+    """Draws random actions of all agents; see `ActionSampler`.
 
     Attributes:
         leaves: Leaves of an action.
     """
 
-    def __init__(self, groups: Sequence[Group], num_envs: int, batched: bool) -> None:
+    def __init__(self, groups: Sequence[AgentGroup], num_envs: int, batched: bool) -> None:
         self.leaves = tuple(leaf for group in groups for leaf in group.action)
         self._samplers = [
             ActionSampler(group.action_space, len(group.agents), batched=True) for group in groups
@@ -195,8 +195,8 @@ class AgentsSampler:
         """See `Sampler.draw`."""
         each = [rng] * self._num_envs if isinstance(rng, np.random.Generator) else rng
         rows = [
-            [leaf for sampler in self._samplers for leaf in sampler.draw(steps, own)]
-            for own in each
+            [leaf for sampler in self._samplers for leaf in sampler.draw(steps, generator)]
+            for generator in each
         ]
         if not self._batched:
             return tuple(rows[0])

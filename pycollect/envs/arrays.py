@@ -1,4 +1,4 @@
-"""Vector environments of torch tensors, or of arrays that support DLPack."""
+"""Vector environments of torch tensors or DLPack arrays, stepped with numpy arrays."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pycollect.envs.base import step_values
 
 
 class TensorsFoundError(Exception):
-    """A vector environment that was taken for one of numpy arrays returned tensors.
+    """A vector environment returned tensors instead of numpy arrays.
 
     Attributes:
-        observation: What it returned.
+        observation: The returned observation.
     """
 
     def __init__(self, observation: Any) -> None:
@@ -38,7 +38,7 @@ def _first_tensor(value: Any) -> Any:
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if isinstance(value, tuple | list):
-        return next((own for own in map(_first_tensor, value) if own is not None), None)
+        return next((found for found in map(_first_tensor, value) if found is not None), None)
     return value if _is_tensor(value) else None
 
 
@@ -65,14 +65,14 @@ def as_tensor(value: Any) -> torch.Tensor:
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """Return a nest with each array replaced by the function's result; lists become tuples."""
     if isinstance(value, Mapping):
-        return {key: mapped(function, own) for key, own in value.items()}
+        return {key: mapped(function, entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
-        return tuple([mapped(function, own) for own in value])
+        return tuple([mapped(function, entry) for entry in value])
     return function(value)
 
 
-class AsArrays:
-    """A vector environment of tensors, seen as one of numpy arrays.
+class NumpyVectorEnv:
+    """A vector environment of tensors that takes and returns numpy arrays.
 
     On the CPU, arrays and tensors share their memory. Values on a device are copied to the host.
     All other attributes are the environment's.
@@ -83,19 +83,19 @@ class AsArrays:
 
     Attributes:
         device: Device of the environment's tensors.
-        shown: The last observation as the environment returned it.
+        last_observation: The last observation as the environment returned it.
     """
 
     def __init__(self, env: Any, observation: Any) -> None:
         self._env = env
-        self.shown = observation
+        self.last_observation = observation
         first = _first_tensor(observation)
         self.device = indexed(as_tensor(first).device)
         self._module = None if isinstance(first, torch.Tensor) else _module_of(first)
         base = getattr(env, "unwrapped", env)
         self.unwrapped = self if base is env else base
         self._declares_rewards = hasattr(env, "reward_space") or hasattr(base, "reward_space")
-        # Wrappers that make tensors of Gymnasium's own environments hand the mask on to them.
+        # Wrappers that convert to tensors pass the mask to Gymnasium's environment unchanged.
         self._masks_are_arrays = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
         self.reset = functools.wraps(env.reset)(lambda *args, **named: self._reset(*args, **named))
 
@@ -105,20 +105,22 @@ class AsArrays:
     def __str__(self) -> str:
         return str(self._env)
 
-    def own(self, tensor: torch.Tensor) -> Any:
+    def to_native(self, tensor: torch.Tensor) -> Any:
         """Return a tensor as the environment's kind of array."""
         return tensor if self._module is None else self._module.from_dlpack(tensor)
 
-    def own_step(self, action: Any) -> Any:
+    def step_native(self, action: Any) -> Any:
         """Step with the environment's kind of arrays; return its five values."""
         result = step_values(self._env.step(action))
-        self.shown = result[0]
+        self.last_observation = result[0]
         return result
 
     def step(self, action: Any) -> Any:
         """Step with numpy arrays; return the five values with numpy arrays."""
-        given = mapped(lambda own: self.own(torch.from_numpy(own).to(self.device)), action)
-        observation, reward, *flags, info = mapped(_array, tuple(self.own_step(given)))
+        native = mapped(
+            lambda array: self.to_native(torch.from_numpy(array).to(self.device)), action
+        )
+        observation, reward, *flags, info = mapped(_array, tuple(self.step_native(native)))
         if not self._declares_rewards:
             reward = _flat(reward)
         return observation, reward, *map(_flat, flags), info
@@ -127,10 +129,10 @@ class AsArrays:
         options = named.get("options")
         if options is not None and not self._masks_are_arrays:
             mask = torch.from_numpy(np.array(options["reset_mask"])).to(self.device)
-            named["options"] = {**options, "reset_mask": self.own(mask)}
+            named["options"] = {**options, "reset_mask": self.to_native(mask)}
         result = self._env.reset(*args, **named)
         if isinstance(result, tuple | list) and len(result) == 2:
-            self.shown = result[0]
+            self.last_observation = result[0]
             return mapped(_array, tuple(result))
         return result
 

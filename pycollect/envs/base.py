@@ -1,4 +1,4 @@
-"""EnvBatch: any accepted environment seen as P envs with one reset and one step."""
+"""EnvBatch: the common interface of P environments that step together."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from pycollect.data.layout import Key, Node
 from pycollect.envs.random_actions import ActionSampler
 
 Arrays: TypeAlias = Any
-"""The array itself where there is one leaf, else a tuple of arrays in the order of the leaves.
+"""One array if there is one leaf, otherwise a tuple of arrays in the order of the leaves.
 
-Batched: `[P, *frame]` each. Not batched: `[*frame]`, and a leaf of shape () may be a Python scalar.
+The shape of each is `[P, *frame]` if the environments are batched, otherwise `[*frame]`. Without a
+batch, a leaf of shape () may be a Python scalar.
 """
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -32,7 +33,7 @@ class Sampler(Protocol):
     """Draws the random actions of many steps at once.
 
     Attributes:
-        leaves: of an action, in the order of the arrays that `draw` returns.
+        leaves: Leaves of an action, in the order of the arrays that `draw` returns.
     """
 
     leaves: tuple[Leaf, ...]
@@ -40,17 +41,18 @@ class Sampler(Protocol):
     def draw(
         self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
     ) -> tuple[npt.NDArray[Any], ...]:
-        """The actions of `steps` steps, [steps, P, *action] or [steps, *action] each."""
+        """Return the actions of `steps` steps, each [steps, P, *action] or [steps, *action]."""
         ...
 
 
-class Direct(NamedTuple):
-    """A shorter way than `EnvBatch.step`, for whoever converts what needs it.
+class FastStep(NamedTuple):
+    """A step without conversions; the caller converts an observation only if it must.
 
     Attributes:
-        step: the env's own; returns its observation, reward, flags, and what else it has.
-        convert: what makes `Arrays` of an observation that is not the array that is expected.
-        scalars: an action of shape () is a numpy scalar, not an array.
+        step: The environment's own `step`, which returns an observation, a reward, two flags and
+            possibly more values.
+        convert: Returns `Arrays` for an observation that is not yet the expected array.
+        scalars: Whether `step` takes an action of shape () as a numpy scalar instead of an array.
     """
 
     step: Callable[[Any], Sequence[Any]]
@@ -59,57 +61,61 @@ class Direct(NamedTuple):
 
 
 class EnvBatch(ABC):
-    """P environments that are stepped together; an episode's end never resets by itself.
+    """P environments that step together and reset only on request.
 
-    Every kind of environment is brought to the same form: `step` gives the true successor of each
-    row, also at an episode's end, and `reset_done` then resets exactly the rows that it is told.
-    The only exception is `skips_after_done`, see there.
+    Every kind of environment gets the same interface. `step` returns the true next observation of
+    each row, even at the end of an episode; `reset_done` then resets exactly the requested rows.
+    The only exception is `skips_after_done`.
 
-    Returned arrays may be buffers that the environment writes again in its next call: copy at once.
-    Not thread-safe.
+    Returned arrays may be buffers that the next call overwrites, so copy them at once. Not
+    thread-safe.
 
     Attributes:
         num_envs: P.
-        batched: False for one `gymnasium.Env` (batches [T]); True otherwise ([P, T], also P == 1).
-        observation: the leaves of one env's observation, in the space's order. The key is
-            ("observation",) for a plain space, else the Dict's keys, nested as there; a Tuple's
-            entries have the keys "0", "1", ...
-        action: the leaves of one env's action: ("action",), or ("action", k, ...) when nested.
-        action_space: the action space of one env; None where `action` says all.
-        reward: the leaf of one env's reward; unused where the env has flags of its own.
-        skips_after_done: True for a vector env in NEXT_STEP mode that is not known to honour
-            `reset_mask`: it resets a finished row by itself in the step that follows, so that this
-            step of that row is a dummy (an uncollected cell). `reset_done` is not available then.
-        steps_rows: True for a vector env in NEXT_STEP mode that can step some rows without the
-            others, see `step_rows`: a row that ended may be left to reset itself, in the step that
-            the others make next, and catches up with them later.
-        overlaps: True where the envs step elsewhere, so that a step can be begun by `send` and
-            awaited by `receive`, with something else done in between.
-        can_reset: whether single rows can be reset at any time (`max_frames_per_traj` needs it).
-        ends: the keys of the flags among `observation`, of which any that is set ends an episode.
-            Where there are some, reward, done, terminated and truncated have keys and shapes of the
-            env's own, those of `rewards` are `step_only`, and `step` returns None in their places.
-        rewards: the keys of the rewards among `step_only`, where the env has flags of its own.
-        step_only: leaves that a step gives and a reset does not; they lie under "next" alone. In
-            `Arrays` they follow the observation, also in those of a reset (any values there).
-        root_only: the keys of observations that are recorded at the root alone: what a step gives
-            of them is the next step's root, and what is under "next", if anything, is `step_only`.
-        takes_tensors: `step` is given torch tensors instead of numpy arrays.
-        casts_actions: a policy's actions are cast to the dtypes of `action`; else they are recorded
-            and given to `step` in its own.
-        passes_states_on: a policy may write ("next", k) for a key k of the observation; `step` is
-            given it, and it comes back as the next observation's k.
-        time_limit: episodes are known to end after some number of steps.
-        extras: what belongs to an observation and has no fixed shape and numeric dtype.
-        step_extras: the same of what a step alone gives.
-        action_extras: the same of the action.
-        device: where it steps. What it gives and takes is on the host, but for `staying`.
-        staying: the keys of the observations that it gives as tensors on its device.
-        original: what the user passed, or its callable returned; a list where there were several.
-        nodes: nested TensorDicts of more batch dimensions than the batch, or of a class of their
-            own, by key.
-        specs: the TorchRL environment whose specs hold for it; None where there are none.
-        compiled: what a recorder steps itself, see `Recorder.step_env`; None where it cannot.
+        batched: Whether batches have the dimension P ([P, T], even if P is 1). ``False`` for one
+            `gymnasium.Env`, whose batches are [T].
+        observation: Leaves of one environment's observation, in the order of the space. The key is
+            ("observation",) for a plain space. A Dict space keeps its keys, nested; the entries of
+            a Tuple have the keys "0", "1", ...
+        action: Leaves of one environment's action: ("action",), or ("action", k, ...) if nested.
+        action_space: Action space of one environment, or ``None`` if `action` is sufficient.
+        reward: Leaf of one environment's reward; unused if `own_flags`.
+        skips_after_done: Whether a finished row resets itself in the following step, which is
+            then an uncollected cell of the batch. `reset_done` is not available in this case. True
+            for a vector environment in NEXT_STEP mode that is not known to honor `reset_mask`.
+        steps_rows: Whether `step_rows` can step some rows without the others. True for some vector
+            environments in NEXT_STEP mode: a row that ended may then reset itself while the other
+            rows make their next step, and catches up later.
+        overlaps: Whether `send` can begin a step and `receive` wait for it, because the
+            environments step in other processes or threads.
+        can_reset: Whether single rows can be reset at any time; required by `max_frames_per_traj`.
+        ends: Keys of flags in `observation`; an episode ends when any of them is set. If there are
+            any, reward and flags have keys and shapes of the environment's choice, the leaves of
+            `rewards` are `step_only`, and `step` returns ``None`` for reward and both flags.
+        rewards: Keys of the rewards in `step_only`; used only if there are `ends`.
+        step_only: Leaves that a step returns and a reset does not; they are recorded only under
+            "next". In `Arrays` they follow the observation. A reset returns arbitrary values for
+            them.
+        root_only: Keys of observations that are recorded only at the root. The value that a step
+            returns is the next step's root; a value under "next" is one of the `step_only` leaves.
+        takes_tensors: Whether `step` takes torch tensors instead of numpy arrays.
+        casts_actions: Whether a policy's actions are cast to the dtypes of `action`. Otherwise they
+            are recorded and passed to `step` in the policy's dtype.
+        passes_states_on: Whether a policy may write ("next", k) for an observation key k. `step`
+            takes that value and returns it as the next observation's k.
+        time_limit: Whether every episode is known to end after a limited number of steps.
+        extras: Entries of an observation without a fixed shape and numeric dtype.
+        step_extras: Such entries that a step returns and a reset does not.
+        action_extras: Such entries of the action.
+        device: Device on which the environments step. Inputs and outputs are on the host, except
+            the observations of `device_keys`.
+        device_keys: Keys of the observations that are returned as tensors on `device`.
+        original: The environment that the user passed, or that the user's callable returned; a list
+            if there are several.
+        nodes: Nested TensorDicts by key, if they have more batch dimensions than the batch, or are
+            tensorclasses.
+        specs: The TorchRL environment whose specs apply, or ``None``.
+        compiled: C++ environments that `Recorder.step_env` steps, or ``None``.
     """
 
     num_envs: int
@@ -135,127 +141,139 @@ class EnvBatch(ABC):
     action_extras: tuple[Extra, ...] = ()
     nodes: Mapping[Key, Node] = MappingProxyType({})
     device: torch.device = torch.device("cpu")
-    staying: frozenset[Key] = frozenset()
+    device_keys: frozenset[Key] = frozenset()
     specs: Any = None
     compiled: CompiledEnv | None = None
     original: Any = None
 
     @property
     def own_flags(self) -> bool:
-        """Whether reward and flags have keys and shapes of the env's own, see `ends`."""
+        """Whether the environment chooses the keys and shapes of reward and flags; see `ends`."""
         return bool(self.ends)
 
     @property
     def batch_size(self) -> tuple[int, ...]:
-        """The batch dimensions before time: () for one env, (P,) for a batch."""
+        """Batch dimensions before time: () for one environment, (P,) for a batch."""
         return (self.num_envs,) if self.batched else ()
 
     @property
     def num_seeds(self) -> int:
-        """How many seeds `reset` takes: P, or fewer for a batch that one seed is enough for."""
+        """Number of seeds that `reset` takes: P, or fewer if one seed serves a whole batch."""
         return self.num_envs
 
     def truncate_after(self, frames: int) -> bool:
-        """Ask the env to truncate trajectories itself after so many frames; before any reset.
+        """Truncate trajectories after `frames` frames; call this before the first reset.
 
-        False: it does not, and whoever records has to.
+        Returns:
+            ``False`` if the environment cannot do this; the recorder must then truncate.
         """
         return False
 
-    def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
-        """Which of the policy's outputs `step` is to be given, in that order: here the action's."""
+    def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
+        """Return the keys of the policy outputs that `step` takes, in order: the action's."""
         return tuple(leaf.key for leaf in self.action)
 
     @property
     def draws_ahead(self) -> bool:
-        """Whether `action_sampler` draws random actions; else `random_action` does."""
+        """Whether `action_sampler` draws random actions ahead, instead of `random_action`."""
         return True
 
     def random_action(self) -> tuple[torch.Tensor, ...]:
-        """The next step's random actions, [*action] or [P, *action] each, on the env's device.
+        """Return the next step's random actions on the device, each [*action] or [P, *action].
 
-        Where they depend on the state, or on a generator that others draw from, too.
+        Used if random actions depend on the state, or if they share a generator with other code.
         """
         raise NotImplementedError
 
     def action_sampler(self) -> Sampler:
-        """What draws random actions for this env, where it `draws_ahead`."""
+        """Return the sampler of random actions; only if `draws_ahead`."""
         assert self.action_space is not None
         return ActionSampler(self.action_space, self.num_envs, self.batched)
 
     @property
-    def direct(self) -> Direct | None:
-        """A shorter way to step, where there is one."""
+    def fast_step(self) -> FastStep | None:
+        """The step without conversions, or ``None`` if there is none."""
         return None
 
-    def shown(self) -> ExtraValues:
-        """The extras that the last `reset`, `step` or `reset_done` gave, a value per env.
+    def current_extras(self) -> ExtraValues:
+        """Return the extras of the last `reset`, `step` or `reset_done`, one value per environment.
 
-        They may be the env's own objects. After a reset the `step_extras` are missing, after
-        `reset_done` only the rows that were reset mean anything.
+        The values may be the environment's own objects. There are no `step_extras` after a reset.
+        After `reset_done`, only the values of the reset rows are defined.
         """
         return {}
 
-    def hear(self, said: ExtraValues) -> None:  # noqa: B027 (most envs take leaves alone)
-        """What the policy says beside its leaves: to be called before `step`."""
+    def pass_extras(self, extras: ExtraValues) -> None:  # noqa: B027 (most envs take only leaves)
+        """Pass the extras of the policy's output; call this before `step`."""
 
     def draw_extras(self) -> ExtraValues:
-        """The `action_extras` of a random action, to be called after the sampler's `draw`."""
+        """Return the `action_extras` of the random action that was drawn last."""
         return {}
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset every env, with `num_seeds` seeds if any, and return the observations.
+        """Reset every environment and return the observations.
+
+        Args:
+            seeds: `num_seeds` seeds, or ``None`` to reset without a seed.
 
         Raises:
-            ValueError: that is not the number of seeds.
+            ValueError: The number of seeds is not `num_seeds`.
         """
 
     @abstractmethod
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Step every env; return (true next observation, reward, terminated, truncated).
+        """Step every environment.
 
-        `action` belongs to the env from then on and has the dtypes of `self.action`, unless
-        `casts_actions` is False. Reward and flags are scalars where the env is not batched, else
-        arrays [P]. The reward is [k] or [P, k] where `reward` has k > 1 numbers.
+        Args:
+            action: Action in the dtypes of `self.action`, or in any dtype if not `casts_actions`.
+                The environment may keep and overwrite it.
+
+        Returns:
+            The true next observation, the reward, terminated and truncated. Reward and flags are
+            arrays [P], or scalars without a batch. The reward is [P, k] or [k] if `self.reward` has
+            k > 1 numbers.
         """
 
     @abstractmethod
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset exactly the envs where `done` (bool [P]) is set; only their rows mean anything.
+        """Reset exactly the environments whose `done` (bool [P]) is set.
 
-        To be called after `step` and before the next one, for every env that ended there and for
-        those that the collector itself wants to cut (where `can_reset` says so).
+        Call this after each `step` in which an episode ended or, if `can_reset`, in which the
+        collector cuts a trajectory.
+
+        Returns:
+            Observations; only the rows of reset environments are defined.
         """
 
     def send(self, action: Arrays) -> None:
-        """Begin a step, where the env `overlaps`; `step` in all else."""
+        """Begin a step; only if `overlaps`. See `step` for the argument."""
         raise NotImplementedError
 
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
-        """Wait for the step that was begun; returns what `step` does.
+        """Wait for the step that `send` began, and return its result as `step` does.
 
-        A `reset` before it drops that step.
+        A `reset` between `send` and `receive` discards the step.
         """
         raise NotImplementedError
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
-        """Step the envs where `rows` (bool [P]) is set, where the env `steps_rows`.
+        """Step the environments whose `rows` (bool [P]) is set; only if `steps_rows`.
 
-        All is as for `step`, with P rows; only those that were stepped mean anything.
+        Arguments and return values have P rows, as for `step`; only the stepped rows are defined.
         """
         raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:
-        """Close the envs. Idempotent; errors of an env that is already broken are swallowed."""
+        """Close the environments. Idempotent; ignores errors of a broken environment."""
 
 
 _OLD_GYM = "; if the environment uses Gym's old interface, wrap it for Gymnasium"
 
 
 def random_step(env: EnvBatch) -> tuple[Arrays, Any, Any, Any]:
-    """Reset all envs and make one step with actions that are the same in every run."""
+    """Reset all environments and make one step with actions that are equal in every run."""
     env.reset()
     actions = tuple(leaf[0] for leaf in env.action_sampler().draw(1, np.random.default_rng(0)))
     return env.step(actions[0] if len(actions) == 1 else actions)
@@ -285,9 +303,9 @@ def reset_env(env: Any, seed: Any = None) -> Any:
 def _takes_seed(reset: Any) -> bool:
     try:
         parameters = inspect.signature(reset).parameters
-    except (TypeError, ValueError):  # a function of C has no signature
+    except (TypeError, ValueError):  # a C function has no signature
         return True
-    kinds = [one.kind for one in parameters.values()]
+    kinds = [parameter.kind for parameter in parameters.values()]
     return "seed" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
 

@@ -1,4 +1,4 @@
-"""A list of env callables as a batch of P envs, stepped one after the other."""
+"""P single environments as one batch, stepped one after the other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pycollect.envs.spaces import (
 
 
 class CallablesEnv(EnvBatch):
-    """P single envs in this process; the observations [P, *frame] are one buffer, written again.
+    """P single environments in this process, whose observations share reused buffers [P, *frame].
 
     Args:
         envs: Environments with equal action spaces and equal observation leaves.
@@ -74,7 +74,7 @@ class CallablesEnv(EnvBatch):
             self._keep_extras([make_read_extras(env.observation_space) for env in envs])
 
     def _keep_extras(self, reads: Sequence[Callable[[Any], list[Any]]]) -> None:
-        """From now on every observation's extras are read too."""
+        """Also read the extras of every observation from now on."""
         self._observe = [
             self._keeping(i, read, observe)
             for i, (read, observe) in enumerate(zip(reads, self._observe, strict=True))
@@ -90,19 +90,19 @@ class CallablesEnv(EnvBatch):
         return keep_and_observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `Tapped`."""
+        """See `SupportsInfo`."""
         taps = [Tap() for _ in self._steps]
-        self._steps = [tap.on(step) for tap, step in zip(taps, self._steps, strict=True)]
+        self._steps = [tap.wrap(step) for tap, step in zip(taps, self._steps, strict=True)]
         self._step_each = None
         return lambda key: [entry_of(tap.info, key) for tap in taps]
 
-    def shown(self) -> ExtraValues:
-        """See `EnvBatch.shown`."""
+    def current_extras(self) -> ExtraValues:
+        """See `EnvBatch.current_extras`."""
         columns = zip(*self._extra_values, strict=True)
         return {extra.key: list(c) for extra, c in zip(self.extras, columns, strict=True)}
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset every env, with one seed each, and return the observations [P, *frame]."""
+        """Reset every environment, with one seed each; return the observations [P, *frame]."""
         each: Sequence[int | None] = [None] * self.num_envs
         if seeds is not None:
             each = check_seeds(seeds, self.num_envs)
@@ -111,9 +111,9 @@ class CallablesEnv(EnvBatch):
         return self._arrays()
 
     def step(self, action: Arrays) -> tuple[Arrays, Array, BoolArray, BoolArray]:
-        """Step every env; reward float64 [P] or [P, k], flags bool [P].
+        """Step every environment; the next step may overwrite the returned arrays.
 
-        All may be written again by the next step.
+        The reward is float64 [P] or [P, k], the flags are bool [P].
         """
         if len(self.action) == len(self._buffers) == 1 and not self.extras:
             if self._step_each is None:
@@ -125,19 +125,19 @@ class CallablesEnv(EnvBatch):
         truncated = np.empty(self.num_envs, np.bool_)
         single = len(self.action) == 1
         for i, step in enumerate(self._steps):
-            # The ellipsis keeps a scalar Box action an array, as its space has it.
+            # The ellipsis keeps the action of a Box of shape () an array.
             row = action[i, ...] if single else [leaf[i, ...] for leaf in action]
             result = step_values(step(self._to_action(row)))
-            observation, own, terminated[i], truncated[i], _ = result
-            self._store_reward(reward, i, own)
+            observation, value, terminated[i], truncated[i], _ = result
+            self._store_reward(reward, i, value)
             self._store(i, observation)
         return self._arrays(), reward, terminated, truncated
 
     def _make_step_each(self) -> StepEach:
-        """`step` where observations and actions are one array each, and nothing else."""
+        """Return a compiled `step` for observations and actions of one array each."""
         shape = self.action[0].shape
-        ready = unwrap if shape == () else same  # a row is the action then
-        to_action = None if self._to_action is ready else self._to_action
+        no_conversion = unwrap if shape == () else same
+        to_action = None if self._to_action is no_conversion else self._to_action
         (objectives,) = self.reward.shape
         return StepEach(self._steps, self._observe, to_action, self._buffers[0], objectives)
 
@@ -156,13 +156,13 @@ class CallablesEnv(EnvBatch):
             ) from None
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the envs where `done` (bool [P]) is set; the other rows stay as they were."""
+        """Reset the environments whose `done` (bool [P]) is set; keep the other rows."""
         for i in np.flatnonzero(done):
             self._store(i, observation_of(reset_env(self._envs[i])))
         return self._arrays()
 
     def close(self) -> None:
-        """Close the envs; see `EnvBatch.close`."""
+        """Close the environments; see `EnvBatch.close`."""
         if not self._closed:
             self._closed = True
             for env in self._envs:
@@ -181,18 +181,19 @@ class CallablesEnv(EnvBatch):
 
     def _check_equal_rewards(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
         for i, env in enumerate(envs[1:], 1):
-            if (own := SingleEnv(env).reward) != self.reward:
+            if (other := SingleEnv(env).reward) != self.reward:
                 raise ValueError(
                     "create_env_fn: the environments of a list must have rewards of equal shapes, "
-                    f"got {list(self.reward.shape)} from environment 0 and {list(own.shape)} from "
-                    f"environment {i}"
+                    f"got {list(self.reward.shape)} from environment 0 and {list(other.shape)} "
+                    f"from environment {i}"
                 )
 
     def _check_equal_spaces(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+        first_extras = observation_extras(envs[0].observation_space)
         for i, env in enumerate(envs):
-            own = observation_leaves(env.observation_space)
+            leaves = observation_leaves(env.observation_space)
             extras = observation_extras(env.observation_space)
-            if (own, extras) != (self.observation, observation_extras(envs[0].observation_space)):
+            if (leaves, extras) != (self.observation, first_extras):
                 raise ValueError(
                     "create_env_fn: the environments of a list must have observations with equal "
                     f"keys, dtypes and shapes, got {envs[0].observation_space} from environment 0 "

@@ -1,4 +1,4 @@
-"""C++ environments of somebody's extension module (`pycollect/python_env.h`)."""
+"""C++ environments from an extension module (`pycollect/python_env.h`) as an EnvBatch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pycollect.envs.spaces import RESERVED_OBSERVATIONS, action_leaves
 
 
 def is_compiled_env(value: Any) -> bool:
-    """Whether it is an object of a class that `python_env.h` made."""
+    """Return whether the class of `value` was made with `python_env.h`."""
     return hasattr(type(value), "__pycollect_env__")
 
 
 class CompiledEnvBatch(EnvBatch):
-    """P environments that a recorder steps without Python; a batch even if P is 1.
+    """P environments that a recorder steps without Python; batched even if P is 1.
 
     Args:
-        env: Object of the extension module; its environments have been reset.
+        env: Object of the extension module, with environments that have been reset.
 
     Raises:
         ValueError: The module was compiled against another version of the header, there is no
@@ -63,11 +63,11 @@ class CompiledEnvBatch(EnvBatch):
 
     @property
     def num_seeds(self) -> int:
-        """P, or 1 where all environments are made from one seed."""
+        """Number of seeds: P, or 1 if one seed serves all environments."""
         return self.compiled.num_seeds
 
     def action_sampler(self) -> Sampler:
-        """See `EnvBatch.action_sampler`; one that raises where there is no `action_space`."""
+        """See `EnvBatch.action_sampler`; drawing raises an error if there is no `action_space`."""
         return _NoSampler(self.action) if self.action_space is None else super().action_sampler()
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
@@ -96,7 +96,7 @@ class CompiledEnvBatch(EnvBatch):
 
 
 class _NoSampler:
-    """Raise an error when random actions are drawn, because the action space is unknown."""
+    """Raises an error when random actions are drawn, because the action space is unknown."""
 
     def __init__(self, leaves: tuple[Leaf, ...]) -> None:
         self.leaves = leaves

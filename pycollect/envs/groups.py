@@ -1,4 +1,4 @@
-"""P environments in groups: while one of them steps, the policy is called for another."""
+"""Groups of environments: one group steps while the policy runs for the other."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ def check_env_groups(name: str, value: Any) -> int:
     return number
 
 
-def group_entries(entry: Any, count: int, policy_elsewhere: bool = False) -> list[Any]:
-    """Return the entry of each group: an item or a part of the list, or the one callable.
+def group_entries(entry: Any, count: int, remote_policy: bool = False) -> list[Any]:
+    """Return the entry of each group: an item or a part of the list, or the single callable.
 
     Args:
-        policy_elsewhere: Whether the policy runs in another process. Environments may then step in
+        entry: Entry of one worker.
+        count: Number of groups.
+        remote_policy: Whether the policy runs in another process. Environments may then step in
             this thread, and a longer list is split into `count` parts.
 
     Raises:
@@ -44,11 +46,11 @@ def group_entries(entry: Any, count: int, policy_elsewhere: bool = False) -> lis
     if is_env(entry):
         raise ValueError(
             f"env_groups: each group needs its own environments, but create_env_fn is {entry}. Use "
-            f"1, or pass {_SEVERAL if policy_elsewhere else _POSSIBLE}"
+            f"1, or pass {_SEVERAL if remote_policy else _POSSIBLE}"
         )
     if not isinstance(entry, list):
         return [entry] * count
-    if policy_elsewhere:
+    if remote_policy:
         return _parts(entry, count)
     if len(entry) != count:
         raise ValueError(
@@ -59,7 +61,7 @@ def group_entries(entry: Any, count: int, policy_elsewhere: bool = False) -> lis
 
 
 def _parts(entry: list[Any], count: int) -> list[Any]:
-    """Split a list into parts of nearly equal length; a part of length one is the callable."""
+    """Split a list into parts of nearly equal length; a part of one item is the item itself."""
     if len(entry) < count:
         raise ValueError(
             f"env_groups: {len(entry)} environment per worker cannot be split into {count} groups. "
@@ -72,7 +74,7 @@ def _parts(entry: list[Any], count: int) -> list[Any]:
 
 
 class EnvGroups:
-    """The environments of one worker, in groups that are stepped each for itself.
+    """The environments of one worker, in groups that are stepped separately.
 
     Attributes:
         groups: P environments in all, one group after the other.
@@ -85,12 +87,12 @@ class EnvGroups:
 
     @property
     def num_seeds(self) -> int:
-        """How many seeds all of them take, see `EnvBatch`."""
+        """Total number of seeds; see `EnvBatch.num_seeds`."""
         return sum(group.num_seeds for group in self.groups)
 
     @property
     def batch_size(self) -> tuple[int, ...]:
-        """The batch dimensions before time; (P,) where there are several groups."""
+        """Batch dimensions before time; (P,) if there are several groups."""
         return self.groups[0].batch_size if len(self.groups) == 1 else (self.num_envs,)
 
     @property
@@ -100,22 +102,22 @@ class EnvGroups:
 
     @property
     def time_limit(self) -> bool:
-        """Whether episodes are known to end."""
+        """Whether every episode is known to end after a limited number of steps."""
         return all(group.time_limit for group in self.groups)
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
+        """Device on which the environments step."""
         return self.groups[0].device
 
     @property
     def original(self) -> Any:
-        """What the user passed, or the callable returned; a list where there are several groups."""
+        """Environment that the user passed or made; a list if there are several groups."""
         originals = [group.original for group in self.groups]
         if len(originals) == 1:
             return originals[0]
-        lists = [own if isinstance(own, list) else [own] for own in originals]
-        return [own for part in lists for own in part]
+        lists = [envs if isinstance(envs, list) else [envs] for envs in originals]
+        return [env for envs in lists for env in envs]
 
     def close(self) -> None:
         """Close the environments. Idempotent."""
@@ -124,7 +126,7 @@ class EnvGroups:
 
 
 def make_groups(
-    entry: Any, count: int, make: Callable[[Any], EnvBatch], policy_elsewhere: bool = False
+    entry: Any, count: int, make: Callable[[Any], EnvBatch], remote_policy: bool = False
 ) -> EnvGroups:
     """Make one worker's environments.
 
@@ -132,19 +134,19 @@ def make_groups(
         entry: Entry of the worker; see `group_entries`.
         count: Number of groups.
         make: Makes the environments of one group's entry.
-        policy_elsewhere: See `group_entries`.
+        remote_policy: See `group_entries`.
 
     Raises:
-        ValueError: If there are several groups: they step in the thread that calls the policy, they
-            are not alike, there is only one environment, or an environment appears twice.
+        ValueError: `count` is 2, and the environments step in the thread that calls the policy, the
+            groups are not alike, there is only one environment, or one appears twice.
     """
     if count == 1:
         return EnvGroups([make(entry)])
     groups: list[EnvBatch] = []
     try:
-        for own in group_entries(entry, count, policy_elsewhere):
-            groups.append(make(own))
-            _check_group(groups, policy_elsewhere)
+        for part in group_entries(entry, count, remote_policy):
+            groups.append(make(part))
+            _check_group(groups, remote_policy)
             if not isinstance(entry, (list, tuple)) and not groups[-1].batched:
                 raise ValueError(
                     f"env_groups: one environment per worker ({groups[-1].original}) cannot be "
@@ -159,18 +161,18 @@ def make_groups(
     return made
 
 
-def _check_group(groups: Sequence[EnvBatch], policy_elsewhere: bool) -> None:
-    """Check the last group."""
+def _check_group(groups: Sequence[EnvBatch], remote_policy: bool) -> None:
+    """Check that the last group can overlap with the first one and has equal leaves."""
     first, last = groups[0], groups[-1]
-    if not last.overlaps and not policy_elsewhere:
+    if not last.overlaps and not remote_policy:
         raise ValueError(
             f"env_groups: {last.original} steps in the thread that calls the policy, so they "
             f"cannot overlap. Use 1, or pass {_POSSIBLE}"
         )
     for name in ("observation", "action", "reward", "step_only", "extras", "step_extras"):
-        expected, came = getattr(first, name), getattr(last, name)
-        if came != expected:
+        expected, value = getattr(first, name), getattr(last, name)
+        if value != expected:
             raise ValueError(
                 f"create_env_fn: the environments of all groups must be alike, but {name!r} "
-                f"differs: {expected} and {came}"
+                f"differs: {expected} and {value}"
             )

@@ -1,4 +1,4 @@
-"""Gymnasium ids, time limits, and the speed of attributes of an environment."""
+"""Gymnasium ids, time limits, and faster attributes of environments."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
-from pycollect.envs.registrations import of_main
+from pycollect.envs.registrations import load_main_entry
 
 _IS_SLOW = (3, 11) <= sys.version_info < (3, 13)
-_OWNERS = 3  # of a dict that nobody keeps: the object, the name in `_quicken`, `getrefcount` itself
+_OWNERS = 3  # references to an unshared `__dict__`: object, `_quicken` and `getrefcount`
 
 
 def quicken(env: Any) -> None:
-    """Give each environment of a chain of wrappers a dict of its own, where nobody keeps the old.
+    """Make attribute access faster by copying the `__dict__` of an environment and its wrappers.
+
+    A dict that other code references is not replaced.
 
     Args:
-        env: the outermost; what is within is its attribute `env`.
+        env: Outermost wrapper; its attribute `env` is the next inner one.
     """
     if _IS_SLOW:
-        for own in _chain(env):
-            _quicken(own)
+        for layer in _chain(env):
+            _quicken(layer)
 
 
 def _chain(env: Any) -> Iterator[Any]:
@@ -43,52 +45,54 @@ def _quicken(env: Any) -> None:
         object.__setattr__(env, "__dict__", {**attributes})
 
 
-def maker(name: str, what: str | EnvSpec) -> Callable[..., gymnasium.Env[Any, Any]]:
+def maker(name: str, target: str | EnvSpec) -> Callable[..., gymnasium.Env[Any, Any]]:
     """Return a callable that makes a registered environment, in any process.
 
     Args:
         name: Name of the argument, for errors.
-        what: Id or spec of the environment.
+        target: Id or spec of the environment.
 
     Raises:
         gymnasium.error.Error: No environment has that id; the message suggests similar ids.
         ImportError, TypeError, ValueError: The module in ``module:id`` cannot be imported.
     """
     try:
-        spec = what if isinstance(what, EnvSpec) else _spec(what)
-        return partial(gymnasium.make, replace(spec, entry_point=of_main(spec.entry_point)))
+        spec = target if isinstance(target, EnvSpec) else _spec(target)
+        return partial(gymnasium.make, replace(spec, entry_point=load_main_entry(spec.entry_point)))
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        raise type(error)(f"{name}: expected a Gymnasium id, got {what!r}: {error}") from None
+        raise type(error)(f"{name}: expected a Gymnasium id, got {target!r}: {error}") from None
 
 
 def _spec(env_id: str) -> EnvSpec:
-    """As `gymnasium.make` finds it: ``module:id`` by importing, the newest where no version is."""
-    module, colon, own = env_id.rpartition(":")
+    """Return a spec as `gymnasium.make` does: import ``module:``, default to the newest version."""
+    module, colon, local_id = env_id.rpartition(":")
     if colon:
         importlib.import_module(module)
-    if own in gymnasium.registry:
-        return gymnasium.spec(own)
-    namespace, name, version = registration.parse_env_id(own)
+    if local_id in gymnasium.registry:
+        return gymnasium.spec(local_id)
+    namespace, name, version = registration.parse_env_id(local_id)
     newest = registration.find_highest_version(namespace, name)
     if version is not None or newest is None:
-        return gymnasium.spec(own)
+        return gymnasium.spec(local_id)
     found = registration.get_env_id(namespace, name, newest)
-    gymnasium.logger.warn(f"Using the latest versioned environment `{found}` instead of `{own}`.")
+    gymnasium.logger.warn(
+        f"Using the latest versioned environment `{found}` instead of `{local_id}`."
+    )
     return gymnasium.spec(found)
 
 
 def has_time_limit(env: Any) -> bool:
-    """Whether one can tell that no episode goes on for ever.
+    """Return whether every episode is known to end after a limited number of steps.
 
-    Gymnasium's `spec.max_episode_steps` tells it, of all envs of a vector env, and EnvPool's
-    `config`. False where it is not known.
+    Evidence is Gymnasium's `spec.max_episode_steps`, of each environment in a vector environment,
+    or EnvPool's `config`.
     """
     if _of_spec(env) or _of_config(env):
         return True
     inner = getattr(env, "envs", None)
     if isinstance(inner, list | tuple) and inner:
         return all(map(has_time_limit, inner))
-    with contextlib.suppress(Exception):  # a vector env of processes, or no such thing
+    with contextlib.suppress(Exception):  # only vector environments with processes have `get_attr`
         specs = env.get_attr("spec")
         return bool(specs) and all(getattr(s, "max_episode_steps", None) for s in specs)
     return False

@@ -1,4 +1,4 @@
-"""Chosen entries of Gymnasium's info, recorded under "next"."""
+"""Record selected entries of Gymnasium's info under "next"."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from pycollect.errors import warn_user
 
 InfoKey: TypeAlias = str | tuple[str, ...]
 AskedInfo: TypeAlias = Sequence[InfoKey] | Mapping[InfoKey, torch.dtype | None]
-"""Entries of an info, as they are asked for: strings, or tuples into nested dicts."""
+"""The argument `info_keys`: strings, or tuples for nested dicts, optionally with dtypes."""
 
 InfoKeys: TypeAlias = Mapping[Key, str | None]
-"""The entries that are recorded, each with its dtype by name, or as the first step shows it."""
+"""Recorded entries with the names of their dtypes; ``None`` takes the dtype of the first step."""
 
-_PYTHONS = {float: "float32", complex: "complex64"}
-"""Python's numbers whose dtype is torch's default, not numpy's, where none is asked for."""
+_PYTHON_DTYPES = {float: "float32", complex: "complex64"}
+"""Default dtypes of Python numbers, as in torch rather than numpy."""
 
 
-class Tapped(Protocol):
-    """An EnvBatch that lets its infos be seen."""
+class SupportsInfo(Protocol):
+    """An EnvBatch whose infos can be read."""
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """From now on keep each step's info; returns what reads an entry of the last one.
+        """Keep the info of each step from now on.
 
-        That gives a value per env, `NOTHING` where the info has none.
+        Returns:
+            A function that returns an entry of the last info: one value per environment, or
+            `NOTHING` if the entry is missing.
         """
         ...
 
@@ -44,11 +46,11 @@ class Tap:
     def __init__(self) -> None:
         self.info: Any = {}
 
-    def on(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """What steps, or gives a step's result, with the info kept."""
+    def wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `step`, or a function that returns a step's result, so that it keeps the info."""
 
-        def tapped(*given: Any) -> Any:
-            result = step(*given)
+        def tapped(*args: Any) -> Any:
+            result = step(*args)
             self.info = result[4]
             return result
 
@@ -112,14 +114,14 @@ def _overlap(a: Key, b: Key) -> bool:
 def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     """Return the environment with entries of its info as `step_only` leaves and `step_extras`.
 
-    One step with a random action shows the form of the entries; reset the environment afterwards.
-    Numbers and arrays of numbers become leaves. Python's floats become float32 and its complex
-    numbers complex64, as in torch. An entry with a requested dtype also becomes a leaf, a scalar if
-    that step does not have it. All other entries become extras; if the step does not have one, a
-    warning is shown.
+    One step with a random action determines the form of each entry; reset the environment
+    afterwards. Numbers and arrays of numbers become leaves; Python floats become float32 and
+    complex numbers complex64, as in torch. An entry with a requested dtype is always a leaf, and a
+    scalar if that step lacks it. Other entries become extras, with a warning if that step lacks
+    them.
 
-    A leaf is zero if an info does not have it. If no info has had it when the first episode ends, a
-    warning is shown.
+    A leaf is zero in steps whose info lacks the entry. If no info had the entry up to the end of
+    the first episode, a warning is issued.
 
     Raises:
         ValueError: The environment's infos cannot be read, or the observation has the same key.
@@ -140,7 +142,7 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
 
 
 class InfoEnv(EnvBatch):
-    """Another EnvBatch, and entries of its info behind the observation of each step."""
+    """An EnvBatch that appends entries of another EnvBatch's info to each step's observation."""
 
     def __init__(self, env: Any, keys: InfoKeys) -> None:
         self._env: EnvBatch = env
@@ -171,11 +173,11 @@ class InfoEnv(EnvBatch):
         self._unseen = [key for key in absent if keys[key]]
         objects = [key for key in absent if not keys[key]]
         if objects:
-            told = {**keys, **dict.fromkeys(objects, "float32")}
+            suggested = {**keys, **dict.fromkeys(objects, "float32")}
             warn_user(
                 f"info_keys: the first step's info has no {_names(objects)}, so objects are "
                 "recorded (None for missing entries). To record tensors, pass a dtype, for example "
-                f"{_argument(told)}"
+                f"{_argument(suggested)}"
             )
         return [_entry(key, values, keys[key]) for key, values in found.items()]
 
@@ -187,13 +189,13 @@ class InfoEnv(EnvBatch):
         """See `EnvBatch.action_sampler`."""
         return self._env.action_sampler()
 
-    def shown(self) -> ExtraValues:
-        """See `EnvBatch.shown`."""
-        values = dict(self._env.shown())
+    def current_extras(self) -> ExtraValues:
+        """See `EnvBatch.current_extras`."""
+        values = dict(self._env.current_extras())
         if self._stepped:
             for extra in self.step_extras:
-                own = self._read(extra.key)
-                values[extra.key] = [None if value is NOTHING else value for value in own]
+                rows = self._read(extra.key)
+                values[extra.key] = [None if value is NOTHING else value for value in rows]
         return values
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
@@ -205,12 +207,12 @@ class InfoEnv(EnvBatch):
         """See `EnvBatch.step`.
 
         Raises:
-            ValueError: an entry is of another shape, or of a dtype that cannot be cast safely.
+            ValueError: An entry has another shape, or a dtype that cannot be cast safely.
         """
         return self._informed(self._env.step(action))
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
-        """See `EnvBatch.step_rows`; raises what `step` does."""
+        """See `EnvBatch.step_rows`; raises the same errors as `step`."""
         return self._informed(self._env.step_rows(action, rows))
 
     def send(self, action: Arrays) -> None:
@@ -218,7 +220,7 @@ class InfoEnv(EnvBatch):
         self._env.send(action)
 
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
-        """See `EnvBatch.receive`; raises what `step` does."""
+        """See `EnvBatch.receive`; raises the same errors as `step`."""
         return self._informed(self._env.receive())
 
     def _informed(self, result: tuple[Arrays, Any, Any, Any]) -> tuple[Arrays, Any, Any, Any]:
@@ -230,7 +232,7 @@ class InfoEnv(EnvBatch):
         return self._with(observation, values), reward, terminated, truncated
 
     def _look_for_unseen(self, ended: bool) -> None:
-        """Warn once about keys that no info had when an episode `ended`: many appear only then."""
+        """Warn once about missing keys when an episode has ended; many keys appear only then."""
         self._unseen = [
             key for key in self._unseen if all(value is NOTHING for value in self._read(key))
         ]
@@ -262,15 +264,12 @@ class InfoEnv(EnvBatch):
                 rows[row] = value
             elif value is not NOTHING:
                 rows[row] = _conform(value, leaf)
-        # The ellipsis keeps an array: a scalar would be recorded by its value as a real number.
+        # The ellipsis keeps an array; the recorder would take a scalar for a real number.
         return rows if self.batched else rows[0, ...]
 
 
 def _plain_numbers(leaf: Leaf) -> Callable[[Any], bool]:
-    """Whether it is one of Python's own numbers, which the leaf holds: nothing is to be cast then.
-
-    Most entries are, at each step.
-    """
+    """Return a fast test for Python numbers that the leaf holds without a cast, the usual case."""
     dtype = np.dtype(leaf.dtype)
     if leaf.shape:
         return lambda value: False
@@ -288,7 +287,7 @@ def _names(keys: Sequence[Key]) -> str:
 
 
 def _argument(keys: InfoKeys) -> str:
-    """The argument that asks for these."""
+    """Return the text of an argument that requests these keys."""
     entries = (f"{key_name(key)}: {name and f'torch.{name}'}" for key, name in keys.items())
     return f"info_keys={{{', '.join(entries)}}}"
 
@@ -299,11 +298,13 @@ def _entry(key: Key, values: Sequence[Any], dtype: str | None) -> Leaf | Extra:
         return Leaf(key, dtype, arrays[0].shape if arrays else ())
     if not arrays or len(arrays) < len(values) or len({array.shape for array in arrays}) > 1:
         return Extra(key)
-    return Leaf(key, _PYTHONS.get(type(values[0]), dtype_name(arrays[0].dtype)), arrays[0].shape)
+    return Leaf(
+        key, _PYTHON_DTYPES.get(type(values[0]), dtype_name(arrays[0].dtype)), arrays[0].shape
+    )
 
 
 def _as_array(value: Any) -> Array | None:
-    """A number or an array of numbers; None for anything else."""
+    """Return a number or an array of numbers as an array, or ``None`` for any other value."""
     if not isinstance(value, bool | int | float | complex | np.generic | np.ndarray):
         return None
     array = np.asarray(value)
@@ -338,10 +339,10 @@ def _conform(value: Any, leaf: Leaf) -> Array:
 
 
 def _why_not_cast(array: Array, leaf: Leaf) -> str:
-    what = f"{array.dtype} values"
-    if array.dtype.kind in "iub":  # another kind of integers: some values are lost, not all
-        what = str(array[array != array.astype(leaf.dtype)][0])
+    values = f"{array.dtype} values"
+    if array.dtype.kind in "iub":  # the other integer dtype cannot hold some of the values
+        values = str(array[array != array.astype(leaf.dtype)][0])
     return (
-        f"{leaf.dtype} cannot hold {what}, so pass another dtype, for example "
+        f"{leaf.dtype} cannot hold {values}, so pass another dtype, for example "
         f"{_argument({leaf.key: dtype_name(array.dtype)})}"
     )

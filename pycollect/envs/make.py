@@ -1,4 +1,4 @@
-"""Entries of `create_env_fn`: checked, and made into an EnvBatch."""
+"""Check an entry of `create_env_fn` and make an EnvBatch from it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_entry(entry: Any) -> Any:
         return [_checked_item(i, item) for i, item in enumerate(entry)]
     if isinstance(entry, str | EnvSpec):
         return maker("create_env_fn", entry)
-    is_policy = isinstance(entry, nn.Module)  # as TorchRL's environments are, too
+    is_policy = isinstance(entry, nn.Module)  # TorchRL's environments are modules too
     if (is_policy or not callable(entry)) and not is_env(entry) and not hasattr(entry, "step"):
         raise TypeError(
             "create_env_fn: expected a callable, a Gymnasium id, a list of these or an "
@@ -104,7 +104,7 @@ def _checked_item(i: int, item: Any) -> Any:
 
 
 def is_env(value: Any) -> bool:
-    """Whether it is an environment, of whatever kind, and not what makes one."""
+    """Return whether `value` is an environment of any accepted kind, rather than a factory."""
     if isinstance(value, type):
         return False
     return (
@@ -117,7 +117,7 @@ def is_env(value: Any) -> bool:
 
 
 def is_torchrl_env(value: Any) -> bool:
-    """Whether it is a TorchRL `EnvBase`: told by its classes' names, TorchRL is not imported."""
+    """Return whether `value` is a TorchRL `EnvBase`, by class name, without importing TorchRL."""
     return any(
         kind.__name__ == "EnvBase" and kind.__module__ == "torchrl.envs.common"
         for kind in type(value).__mro__
@@ -125,7 +125,7 @@ def is_torchrl_env(value: Any) -> bool:
 
 
 def check_distinct(envs: Sequence[Any]) -> None:
-    """Check that no two places of a batch are the same environment.
+    """Check that no environment object occurs twice in a batch.
 
     Wrappers around one environment count as that environment. Environments inside a vector
     environment are compared, too, unless they are in other processes.
@@ -134,13 +134,13 @@ def check_distinct(envs: Sequence[Any]) -> None:
         envs: Environments of one worker.
 
     Raises:
-        ValueError: Some are the same; the message has their numbers, counted from 0 in this order.
+        ValueError: An environment occurs twice; the message lists its indices, counted from 0.
     """
-    inner = [own for env in envs for own in _inside(env)]
+    inner = [unwrapped for env in envs for unwrapped in _inner_envs(env)]
     places: dict[int, list[int]] = {}
     for place, env in enumerate(inner):
         places.setdefault(id(env), []).append(place)
-    same = next((own for own in places.values() if len(own) > 1), None)
+    same = next((indices for indices in places.values() if len(indices) > 1), None)
     if same is not None:
         raise ValueError(
             f"create_env_fn: environments {same} are the same object, "
@@ -148,18 +148,18 @@ def check_distinct(envs: Sequence[Any]) -> None:
         )
 
 
-def _inside(env: Any) -> list[Any]:
+def _inner_envs(env: Any) -> list[Any]:
     """Return the unwrapped environment, or those inside a vector environment."""
-    within: Any
+    children: Any
     if is_torchrl_env(env):
-        from pycollect.envs.torchrl import inside
+        from pycollect.envs.torchrl import inner_envs
 
-        within = inside(env)
+        children = inner_envs(env)
     else:
         env = getattr(env, "unwrapped", env)
-        within = getattr(env, "envs", None) if is_vector_env(env) else None
-    if isinstance(within, (list, tuple)) and within and all(map(is_env, within)):
-        return [own for each in within for own in _inside(each)]
+        children = getattr(env, "envs", None) if is_vector_env(env) else None
+    if isinstance(children, (list, tuple)) and children and all(map(is_env, children)):
+        return [unwrapped for child in children for unwrapped in _inner_envs(child)]
     return [env]
 
 
@@ -240,7 +240,7 @@ def _make(
         return _make_callables(create_env_fn, kwargs, devices)
     if is_env(create_env_fn):
         if kwargs and hasattr(create_env_fn, "update_kwargs"):
-            create_env_fn.update_kwargs(kwargs)  # a batched env of TorchRL that has not started
+            create_env_fn.update_kwargs(kwargs)  # a batched TorchRL environment before its start
         elif kwargs:
             raise ValueError(
                 f"create_env_kwargs: expected None if create_env_fn is an environment, got {kwargs}"
@@ -331,7 +331,7 @@ def _wrap(env: Any, vector: tuple[Any, str | None, bool], devices: Devices | Non
         agents.original = env
         return agents
     batch: EnvBatch
-    if is_vector_env(env):  # EnvPool's are also a gymnasium.Env, without its interface
+    if is_vector_env(env):  # first, because EnvPool's environments are also gymnasium.Env
         check_vector_attributes(env)
         batch = make_vector_env(env, *vector)
     else:

@@ -1,4 +1,4 @@
-"""PettingZoo environments: P parallel environments with groups of agents, stepped one by one."""
+"""P PettingZoo environments as an EnvBatch, stepped one after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.envs.agent_rows import ROOT_FLAGS, STEP_COUNT, AgentsRow
-from pycollect.envs.agents import AgentsSampler, Group, agent_groups
+from pycollect.envs.agents import AgentGroup, AgentsSampler, agent_groups
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
 from pycollect.envs.single import close_quietly
 
@@ -18,7 +18,7 @@ _METHODS = ("reset", "step", "observation_space", "action_space")
 
 
 def is_pettingzoo_env(value: Any) -> bool:
-    """Whether it has PettingZoo's interface, parallel or AEC; PettingZoo is not imported."""
+    """Return whether `value` has PettingZoo's parallel or AEC API, without importing PettingZoo."""
     if any(_is_base(kind) for kind in type(value).__mro__):
         return True
     return hasattr(value, "possible_agents") and all(
@@ -34,7 +34,7 @@ def as_parallel(env: Any) -> Any:
     """Return the environment, or a turn-based one converted by PettingZoo to the parallel API.
 
     Raises:
-        ValueError: A turn-based environment that PettingZoo cannot convert.
+        ValueError: The environment is turn-based, and PettingZoo cannot convert it.
     """
     if not callable(getattr(env, "agent_iter", None)):
         return env
@@ -50,18 +50,19 @@ def as_parallel(env: Any) -> Any:
 
 
 class PettingZooEnvs(EnvBatch):
-    """P environments with PettingZoo's parallel API, of equal groups of agents.
+    """P environments with PettingZoo's parallel API and equal groups of agents.
 
-    An episode ends when no agent is left. Its `terminated` is set if all agents of its last step
-    have terminated, otherwise `truncated` is. Agents that are absent have zeros, all flags and an
-    unset mask.
+    An episode ends when no agent is left. It has `terminated` if all agents of its last step have
+    terminated, otherwise `truncated`. An absent agent has zero observations, all flags set, and a
+    mask of ``False``.
 
     Args:
-        envs: The environments, not converted yet.
+        envs: The environments, with the parallel or the AEC API.
         batched: Whether there is a dimension P.
 
     Raises:
-        ValueError: See `as_parallel` and `agent_groups`; or the environments' groups differ.
+        ValueError: The groups of the environments differ, or `as_parallel` or `agent_groups`
+            raises.
     """
 
     def __init__(self, envs: Sequence[Any], batched: bool) -> None:
@@ -71,7 +72,7 @@ class PettingZooEnvs(EnvBatch):
         self._groups = agent_groups(self._envs[0])
         _check_alike(self._envs, self._groups)
         self.observation = (
-            *(leaf for group in self._groups for leaf in _shown(group)),
+            *(leaf for group in self._groups for leaf in _observed(group)),
             *ROOT_FLAGS,
         )
         self.ends = tuple(leaf.key for leaf in ROOT_FLAGS)
@@ -101,7 +102,7 @@ class PettingZooEnvs(EnvBatch):
             for p, env in enumerate(self._envs)
         ]
         actions = [leaf.key for leaf in self.action]
-        self._masked = {  # by the place of the action: its mask, and the first choice
+        self._masked = {  # index of the action: its mask, and the first choice
             actions.index((group.name, "action")): (
                 self._buffers[places[group.name, "action_mask"]],
                 choices.start,
@@ -111,14 +112,14 @@ class PettingZooEnvs(EnvBatch):
         }
 
     def truncate_after(self, frames: int) -> bool:
-        """Truncate episodes, and all agents in them; "step_count" is part of the observation."""
+        """Truncate all agents of an episode after `frames` steps; add "step_count"."""
         self.observation = (*self.observation, STEP_COUNT)
         self._make_rows(frames)
         return True
 
     @property
     def draws_ahead(self) -> bool:
-        """Whether no observation has a mask of actions, which random actions respect."""
+        """Whether there are no action masks, which random actions must respect."""
         return not self._masked
 
     def action_sampler(self) -> Sampler:
@@ -126,7 +127,7 @@ class PettingZooEnvs(EnvBatch):
         return self._sampler
 
     def random_action(self) -> tuple[torch.Tensor, ...]:
-        """Random actions among those that the current action masks allow."""
+        """Return random actions that the current action masks allow."""
         rng = np.random.default_rng(int(torch.randint(2**62, (), device="cpu")))
         drawn = [leaf[0] for leaf in self._sampler.draw(1, rng)]
         for place, (mask, start) in self._masked.items():
@@ -143,7 +144,7 @@ class PettingZooEnvs(EnvBatch):
         return self._buffers
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Step every environment; the buffers are written again by the next call."""
+        """Step every environment; the next call overwrites the returned buffers."""
         leaves = action if len(self.action) > 1 else (action,)
         if not self.batched:
             self._rows[0].step(leaves)
@@ -153,7 +154,7 @@ class PettingZooEnvs(EnvBatch):
         return self._buffers, None, None, None
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the environments that `done` (bool [P]) marks."""
+        """Reset the environments whose `done` (bool [P]) is set."""
         for p in np.flatnonzero(done):
             self._rows[p].reset(None)
         return self._buffers
@@ -166,15 +167,15 @@ class PettingZooEnvs(EnvBatch):
                 close_quietly(env)
 
 
-def _shown(group: Group) -> tuple[Leaf, ...]:
+def _observed(group: AgentGroup) -> tuple[Leaf, ...]:
     return (*group.observation, *group.action_mask, group.mask, *group.flags)
 
 
-def _check_alike(envs: Sequence[Any], groups: tuple[Group, ...]) -> None:
+def _check_alike(envs: Sequence[Any], groups: tuple[AgentGroup, ...]) -> None:
     for i, env in enumerate(envs[1:], 1):
-        own = agent_groups(env)
-        if [group.form for group in own] != [group.form for group in groups]:
+        others = agent_groups(env)
+        if [group.signature for group in others] != [group.signature for group in groups]:
             raise ValueError(
                 "create_env_fn: the environments of a list must have equal agents and spaces, got "
-                f"{groups} from environment 0 and {own} from environment {i}"
+                f"{groups} from environment 0 and {others} from environment {i}"
             )

@@ -1,4 +1,4 @@
-"""Random actions for a whole rollout at once, from numpy generators of one's own."""
+"""Random actions for a whole rollout at once, drawn from numpy generators."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Draw: TypeAlias = Callable[[tuple[int, ...], np.random.Generator], Array]
 
 
 class ActionSampler:
-    """Draws actions with the distribution of the space's own `sample()`, many at a time.
+    """Draws many actions at a time, with the same distribution as the space's `sample()`.
 
-    Drawing one by one with `Box.sample()` costs more than a small policy. The space's own generator
-    is not touched. Stateless: all randomness comes from the generators that are passed.
+    `Box.sample()` draws one action and takes longer than a small policy. The sampler has no state:
+    all randomness comes from the passed generators, and the space's generator is not used.
 
     Args:
-        action_space: the action space of one env.
+        action_space: Action space of one environment.
         num_envs: P.
-        batched: whether actions have the dimension P.
+        batched: Whether actions have the dimension P.
 
     Attributes:
-        leaves: the leaves of an action, in the order of the arrays that `draw` returns.
+        leaves: Leaves of an action, in the order of the arrays that `draw` returns.
 
     Raises:
-        ValueError: a space that is not supported, see `leaf_spaces`.
+        ValueError: The space is not supported; see `leaf_spaces`.
     """
 
     def __init__(self, action_space: Space, num_envs: int, batched: bool) -> None:
@@ -47,14 +47,14 @@ class ActionSampler:
 
         Args:
             steps: T, the number of steps.
-            rng: one generator for all envs, or one for each of the P envs; then the actions of an
-                env depend on its own generator alone.
+            rng: One generator for all environments, or P generators. With P generators, the actions
+                of an environment depend only on its own generator.
 
         Returns:
-            Arrays [T, P, *action], or [T, *action] where the env is not batched; newly allocated.
+            New arrays [T, P, *action], or [T, *action] if not `batched`.
 
         Raises:
-            ValueError: the number of generators is not P.
+            ValueError: The number of generators is not P.
         """
         if isinstance(rng, np.random.Generator):
             lead = (steps, self._num_envs) if self._batched else (steps,)
@@ -63,7 +63,7 @@ class ActionSampler:
             raise ValueError(
                 f"rng: expected one per environment ({self._num_envs}), got {len(rng)}"
             )
-        columns = [[draw((steps,), own) for draw in self._draws] for own in rng]
+        columns = [[draw((steps,), generator) for draw in self._draws] for generator in rng]
         if not self._batched:
             return tuple(columns[0])
         return tuple(np.stack(leaf, axis=1) for leaf in zip(*columns, strict=True))
@@ -85,7 +85,7 @@ def _dtype(space: Space) -> np.dtype[Any]:
 
 
 def _draw_integers(low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Draw:
-    """Uniform over the integers from low to high, both included."""
+    """Draw uniformly from the integers from `low` to `high`, both included."""
     wide = np.uint64 if dtype.kind == "u" else np.int64
 
     def draw(lead: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -112,7 +112,7 @@ def _draw_uniform(low: Array, high: Array, dtype: np.dtype[Any]) -> Draw:
 
     def draw(lead: tuple[int, ...], rng: np.random.Generator) -> Array:
         u = rng.random(lead + low.shape)
-        # Weighted ends rather than low + (high - low) * u: the difference can overflow.
+        # Not low + (high - low) * u, because the difference can overflow.
         values = np.asarray(wide_low * (1.0 - u) + wide_high * u)
         return np.clip(values, wide_low, wide_high).astype(dtype)
 
@@ -122,10 +122,10 @@ def _draw_uniform(low: Array, high: Array, dtype: np.dtype[Any]) -> Draw:
 def _draw_mixed(
     space: spaces.Box, below: BoolArray, above: BoolArray, dtype: np.dtype[Any]
 ) -> Draw:
-    """Boxes that are open somewhere: each coordinate by its own kind of interval."""
+    """Draw from a Box with unbounded coordinates, according to the bounds of each coordinate."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     if dtype.kind != "f":
-        high = high + 1.0  # so that the floor below reaches the upper bound
+        high = high + 1.0  # so that `floor` can return the upper bound
     only_low, only_high, both = below & ~above, ~below & above, below & above
 
     def draw(lead: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -146,7 +146,7 @@ def _draw_mixed(
 def _clip_and_cast(values: Array, space: spaces.Box, dtype: np.dtype[Any]) -> Array:
     if dtype.kind == "f":
         return values.astype(dtype)
-    # float64 cannot hold the ends of 64-bit integers: clip in the integers' own arithmetic.
+    # float64 cannot hold the limits of 64-bit integers, so clip to the bounds as integers.
     limit = np.iinfo(dtype)
     low, high = max(float(limit.min), -(2.0**62)), min(float(limit.max), 2.0**62)
     inside: Array = np.clip(values, low, high).astype(dtype)

@@ -1,7 +1,7 @@
-"""The program's registrations of environments, on their way to workers.
+"""Copy the program's environment registrations to workers.
 
-A worker imports nothing of a registration until its environment is made: entry points, and keyword
-arguments that are objects, travel as bytes that are unpickled when they are used.
+A worker imports nothing for a registration until it makes the environment: entry points, and
+keyword arguments that are objects, are sent as bytes and unpickled on first use.
 """
 
 from __future__ import annotations
@@ -24,60 +24,66 @@ Registered = Mapping[str, EnvSpec]
 """Registrations by id."""
 
 
-def registered_here() -> Registered:
+def program_registrations() -> Registered:
     """Return the program's registrations, in a form that imports nothing when it is unpickled.
 
-    Gymnasium's own are left out, unless they have changed since this module was imported.
+    Gymnasium's own registrations are left out, unless they have changed since this module was
+    imported.
     """
     return {
-        name: _sent(spec)
+        name: _sendable(spec)
         for name, spec in gymnasium.registry.items()
-        if name not in _GYMNASIUMS or _GYMNASIUMS[name] != _description(spec)
+        if name not in _GYMNASIUM_SPECS or _GYMNASIUM_SPECS[name] != _description(spec)
     }
 
 
 def register(specs: Registered) -> None:
     """Add the program's registrations; replace registrations of this process that differ."""
     for name, spec in specs.items():
-        own = gymnasium.registry.get(name)
-        if own is None or (_description(own) != _description(spec) and _is_complete(spec)):
-            point, vector_point = map(_arrived, (spec.entry_point, spec.vector_entry_point))
+        local = gymnasium.registry.get(name)
+        if local is None or (_description(local) != _description(spec) and _is_complete(spec)):
+            point, vector_point = map(_imported_later, (spec.entry_point, spec.vector_entry_point))
             gymnasium.registry[name] = replace(
                 spec, entry_point=point, vector_entry_point=vector_point
             )
 
 
-def of_main(point: Any) -> Any:
-    """Load an entry point that is named by ``__main__``, which is another module in workers."""
+def load_main_entry(point: Any) -> Any:
+    """Load an entry point named ``__main__:...``, because workers have another ``__main__``."""
     is_named = isinstance(point, str) and point.startswith("__main__:")
     return load_env_creator(point) if is_named else point
 
 
-def _arrived(point: Any) -> Any:
+def _imported_later(point: Any) -> Any:
     return _ImportedPoint(point) if isinstance(point, str) else point
 
 
-def _sent(spec: EnvSpec) -> EnvSpec:
-    of = f"of {spec.id!r}"
-    sent = {
-        "entry_point": _sent_point(f"the entry_point {of}", spec.entry_point),
-        "vector_entry_point": _sent_point(f"the vector_entry_point {of}", spec.vector_entry_point),
-        "kwargs": _sent_kwargs(f"the kwargs {of}", spec.kwargs),
+def _sendable(spec: EnvSpec) -> EnvSpec:
+    suffix = f"of {spec.id!r}"
+    fields = {
+        "entry_point": _sendable_point(f"the entry_point {suffix}", spec.entry_point),
+        "vector_entry_point": _sendable_point(
+            f"the vector_entry_point {suffix}", spec.vector_entry_point
+        ),
+        "kwargs": _sendable_kwargs(f"the kwargs {suffix}", spec.kwargs),
         "additional_wrappers": tuple(
-            replace(own, kwargs=_sent_kwargs(f"the kwargs of {own.name!r} {of}", own.kwargs))
-            for own in spec.additional_wrappers
+            replace(
+                wrapper,
+                kwargs=_sendable_kwargs(f"the kwargs of {wrapper.name!r} {suffix}", wrapper.kwargs),
+            )
+            for wrapper in spec.additional_wrappers
         ),
     }
-    is_same = all(getattr(spec, name) is value for name, value in sent.items())
-    return spec if is_same else replace(spec, **sent)
+    is_same = all(getattr(spec, name) is value for name, value in fields.items())
+    return spec if is_same else replace(spec, **fields)
 
 
-def _sent_point(name: str, point: Any) -> Any:
-    point = of_main(point)
+def _sendable_point(name: str, point: Any) -> Any:
+    point = load_main_entry(point)
     return point if point is None or isinstance(point, str) else _EntryPoint(name, point)
 
 
-def _sent_kwargs(name: str, kwargs: Any) -> Any:
+def _sendable_kwargs(name: str, kwargs: Any) -> Any:
     return kwargs if _is_plain(kwargs) else _Kwargs(name, kwargs)
 
 
@@ -91,9 +97,9 @@ def _is_plain(value: Any) -> bool:
 
 def _is_complete(spec: EnvSpec) -> bool:
     """Return whether all of a sent registration could be pickled."""
-    wrappers = (own.kwargs for own in spec.additional_wrappers)
+    wrappers = (wrapper.kwargs for wrapper in spec.additional_wrappers)
     parts = (spec.entry_point, spec.vector_entry_point, spec.kwargs, *wrappers)
-    return not any(isinstance(part, _Later) and isinstance(part.data, str) for part in parts)
+    return not any(isinstance(part, _LazyValue) and isinstance(part.data, str) for part in parts)
 
 
 def _description(spec: EnvSpec) -> str:
@@ -116,15 +122,15 @@ def _place(point: Any) -> str:
     return ""
 
 
-class _Later:
-    """A value of the program that is pickled at once and unpickled when it is used.
+class _LazyValue:
+    """A value of the program that is pickled at once and unpickled on first use.
 
     Args:
-        name: of the value, for errors.
-        value: the value.
+        name: Name of the value in error messages.
+        value: The value.
 
     Attributes:
-        data: the pickled value, or the reason why it could not be pickled.
+        data: The pickled value, or the text of the error that pickling raised.
     """
 
     def __init__(self, name: str, value: Any) -> None:
@@ -132,7 +138,7 @@ class _Later:
         self.data: bytes | str
         try:
             self.data = cloudpickle.dumps(value)
-        except Exception as error:  # an object's own pickling may raise anything
+        except Exception as error:  # `__reduce__` of a user's class may raise anything
             self.data = f"{type(error).__name__}: {error}"
 
     @cached_property
@@ -147,10 +153,10 @@ class _Later:
             return cloudpickle.loads(self.data)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: own for name, own in vars(self).items() if name != "value"}
+        return {name: state for name, state in vars(self).items() if name != "value"}
 
 
-class _EntryPoint(_Later):
+class _EntryPoint(_LazyValue):
     """Stands for an entry point of the program until it is called."""
 
     def __init__(self, name: str, point: Any) -> None:
@@ -182,13 +188,13 @@ class _ImportedPoint(_EntryPoint):
             return load_env_creator(self.place)
 
     def __deepcopy__(self, memo: Any) -> Any:
-        """Return the string: copies of specs are shown to users, and become JSON."""
+        """Return the string, because users read copies of specs and convert them to JSON."""
         with suppress(Exception):  # raised again when the entry point is used
             _ = self.value
         return self.place
 
 
-class _Kwargs(_Later, Mapping[str, Any]):
+class _Kwargs(_LazyValue, Mapping[str, Any]):
     """Stands for keyword arguments of the program until they are read."""
 
     def __getitem__(self, name: str) -> Any:
@@ -201,13 +207,13 @@ class _Kwargs(_Later, Mapping[str, Any]):
         return len(self.value)
 
     def __deepcopy__(self, memo: Any) -> Any:
-        """Return the dict, which `gymnasium.make` adds its own arguments to."""
+        """Return a dict, because `gymnasium.make` adds arguments to it."""
         return copy.deepcopy(self.value, memo)
 
 
 @contextmanager
 def _keeping_registrations() -> Iterator[None]:
-    """Keep registrations that an import would replace by the defaults of its package."""
+    """Restore registrations that an import replaces by the defaults of its package."""
     before = dict(gymnasium.registry)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*Overriding environment")
@@ -217,7 +223,7 @@ def _keeping_registrations() -> Iterator[None]:
             gymnasium.registry.update(before)
 
 
-_GYMNASIUMS = {
+_GYMNASIUM_SPECS = {
     name: _description(spec)
     for name, spec in gymnasium.registry.items()
     if _place(spec.entry_point or spec.vector_entry_point).startswith("gymnasium.")

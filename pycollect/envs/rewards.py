@@ -1,4 +1,4 @@
-"""The shape of an environment's reward: one number, or one for each objective of `reward_space`."""
+"""Shape of an environment's reward: one number, or one per objective of `reward_space`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ SEVERAL_REWARDS = (
 def declared_reward(env: Any, draw: Callable[[], Any], num_envs: int | None = None) -> Leaf | None:
     """Return the leaf of one environment's reward, or ``None`` if the environment declares none.
 
-    A Box of shape ``[k]`` as `reward_space` declares a vector, as in MO-Gymnasium; a vector
+    A `reward_space` that is a Box of shape ``[k]`` declares a vector, as in MO-Gymnasium. A vector
     environment may also have `single_reward_space`, or a `reward_space` of shape ``[P, k]``. Other
-    values are ignored. A wrapper around the environment that declares the space may make one number
-    of the vector. If it may, one step decides.
+    values are ignored. If a wrapper may reduce the vector to one number, one step decides.
 
     Args:
         env: Environment or vector environment, with its wrappers.
@@ -51,7 +50,7 @@ def _declared(layer: Any, num_envs: int | None) -> tuple[int, ...] | None:
     """Return the shape that this layer itself declares for one environment's reward."""
     names = ("reward_space",) if num_envs is None else ("single_reward_space", "reward_space")
     for name in names:
-        # Not `__dict__`: environments are slower after anybody asked for it, see `gymnasium_support`.
+        # Not via `__dict__`: reading it slows the environment down, see `gymnasium_support`.
         space = getattr(layer, name, None)
         shape = space.shape if isinstance(space, spaces.Box) else ()
         if len(shape) == 2 and name == "reward_space" and shape[0] == num_envs:
@@ -62,7 +61,7 @@ def _declared(layer: Any, num_envs: int | None) -> tuple[int, ...] | None:
 
 
 def _may_change_rewards(layer: Any) -> bool:
-    """Return whether a wrapper is neither Gymnasium's own nor made to change rewards."""
+    """Return whether a wrapper may change rewards: a reward wrapper, or one of another package."""
     if isinstance(layer, gymnasium.RewardWrapper | VectorRewardWrapper):
         return True
     module: str = type(layer).step.__module__

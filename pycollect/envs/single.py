@@ -1,4 +1,4 @@
-"""One `gymnasium.Env` as an EnvBatch that is not batched."""
+"""One `gymnasium.Env` as an EnvBatch without a batch dimension."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pycollect.data.layout import Key
 from pycollect.envs.base import (
     Arrays,
     BoolArray,
-    Direct,
     EnvBatch,
+    FastStep,
     check_seeds,
     observation_of,
     random_step,
@@ -44,10 +44,10 @@ from pycollect.envs.spaces import (
 
 
 def make_single_env(env: gymnasium.Env[Any, Any]) -> SingleEnv:
-    """Return the EnvBatch of one env: the short one where its step needs no conversion.
+    """Return the EnvBatch of one environment: a `PlainEnv` if its spaces allow a fast step.
 
     Raises:
-        ValueError: a space that is not supported.
+        ValueError: A space is not supported.
     """
     observation, action = env.observation_space, env.action_space
     simple = isinstance(observation, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
@@ -57,10 +57,10 @@ def make_single_env(env: gymnasium.Env[Any, Any]) -> SingleEnv:
 
 
 class SingleEnv(EnvBatch):
-    """One env with any supported spaces.
+    """One environment with any supported spaces.
 
-    An observation leaf of shape () and an integer dtype (a Discrete space's) is returned as a
-    Python int, every other one as an array [*frame] of the dtype that the space declares.
+    An observation leaf of shape () and an integer dtype (from a Discrete space) is returned as a
+    Python int. Any other leaf is an array [*frame] in the dtype of the space.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -70,7 +70,7 @@ class SingleEnv(EnvBatch):
         self.action = action_leaves(env.action_space)
         self.action_space = env.action_space
         self._env = env
-        # Bound once: the lookup would cost as much as a check.
+        # Bound once, because each lookup of `env.step` costs as much as a check.
         self._step: Callable[[Any], Any] = env.step
         self._to_action = make_act(env.action_space)
         self._to_arrays = make_observe(env.observation_space)
@@ -82,7 +82,7 @@ class SingleEnv(EnvBatch):
         self.reward = declared_reward(env, lambda: random_step(self)[1]) or ONE_REWARD
 
     def _keep_extras(self, read: Callable[[Any], list[Any]]) -> None:
-        """From now on every observation's extras are read too."""
+        """Also read the extras of every observation from now on."""
         to_arrays = self._to_arrays
 
         def observe(value: Any) -> Any:
@@ -92,51 +92,51 @@ class SingleEnv(EnvBatch):
         self._to_arrays = observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `Tapped`."""
+        """See `SupportsInfo`."""
         tap = Tap()
-        self._step = tap.on(self._step)
+        self._step = tap.wrap(self._step)
         return lambda key: [entry_of(tap.info, key)]
 
-    def shown(self) -> ExtraValues:
-        """See `EnvBatch.shown`."""
+    def current_extras(self) -> ExtraValues:
+        """See `EnvBatch.current_extras`."""
         pairs = zip(self.extras, self._extra_values, strict=True)
         return {extra.key: [value] for extra, value in pairs}
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset the env, with the one seed of `seeds`, and return its observation [*frame]."""
+        """Reset the environment, with the one seed of `seeds`; return its observation [*frame]."""
         seed = None if seeds is None else check_seeds(seeds, 1)[0]
         return self._to_arrays(observation_of(reset_env(self._env, seed)))
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Step the env; reward and flags are returned as the env gave them."""
+        """Step the environment; return reward and flags without a conversion."""
         result = step_values(self._step(self._to_action(action)))
         observation, reward, terminated, truncated, _ = result
         return self._to_arrays(observation), reward, terminated, truncated
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the env (`done` is [True]) and return its observation."""
+        """Reset the environment (`done` is [True]) and return its observation."""
         return self._to_arrays(observation_of(reset_env(self._env)))
 
     def close(self) -> None:
-        """Close the env; see `EnvBatch.close`."""
+        """Close the environment; see `EnvBatch.close`."""
         if not self._closed:
             self._closed = True
             close_quietly(self._env)
 
 
 class PlainEnv(SingleEnv):
-    """One env whose observation is one array and whose action is one array: the hot path."""
+    """One environment whose observation and action are one array each: the hot path."""
 
     @property
-    def direct(self) -> Direct:
-        """See `EnvBatch.direct`."""
-        return Direct(self._step, self._to_arrays, scalars=self._to_action is unwrap)
+    def fast_step(self) -> FastStep:
+        """See `EnvBatch.fast_step`."""
+        return FastStep(self._step, self._to_arrays, scalars=self._to_action is unwrap)
 
 
 def make_act(space: Space) -> Callable[[Any], Any]:
-    """Return the function from one env's action arrays to what its `step` expects.
+    """Return a function from the arrays of one environment's action to the argument of its `step`.
 
-    Scalars of shape () become numpy scalars where the space is Discrete; nested spaces are rebuilt.
+    The function rebuilds nested actions, and returns numpy scalars for Discrete spaces.
     """
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return unwrap if isinstance(space, spaces.Discrete) else same
@@ -184,16 +184,16 @@ def _observe_leaf(leaf: Leaf, env: str) -> Callable[[Any], Any]:
 
 
 def same(action: Array) -> Array:
-    """An action that needs no conversion."""
+    """Return an action that needs no conversion."""
     return action
 
 
 def unwrap(action: Array) -> Any:
-    """An array of shape () as a numpy scalar."""
+    """Return an array of shape () as a numpy scalar."""
     return action[()]
 
 
 def close_quietly(env: Any) -> None:
-    """Close `env`; one that is broken must not hide the error that broke it."""
+    """Close `env` and ignore errors, which would hide the error that broke the environment."""
     with contextlib.suppress(Exception):
         env.close()

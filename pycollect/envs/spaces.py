@@ -1,4 +1,4 @@
-"""Gymnasium spaces as leaves, and the way between nested values and arrays in leaf order."""
+"""Leaves of Gymnasium spaces, and conversions between nested values and arrays in leaf order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RESERVED_OBSERVATIONS = RESERVED_KEYS - {"step_count"}
 
 _NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _NESTS = (spaces.Dict, spaces.Tuple)
-_FEW = 16  # Python compares fewer numbers faster than numpy
+_FEW = 16  # below this size, Python compares numbers faster than numpy
 
 
 def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space], ...]:
@@ -84,14 +84,14 @@ def _children(
 
 
 def _is_extra(space: Space) -> bool:
-    """Whether its values have no fixed shape and numeric dtype, whatever its class."""
+    """Return whether values of `space` have no fixed shape and numeric dtype."""
     return isinstance(space, gymnasium.Space) and not isinstance(space, (*_NUMERIC, *_NESTS))
 
 
 def _leaf(space: Space, key: Key, what: str) -> Leaf:
     if not isinstance(space, gymnasium.Space):
         raise TypeError(f"{what}: expected a gymnasium.Space at {key_name(key)}, got {space!r}")
-    assert space.dtype is not None  # the others are extras
+    assert space.dtype is not None  # spaces without a dtype are extras
     try:
         name = dtype_name(space.dtype)
     except (KeyError, TypeError, ValueError) as error:
@@ -105,10 +105,10 @@ def _leaf(space: Space, key: Key, what: str) -> Leaf:
 def extra_spaces(
     space: Space, root: Key, what: str = "observation_space"
 ) -> tuple[tuple[Extra, Space], ...]:
-    """Return what `leaf_spaces` leaves out, each as an extra: spaces of any other class.
+    """Return an extra for each space that `leaf_spaces` leaves out.
 
-    A Sequence of Box, Discrete, MultiDiscrete or MultiBinary is ragged, a tensor [n, *feature];
-    any other value is an object.
+    A Sequence of Box, Discrete, MultiDiscrete or MultiBinary becomes a ragged extra, a tensor
+    [n, *feature]. The values of any other space are objects.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         children = _children(space, root, what)
@@ -155,10 +155,10 @@ def action_leaves(space: Space) -> tuple[Leaf, ...]:
     Raises:
         ValueError: A space has no fixed shape and numeric dtype, or `leaf_spaces` raises.
     """
-    for extra, own in extra_spaces(space, ("action",), "action_space"):
+    for extra, child in extra_spaces(space, ("action",), "action_space"):
         raise ValueError(
             "action_space: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple "
-            f"of them, got {own} at {key_name(extra.key)}; encode it with "
+            f"of them, got {child} at {key_name(extra.key)}; encode it with "
             "gymnasium.wrappers.TransformAction"
         )
     return tuple(leaf for leaf, _ in leaf_spaces(space, ("action",), "action_space"))
@@ -181,7 +181,7 @@ def make_flatten(space: Space, extras: bool = False) -> Callable[[Any], tuple[An
 
 
 def _has_any(space: Space, extras: bool) -> bool:
-    """Whether there are extras, or leaves, in the space."""
+    """Return whether the space has extras, or leaves if not `extras`."""
     if isinstance(space, spaces.Dict):
         return any(_has_any(child, extras) for child in space.spaces.values())
     if isinstance(space, spaces.Tuple):
@@ -209,17 +209,17 @@ def _flatten_children(
 
 
 def make_read_extras(space: Space) -> Callable[[Any], list[Any]]:
-    """Return the function from a value of one env's `space` to those of its extras, in order."""
+    """Return a function from a value of one environment's `space` to the values of its extras."""
     flatten = make_flatten(space, extras=True)
     reads = [_read(extra) for extra, _ in extra_spaces(space, _observation_root(space))]
     return lambda value: [read(entry) for read, entry in zip(reads, flatten(value), strict=True)]
 
 
 def make_read_rows(space: Space) -> Callable[[Any], list[list[Any]]]:
-    """Return the function from a vector env's observation to the extras' values: a list per extra.
+    """Return a function from a vector environment's observation to one list of values per extra.
 
     Args:
-        space: of one env.
+        space: Observation space of one environment.
     """
     flatten = make_flatten(space, extras=True)
     reads = [_read(extra) for extra, _ in extra_spaces(space, _observation_root(space))]
@@ -246,7 +246,7 @@ def _read(extra: Extra) -> Callable[[Any], Any]:
 
 
 def make_unflatten(space: Space) -> Callable[[Sequence[Any]], Any]:
-    """Return the function from entries in leaf order to a value of `space` (or a batch of it)."""
+    """Return a function from entries in leaf order to a value of `space` (or a batch of it)."""
     build = _builder(space)
     return lambda flat: build(iter(flat))
 
@@ -296,9 +296,9 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the envi
 
 
 def cast_safely(array: Array, name: str) -> Array | None:
-    """Return the array in the dtype of that name; None where the cast is not safe.
+    """Return the array in the dtype `name`, or ``None`` if the cast is not safe.
 
-    Safe are casts that numpy calls "same_kind", except that integers must keep their values.
+    A cast is safe if numpy calls it "same_kind" and integers keep their values.
     """
     dtype = np.dtype(name)
     if array.dtype == dtype and array.dtype.isnative:
@@ -326,7 +326,7 @@ def action_cast(leaf: Leaf, given: np.dtype[Any]) -> Callable[[Array], Array]:
     keeps_infinity = dtype.kind == "f"
 
     def cast(array: Array) -> Array:
-        # Python compares exactly: 2.0**63 is more than an int64 holds.
+        # `.item()`, because Python compares 2.0**63 with the int64 limits exactly.
         if array.size < _FEW or not (below < array.min().item() and array.max().item() < above):
             check(array)
         return array.astype(dtype)

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from pycollect.data.devices import CPU
 from pycollect.data.layout import torch_dtype
-from pycollect.envs.arrays import AsArrays, as_tensor, mapped
+from pycollect.envs.arrays import NumpyVectorEnv, as_tensor, mapped
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.envs.info_rows import final_observations, is_list
 from pycollect.envs.spaces import key_name, make_flatten, make_unflatten
@@ -32,16 +32,16 @@ class Transition(NamedTuple):
     """A step of P environments, as tensors on their device.
 
     Attributes:
-        successor: The true next observations, then the entries that only a step has, [P, *frame].
-            Wrong in rows that ended if `lacks_final`.
+        successor: The true next observations, then the `step_only` entries, [P, *frame]. Rows that
+            ended are wrong if `lacks_final`.
         following: The observations for the next action, [P, *frame]. They differ from `successor`
             in rows that the environment has reset.
         reward: [P].
         terminated: bool [P].
         truncated: bool [P].
-        done: Whether either is set, bool [P].
-        lacks_final: The environment has reset the rows that ended, and did not return their last
-            observations.
+        done: Terminated or truncated, bool [P].
+        lacks_final: Whether the environment has reset the rows that ended without returning their
+            last observations.
     """
 
     successor: Tensors
@@ -54,33 +54,34 @@ class Transition(NamedTuple):
 
 
 class TensorVectorEnv(EnvBatch):
-    """A vector environment with observations, rewards and flags as tensors.
+    """A vector environment whose observations, rewards and flags are tensors.
 
-    They stay on their device, and a step does not wait for it unless the environment does. `step`
-    returns a :class:`Transition`.
+    The tensors remain on their device. A step synchronizes with the device only if the environment
+    itself does. `step` returns a :class:`Transition`.
 
     Args:
         arrays: The environment.
-        host: The same with numpy arrays, which knows how it resets.
+        host: The same environment with numpy arrays, for its resets and its autoreset mode.
 
     Attributes:
-        resets_itself: It resets in the same step.
-        tells_validity: It has an entry `OBSERVATION_VALID`.
-        is_capturable: A CUDA graph may step it; it has `metadata["cudagraph"]`.
-        seen: What the steps so far tell about its autoreset mode, bool [4]: whether the following
-            can be told; whether a last observation differs from the observation beside it; whether
-            an episode ended, or a reward was not 0, in a step that only resets. See `judge`.
+        resets_itself: Whether the environment resets finished rows in the same step.
+        has_validity: Whether there is an entry `OBSERVATION_VALID`.
+        is_capturable: Whether a CUDA graph may step the environment (``metadata["cudagraph"]``).
+        mode_evidence: Evidence about the autoreset mode, bool [4], for `check_mode`: whether an
+            episode has ended so that the other values count; whether a terminal observation differs
+            from the returned observation; whether an episode ended in a step that only resets;
+            whether such a step had a reward other than 0.
     """
 
     takes_tensors = True
 
-    def __init__(self, arrays: AsArrays, host: VectorEnvBatch) -> None:
+    def __init__(self, arrays: NumpyVectorEnv, host: VectorEnvBatch) -> None:
         self.num_envs, self.batched = host.num_envs, True
         self.observation, self.step_only = host.observation, host.step_only
         self.action, self.action_space = host.action, host.action_space
         self.skips_after_done, self.can_reset = host.skips_after_done, host.can_reset
         self.device = arrays.device
-        self.staying = frozenset(leaf.key for leaf in self.observation)
+        self.device_keys = frozenset(leaf.key for leaf in self.observation)
         self.resets_itself = isinstance(host, SameStepEnvBatch)
         self.is_capturable = bool((getattr(arrays, "metadata", None) or {}).get("cudagraph"))
         self._arrays, self._host = arrays, host
@@ -90,12 +91,12 @@ class TensorVectorEnv(EnvBatch):
             (leaf, torch_dtype(leaf.dtype), torch.Size([self.num_envs, *leaf.shape]))
             for leaf in self.observation
         ]
-        self.tells_validity = any(leaf.key == OBSERVATION_VALID for leaf in self.step_only)
+        self.has_validity = any(leaf.key == OBSERVATION_VALID for leaf in self.step_only)
         self._is_plain = not isinstance(host.api.observation_space, spaces.Dict | spaces.Tuple)
         self._row_shape = torch.Size([self.num_envs])
         self._all_valid = torch.ones(self.num_envs, 1, dtype=torch.bool, device=self.device)
         self._done = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        self.seen = torch.zeros(4, dtype=torch.bool, device=self.device)
+        self.mode_evidence = torch.zeros(4, dtype=torch.bool, device=self.device)
         self._watches_mode = True
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
@@ -104,16 +105,16 @@ class TensorVectorEnv(EnvBatch):
             self._host.api.ended = self._done.cpu().numpy()
         self._host.reset(seeds)
         self._done = torch.zeros_like(self._done)
-        return self._shown()
+        return self._last_observation()
 
-    def _shown(self) -> Tensors:
-        return self._conform(self._arrays.shown)
+    def _last_observation(self) -> Tensors:
+        return self._conform(self._arrays.last_observation)
 
     def step(self, action: Arrays) -> Any:
         """Step all rows; return a Transition."""
-        given = self._unflatten([self._arrays.own(own) for own in action])
-        shown, reward, terminated, truncated, info = self._arrays.own_step(given)
-        following = self._conform(shown)
+        native = self._unflatten([self._arrays.to_native(leaf) for leaf in action])
+        observation, reward, terminated, truncated, info = self._arrays.step_native(native)
+        following = self._conform(observation)
         reward, terminated, truncated = (
             self._row("reward", reward),
             self._row("terminated", terminated),
@@ -132,7 +133,7 @@ class TensorVectorEnv(EnvBatch):
         if not self.resets_itself:
             successor = following
         lacks = self.resets_itself and final is None
-        if self.tells_validity:
+        if self.has_validity:
             successor = (*successor, ~done.unsqueeze(1) if lacks else self._all_valid)
         return Transition(successor, following, reward, terminated, truncated, done, lacks)
 
@@ -144,30 +145,30 @@ class TensorVectorEnv(EnvBatch):
         done: torch.Tensor,
         reward: torch.Tensor,
     ) -> None:
-        """Update `seen`; `before` has the rows that ended in the step before."""
+        """Update `mode_evidence`; `before` marks the rows that ended in the previous step."""
         resetting = before if self.skips_after_done else torch.zeros_like(before)
-        told = before if self.skips_after_done else done
+        counts = before if self.skips_after_done else done
         differs = [
-            ((own != last) & ((own == own) | (last == last))).any()  # NaN equals NaN
-            for own, last in zip(following, successor, strict=True)
+            ((new != last) & ((new == new) | (last == last))).any()  # NaN equals NaN
+            for new, last in zip(following, successor, strict=True)
         ]
-        self.seen |= torch.stack(
+        self.mode_evidence |= torch.stack(
             [
-                told.any(),
+                counts.any(),
                 torch.stack(differs).any(),
                 (done & resetting).any(),
                 ((reward != 0) & resetting).any(),
             ]
         )
 
-    def judge(self, seen: Sequence[bool]) -> None:
-        """Check the values of `seen`: once, when an episode has ended.
+    def check_mode(self, evidence: Sequence[bool]) -> None:
+        """Check the values of `mode_evidence`, once, after an episode has ended.
 
         Raises:
             ValueError: The environment contradicts its autoreset mode.
         """
-        told, differs, has_ended, has_reward = seen
-        if not self._watches_mode or not (told or differs):
+        counts, differs, has_ended, has_reward = evidence
+        if not self._watches_mode or not (counts or differs):
             return
         self._watches_mode = False
         host = self._host
@@ -187,16 +188,21 @@ class TensorVectorEnv(EnvBatch):
         values = self._leaves(final)
         check_final_rows(self._arrays, values, self.num_envs)
         pairs = zip(following, self._fitted(values), strict=True)
-        if self.device == CPU:  # only a device would have to be waited for
+        if self.device == CPU:  # `nonzero` would synchronize with a device
             rows = ended.nonzero().squeeze(1)
-            return tuple(own.index_copy(0, rows, last[rows]) for own, last in pairs)
+            return tuple(new.index_copy(0, rows, last[rows]) for new, last in pairs)
         return tuple(
-            torch.where(ended.view(-1, *[1] * (own.ndim - 1)), last, own) for own, last in pairs
+            torch.where(ended.view(-1, *[1] * (new.ndim - 1)), last, new) for new, last in pairs
         )
 
     def _with_rows(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
-        """`final` has the observation of one environment per row; it may keep those of before."""
-        successor = tuple(own.clone() for own in following)
+        """Return `following` with terminal observations in the rows that `ended`.
+
+        Args:
+            final: Array of P objects, each one environment's observation or ``None``. Rows that did
+                not end are ignored, because they may hold earlier terminal observations.
+        """
+        successor = tuple(leaf.clone() for leaf in following)
         for row in ended.nonzero().flatten().tolist():
             if final[row] is None and not self.resets_itself:
                 continue
@@ -209,17 +215,17 @@ class TensorVectorEnv(EnvBatch):
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset rows by mask; see `EnvBatch.reset_done`."""
         self._host.api.reset_rows(done)
-        return self._shown()
+        return self._last_observation()
 
-    def tell_of_lacking_final(self) -> None:
-        """Raise ValueError, or warn once, because an episode ended without its last observation."""
-        if self.tells_validity and isinstance(self._host, SameStepEnvBatch):
+    def report_lacking_final(self) -> None:
+        """Raise a ValueError, or warn once, because an episode lacks its last observation."""
+        if self.has_validity and isinstance(self._host, SameStepEnvBatch):
             self._host.warn_of_truncation()
             return
         raise ValueError(lacks_final(self._arrays, ""))
 
     def close(self) -> None:
-        """Close the env; see `EnvBatch.close`."""
+        """Close the environment; see `EnvBatch.close`."""
         self._host.close()
 
     def _conform(self, observation: Any) -> Tensors:
@@ -262,11 +268,11 @@ class TensorVectorEnv(EnvBatch):
 
 
 def _final(info: Any, ended: torch.Tensor) -> Any:
-    """Return the last observations; see `final_observations`. Waits if the info is a list."""
+    """Return `final_observations`; synchronize with the device if the info is a list."""
     rows = ended.cpu().numpy() if is_list(info) else np.empty(0, np.bool_)
     return final_observations(info, rows)
 
 
 def _is_capturing(device: torch.device) -> bool:
-    """Return whether a CUDA graph is being captured, which would check again with each replay."""
+    """Return whether a CUDA graph is being captured, whose replays would repeat the checks."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

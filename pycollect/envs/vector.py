@@ -1,4 +1,4 @@
-"""Vector envs (`gymnasium.vector` and what has its interface) as batches of P envs."""
+"""Vector environments (`gymnasium.vector` or the same interface) as an EnvBatch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pycollect._core import Leaf
 from pycollect.data.extras import ExtraValues
 from pycollect.data.frame import ONE_REWARD
 from pycollect.data.layout import Key
-from pycollect.envs.arrays import AsArrays, TensorsFoundError
+from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.envs.info import Tap
 from pycollect.envs.info_rows import final_observations, rows_of, rows_of_step
@@ -21,18 +21,18 @@ from pycollect.envs.vector_api import (
     Autoreset,
     Leaves,
     VectorApi,
+    declared_autoreset,
     parse_autoreset,
     rows_differ,
-    told_autoreset,
 )
 from pycollect.envs.vector_probe import Finding, probe_keeps_rows, probe_resumes
 from pycollect.errors import warn_user
 
 OBSERVATION_VALID: Key = ("observation_valid",)
-"""Key, below "next", of whether the next observation is the true one."""
+"""Key under "next" of the flag that the next observation is the true one."""
 
-ENDED_AGAIN = "ended a row in the step that should only reset it"
-OTHER_FINAL = "has another observation in info['final_obs'] than it returned"
+ENDED_AGAIN = "ended an episode in the step that should only reset the row"
+OTHER_FINAL = "returned an observation that differs from info['final_obs']"
 
 
 def make_vector_env(
@@ -63,10 +63,10 @@ def make_vector_env(
     mode = _read_mode(env, autoreset_mode)
     final_is_unknown = final_observation is not None
     try:
-        return _of_arrays(env, mode, final_is_unknown)
+        return _make_batch(env, mode, final_is_unknown)
     except TensorsFoundError as found:
-        arrays = AsArrays(env, found.observation)
-    batch = _of_arrays(arrays, mode, final_is_unknown)
+        arrays = NumpyVectorEnv(env, found.observation)
+    batch = _make_batch(arrays, mode, final_is_unknown)
     if as_arrays or batch.extras or batch.reward != ONE_REWARD:
         return batch
     from pycollect.envs.tensors import TensorVectorEnv
@@ -74,7 +74,7 @@ def make_vector_env(
     return TensorVectorEnv(arrays, batch)
 
 
-def _of_arrays(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvBatch:
+def _make_batch(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvBatch:
     api = VectorApi(env)
     if _switch_to_disabled(env):
         return VectorEnvBatch(api)
@@ -86,7 +86,7 @@ def _of_arrays(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvBa
     known = _is_known(env)
     keeps = _probe(api)
     if mode is Autoreset.SAME_STEP:
-        can_reset = keeps is Finding.SHOWN or (known and keeps is Finding.UNSHOWN)
+        can_reset = keeps is Finding.CONFIRMED or (known and keeps is Finding.UNCONFIRMED)
         return SameStepEnvBatch(api, can_reset=can_reset, final_is_unknown=final_is_unknown)
     if keeps is Finding.VIOLATED:
         raise ValueError(
@@ -97,23 +97,23 @@ def _of_arrays(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvBa
     return VectorEnvBatch(api)
 
 
-def _read_mode(env: Any, given: Any) -> Autoreset:
-    told, asked = told_autoreset(env), parse_autoreset(given, "autoreset_mode")
-    if told is None and asked is None:
+def _read_mode(env: Any, argument: Any) -> Autoreset:
+    declared, requested = declared_autoreset(env), parse_autoreset(argument, "autoreset_mode")
+    if declared is None and requested is None:
         raise ValueError(
             "autoreset_mode: expected NEXT_STEP, SAME_STEP or DISABLED, got None; the mode is "
             f"required because {env} has no metadata['autoreset_mode']"
         )
-    if told is not None and asked is not None and told is not asked:
+    if declared is not None and requested is not None and declared is not requested:
         raise ValueError(
-            f"autoreset_mode: expected None or {told.name}, the mode that {env} declares, got "
-            f"{asked.name}"
+            f"autoreset_mode: expected None or {declared.name}, the mode that {env} declares, got "
+            f"{requested.name}"
         )
-    return told or asked  # type: ignore[return-value]
+    return declared or requested  # type: ignore[return-value]
 
 
 def _switch_to_disabled(env: Any) -> bool:
-    """Switch a bare SyncVectorEnv to DISABLED; False for every other env."""
+    """Switch a bare SyncVectorEnv to DISABLED; return ``False`` for any other environment."""
     kind = type(env)
     if not isinstance(env, SyncVectorEnv) or not hasattr(env, "autoreset_mode"):
         return False
@@ -124,15 +124,15 @@ def _switch_to_disabled(env: Any) -> bool:
 
 
 def _is_known(env: Any) -> bool:
-    """Whether the env's own code is known to honour masks, also right after an episode's end.
+    """Return whether the class is known to honor masks, even right after the end of an episode.
 
-    The probe is asked all the same; this decides only where it could not show anything.
+    This decides only if the probe is inconclusive.
     """
     kind = type(env)
     if kind is SyncVectorEnv:
-        return hasattr(env, "autoreset_mode")  # as those that take a mask have
+        return hasattr(env, "autoreset_mode")  # versions without it ignore masks
     if kind is AsyncVectorEnv:
-        # Without shared memory its worker goes on to reset by itself after a reset.
+        # Without shared memory, a worker still resets itself after a requested reset.
         return bool(env.shared_memory) and env.worker is None
     if (kind.__module__, kind.__name__) == ("ale_py.vector_env", "AtariVectorEnv"):
         return True
@@ -140,14 +140,14 @@ def _is_known(env: Any) -> bool:
 
 
 def _resets_rows_after_done(api: VectorApi) -> bool:
-    """Whether a NEXT_STEP env can be reset by mask right after the step that ended an episode."""
+    """Return whether a NEXT_STEP environment honors masks right after the end of an episode."""
     base = getattr(api.env, "unwrapped", api.env)
     keeps = probe_keeps_rows(api)
     if _is_known(base) and keeps is not Finding.VIOLATED:
-        resets = keeps is Finding.SHOWN or base is api.env
+        resets = keeps is Finding.CONFIRMED or base is api.env
     else:
-        resets = keeps is Finding.SHOWN and probe_resumes(api) is Finding.SHOWN
-        api.reset_clears = resets or probe_resumes(api, whole=True) is Finding.SHOWN
+        resets = keeps is Finding.CONFIRMED and probe_resumes(api) is Finding.CONFIRMED
+        api.reset_clears = resets or probe_resumes(api, whole=True) is Finding.CONFIRMED
     api.reset()
     return resets
 
@@ -159,12 +159,13 @@ def _probe(api: VectorApi) -> Finding:
 
 
 class VectorEnvBatch(EnvBatch):
-    """A vector env whose finished rows are reset by mask, or which `skips_after_done`.
+    """A vector environment whose finished rows are reset by mask, or with `skips_after_done`.
 
     Args:
-        api: the env.
-        skips_after_done: whether it resets rows by itself, in the step after their end.
-        steps_rows: whether it does so, too, unless it is asked to reset them before.
+        api: The vector environment.
+        skips_after_done: Whether a finished row resets itself in the following step.
+        steps_rows: Whether rows can be stepped separately. A finished row then resets itself in its
+            following step, unless `reset_done` resets it first.
     """
 
     def __init__(
@@ -190,39 +191,39 @@ class VectorEnvBatch(EnvBatch):
         self.extras = api.extras
         self._flatten = make_flatten(api.observation_space)
         self._watches_mode = True
-        self._resetting: BoolArray | None = None  # rows in the step that resets them
+        self._resetting: BoolArray | None = None  # rows that the next step only resets
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `Tapped`."""
+        """See `SupportsInfo`."""
         tap = self._tapped()
         return lambda key: rows_of(tap.info, key, self.num_envs)
 
     def _tapped(self) -> Tap:
         tap = Tap()
         self.api.info_is_read = True
-        self._step_api = tap.on(self._step_api)
-        self._receive_api = tap.on(self._receive_api)
-        self._step_rows_api = tap.on(self._step_rows_api)
+        self._step_api = tap.wrap(self._step_api)
+        self._receive_api = tap.wrap(self._receive_api)
+        self._step_rows_api = tap.wrap(self._step_rows_api)
         return tap
 
-    def shown(self) -> ExtraValues:
-        """See `EnvBatch.shown`."""
+    def current_extras(self) -> ExtraValues:
+        """See `EnvBatch.current_extras`."""
         return self._by_key(self.api.extra_values)
 
     def _by_key(self, values: list[list[Any]]) -> ExtraValues:
-        return {extra.key: own for extra, own in zip(self.extras, values, strict=True)}
+        return {extra.key: rows for extra, rows in zip(self.extras, values, strict=True)}
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all rows; see `EnvBatch.reset`.
 
-        An env that takes one int only (CartPoleVectorEnv) is given the first seed; EnvPool takes
-        none after its construction, and warns about it.
+        An environment that takes only one int (CartPoleVectorEnv) receives the first seed. EnvPool
+        takes no seed after its construction, and warns.
         """
         self._resetting = None
         return self._arrays(self.api.reset(seeds))
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Step all rows; reward float [P], flags bool [P]."""
+        """Step all rows; the reward is float [P], the flags are bool [P]."""
         return self._result(*self._step_api((action,) if self._one_action else action))
 
     def send(self, action: Arrays) -> None:
@@ -230,11 +231,11 @@ class VectorEnvBatch(EnvBatch):
         self.api.send((action,) if self._one_action else action)
 
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
-        """Wait for it; see `EnvBatch.receive`. Raises what `step` does."""
+        """Wait for a step; see `EnvBatch.receive`. Raises the same errors as `step`."""
         return self._result(*self._receive_api())
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
-        """Step the rows where `rows` is set; see `EnvBatch.step_rows`."""
+        """Step the rows whose `rows` is set; see `EnvBatch.step_rows`."""
         leaves = (action,) if self._one_action else action
         return self._result(*self._step_rows_api(leaves, rows))
 
@@ -246,13 +247,17 @@ class VectorEnvBatch(EnvBatch):
         truncated: BoolArray,
         info: Any,
     ) -> tuple[Arrays, Any, Any, Any]:
-        """Raises ValueError if the first end of an episode contradicts the autoreset mode."""
+        """Check a step's result and return its `Arrays`, reward and flags.
+
+        Raises:
+            ValueError: The first end of an episode contradicts the autoreset mode.
+        """
         if self._watches_mode:
             self._check_mode(observation, reward, terminated | truncated, info)
         return self._arrays(observation), reward, terminated, truncated
 
     def _check_mode(self, observation: Leaves, reward: Array, ended: BoolArray, info: Any) -> None:
-        """Check at the first end of an episode that the env does not reset in the same step."""
+        """Check, at the first end of an episode, that the reset is not in the same step."""
         if self._resetting is not None:
             self._watches_mode = False
             if ended[self._resetting].any():
@@ -272,26 +277,30 @@ class VectorEnvBatch(EnvBatch):
                 self.refuse_mode(OTHER_FINAL)
 
     def refuse_mode(self, why: str) -> None:
-        """Raise ValueError, because the env contradicts its autoreset mode."""
+        """Raise a ValueError because the environment contradicts its autoreset mode."""
         raise ValueError(
-            f"autoreset_mode: {self.api.env} does not reset in the mode that it states, "
-            f"because it {why}; set its metadata['autoreset_mode'] to SAME_STEP"
+            f"autoreset_mode: {self.api.env} does not follow the mode that it declares: it {why}; "
+            "set its metadata['autoreset_mode'] to SAME_STEP"
         )
 
     def warn_of_reward(self) -> None:
-        """Warn that a step that only resets has a reward, unless a wrapper may have added it."""
+        """Warn that a step that only resets has a reward, unless a wrapper may have added one."""
         env = self.api.env
         if getattr(env, "unwrapped", env) is env:
             warn_user(
-                f"autoreset_mode: {env} states NEXT_STEP, so the step after an end only resets "
-                "a row and is not in the batch, but that step has a reward; if the environment "
-                "resets in the same step, set its metadata['autoreset_mode'] to SAME_STEP"
+                f"autoreset_mode: {env} declares NEXT_STEP, so the step after the end of an "
+                "episode only resets the row and is not recorded, but it has a reward; if the "
+                "environment resets in the same step, set its metadata['autoreset_mode'] to "
+                "SAME_STEP"
             )
 
     def _final_leaves(self, final: Any, rows: Array) -> list[Any]:
-        """Return, for each leaf, the terminal values of `rows`.
+        """Return the terminal values of `rows` for each leaf.
 
-        `final` is an array of P objects, each one env's observation, or one batched observation.
+        Args:
+            final: Array of P objects, each one environment's observation, or one batched
+                observation.
+            rows: Numbers of the rows.
         """
         if isinstance(final, np.ndarray) and final.dtype == object:
             by_row = [self._flatten(final[row]) for row in rows]
@@ -301,17 +310,17 @@ class VectorEnvBatch(EnvBatch):
         return [leaf[rows] for leaf in leaves]
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the rows where `done` is set.
+        """Reset the rows whose `done` is set.
 
         Raises:
-            RuntimeError: the env `skips_after_done`.
+            RuntimeError: `skips_after_done` is set.
         """
         if self.skips_after_done:
             raise RuntimeError("reset_done: this vector environment cannot reset single rows")
         return self._arrays(self.api.reset_rows(done))
 
     def close(self) -> None:
-        """Close the env; see `EnvBatch.close`."""
+        """Close the environment; see `EnvBatch.close`."""
         if not self._closed:
             self._closed = True
             self.api.close()
@@ -321,16 +330,16 @@ class VectorEnvBatch(EnvBatch):
 
 
 class SameStepEnvBatch(VectorEnvBatch):
-    """A vector env in SAME_STEP mode: it has reset the rows that ended before `step` returns.
+    """A vector environment in SAME_STEP mode, whose `step` has already reset the finished rows.
 
-    `step` returns the terminal observation of those rows (`info["final_obs"]`), `reset_done` the
-    reset observation that the env gave in its place.
+    For finished rows, `step` returns the terminal observation (`info["final_obs"]`), and
+    `reset_done` returns the reset observation that the environment returned instead.
 
     Args:
-        api: the env.
-        can_reset: whether it honours `reset_mask`, so that other rows can be reset too.
-        final_is_unknown: whether `info` may lack the terminal observation. `step` then returns what
-            the env returned, and an entry `OBSERVATION_VALID` tells that.
+        api: The vector environment.
+        can_reset: Whether the environment honors `reset_mask`, so that other rows can be reset too.
+        final_is_unknown: Whether `info` may lack terminal observations. `step` then returns the
+            reset observations of such rows, and the entry `OBSERVATION_VALID` marks them.
     """
 
     def __init__(self, api: VectorApi, *, can_reset: bool, final_is_unknown: bool = False) -> None:
@@ -344,18 +353,18 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._after: Leaves = ()
         self._watch_final = True
-        self._final_extras: list[list[Any]] | None = None  # of the step that ended rows
+        self._final_extras: list[list[Any]] | None = None  # if the last step ended rows
         self._read_row = make_read_extras(api.observation_space)
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `Tapped`."""
+        """See `SupportsInfo`."""
         tap = self._tapped()
         return lambda key: rows_of_step(tap.info, key, self._ended, self.api.reset_info)
 
-    def shown(self) -> ExtraValues:
-        """See `EnvBatch.shown`."""
+    def current_extras(self) -> ExtraValues:
+        """See `EnvBatch.current_extras`."""
         if self._final_extras is None:
-            return super().shown()
+            return super().current_extras()
         return self._by_key(self._final_extras)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
@@ -374,7 +383,11 @@ class SameStepEnvBatch(VectorEnvBatch):
         truncated: BoolArray,
         info: Any,
     ) -> tuple[Arrays, Any, Any, Any]:
-        """ValueError: an episode ended, and `info` has no terminal observation for it."""
+        """Return a step's result with terminal observations in the rows that ended.
+
+        Raises:
+            ValueError: `info` lacks the terminal observation of an episode.
+        """
         self._final_extras = None
         self._after = observation
         self._ended = terminated | truncated
@@ -392,7 +405,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         return self._arrays(observation), reward, terminated, truncated
 
     def warn_of_truncation(self) -> None:
-        """Warn once that an episode was truncated, and its last observation is unknown."""
+        """Warn once that the last observation of a truncated episode is unknown."""
         if self._warns_of_truncation:
             self._warns_of_truncation = False
             warn_user(
@@ -402,10 +415,10 @@ class SameStepEnvBatch(VectorEnvBatch):
             )
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Return the reset observations; resets those rows of `done` that the env has not.
+        """Return the reset observations; first reset the rows of `done` that did not end.
 
         Raises:
-            RuntimeError: there are such rows, and not `can_reset`.
+            RuntimeError: There are such rows, but `can_reset` is not set.
         """
         self._final_extras = None
         rest = done & ~self._ended
@@ -442,24 +455,26 @@ class SameStepEnvBatch(VectorEnvBatch):
         return result
 
     def _true_next_extras(self, final: Any, rows: Array) -> list[list[Any]]:
-        values = [list(own) for own in self.api.extra_values]
+        values = [list(column) for column in self.api.extra_values]
         by_row = isinstance(final, np.ndarray) and final.dtype == object
         batched = [] if by_row else self.api.read_extras(final)
         for row in rows:
-            of_row = self._read_row(final[row]) if by_row else [own[row] for own in batched]
-            for own, value in zip(values, of_row, strict=True):
-                own[row] = value
+            row_values = (
+                self._read_row(final[row]) if by_row else [column[row] for column in batched]
+            )
+            for column, value in zip(values, row_values, strict=True):
+                column[row] = value
         return values
 
     def warn_of_overwritten(self) -> None:
         """Warn that the first terminal observation equals the reset observation.
 
         Gymnasium 1.4.0 keeps a reference to the environment's observation. If the environment
-        reuses the memory for the next one, the terminal observation is lost.
+        reuses that memory for the next observation, the terminal observation is lost.
         """
         warn_user(
-            f"create_env_fn: final_obs of {self.api.env} equals the reset observation after "
-            "it, so ('next', observation) may be wrong at the end of episodes. If the "
+            f"create_env_fn: final_obs of {self.api.env} equals the following reset "
+            "observation, so ('next', observation) may be wrong at the end of episodes. If the "
             "environment reuses its observation buffer, return a copy, or use the autoreset "
             "mode NEXT_STEP or DISABLED",
         )
@@ -471,13 +486,13 @@ def check_final_rows(env: Any, leaves: Sequence[Any], envs: int) -> None:
         if leaf.shape[:1] != (envs,):
             raise ValueError(
                 f"final_observation: expected info['final_obs'] of {env} to have one row for each "
-                f"of {envs} environments, got the shape {list(leaf.shape)}; return rows of the "
-                "environments that continue, too (they are not read)"
+                f"of {envs} environments, got the shape {list(leaf.shape)}; include rows of the "
+                "environments that continue, with any values"
             )
 
 
 def lacks_final(env: Any, got: str) -> str:
-    """Return the text of the error that a SAME_STEP env gave no terminal observation."""
+    """Return the error text for a missing terminal observation in SAME_STEP mode."""
     return (
         f"final_observation: expected info['final_obs'] from {env} at the end of an episode in "
         f"SAME_STEP mode{got}; add it, or pass final_observation='unknown'"

@@ -1,4 +1,4 @@
-"""The interface of vector environments, and how libraries differ in it."""
+"""VectorApi: one interface for the vector environments of different libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gymnasium import error, spaces
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from pycollect.data.frame import ONE_REWARD
-from pycollect.envs.arrays import AsArrays, check_no_tensors
+from pycollect.envs.arrays import NumpyVectorEnv, check_no_tensors
 from pycollect.envs.base import BoolArray, check_seeds, observation_of, reset_env, step_values
 from pycollect.envs.random_actions import ActionSampler
 from pycollect.envs.rewards import SEVERAL_REWARDS, declared_reward
@@ -34,16 +34,16 @@ _MASK = "reset_mask"
 
 
 class MaskOptions(dict[str, Any]):
-    """``{"reset_mask": mask}``, whose mask is told to all who ask for it by name.
+    """The options ``{"reset_mask": mask}``, whose mask can be looked up even after `pop`.
 
-    Gymnasium's vector envs take the mask out of the dict, so that their sub-environments do not
-    see it. Wrappers around them look for it afterwards, and where it is gone, they reset what they
-    keep of all rows: RecordEpisodeStatistics of 1.4.0 forgets the returns of those that go on. So
-    it is no item any more once it was taken out, but still found by its name.
+    Gymnasium's vector environments pop the mask, so that their sub-environments do not receive it.
+    Wrappers look it up afterwards. If it is missing, they reset their data of all rows: in
+    Gymnasium 1.4.0, RecordEpisodeStatistics loses the returns of the continuing episodes. A popped
+    mask is therefore no longer an item, but lookups by name still find it.
     """
 
     def __init__(self, reset_mask: BoolArray) -> None:
-        """Make them; Gymnasium's wrappers for other libraries' arrays do so by name, too."""
+        """Store the mask; the argument has this name because Gymnasium's array wrappers use it."""
         super().__init__({_MASK: reset_mask})
         self._mask = reset_mask
 
@@ -67,7 +67,7 @@ class MaskOptions(dict[str, Any]):
         return key == _MASK or super().__contains__(key)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Sub-environments in other processes get its items."""
+        """Return the items as a plain dict for sub-environments in other processes."""
         return dict, (dict(self),)
 
 
@@ -80,7 +80,7 @@ _FLAG_DTYPES = (np.dtype(np.bool_),)
 
 
 class Autoreset(enum.Enum):
-    """What a vector env does with a row that ended; Gymnasium's AutoresetMode, by name."""
+    """When a vector environment resets a row that ended; values of Gymnasium's AutoresetMode."""
 
     NEXT_STEP = "nextstep"
     SAME_STEP = "samestep"
@@ -106,7 +106,7 @@ def parse_autoreset(value: Any, argument: str) -> Autoreset | None:
 
 
 def is_vector_env(env: Any) -> bool:
-    """Whether `env` has the interface of a vector env (it may be a `gymnasium.Env` too)."""
+    """Return whether `env` has the vector interface; it may also be a `gymnasium.Env`."""
     if isinstance(env, VectorEnv):
         return True
     if not (hasattr(env, "reset") and hasattr(env, "step")):
@@ -115,16 +115,19 @@ def is_vector_env(env: Any) -> bool:
 
 
 def is_old_envpool(env: Any) -> bool:
-    """EnvPool before it took Gymnasium's vector interface: `len()`, `config`, `reset(env_id)`."""
+    """Return whether `env` is an EnvPool from before it adopted Gymnasium's vector interface.
+
+    Such an environment has `len()`, `config` and `reset(env_id)`.
+    """
     return hasattr(env, "all_env_ids") and isinstance(getattr(env, "config", None), dict)
 
 
-def told_autoreset(env: Any) -> Autoreset | None:
-    """Return the mode that the env tells, None if it does not.
+def declared_autoreset(env: Any) -> Autoreset | None:
+    """Return the mode that the environment declares, or ``None``.
 
-    The attribute `autoreset_mode` goes before `metadata`: it is what the env acts by. The dict
-    that all subclasses of VectorEnv share is not looked at, since ale_py writes the mode of the
-    AtariVectorEnv that was made last into it.
+    The attribute `autoreset_mode` has precedence over `metadata`, because the environment acts on
+    the attribute. The `metadata` that all subclasses of VectorEnv share is ignored, because ale_py
+    writes the mode of the newest AtariVectorEnv into it.
     """
     base = getattr(env, "unwrapped", env)
     metadata = getattr(env, "metadata", None)
@@ -137,28 +140,29 @@ def told_autoreset(env: Any) -> Autoreset | None:
 
 
 class VectorApi:
-    """A vector env with one way to seed, to step and to reset some rows, whatever its flavour.
+    """A vector environment of any library, with one way to seed, step and reset rows.
 
-    Observations are tuples of arrays [P, *frame] in leaf order, in the dtypes that the space
-    declares; they may be the env's own buffers.
+    Observations are tuples of arrays [P, *frame] in leaf order, in the dtypes of the space; they
+    may be the environment's own buffers.
 
     Attributes:
-        env: the vector env.
-        returns_only_reset_rows: whether a masked reset returned no other rows (as EnvPool does).
-        steps_rows: whether it can step some rows without the others, as EnvPool can.
-        overlaps: whether a step can be begun by `send` and awaited by `receive`.
-        info_is_read: whether `step_rows` has to bring the info into the form of all rows.
-        reset_clears: whether the step after a reset of all rows is a real one in every row, also
-            where an episode had just ended. Where it is not (AsyncVectorEnv without shared memory
-            in NEXT_STEP mode), `reset` first steps on until no row has just ended.
-        ended: rows that ended in the last step, bool [P]. Whoever steps `env` itself has to set it
-            before `reset`, unless it `reset_clears`.
-        reset_info: what the last `reset` of all rows told beside the observation.
-        extra_values: of the last observation, a list of P values for each of `extras`.
+        env: The vector environment.
+        returns_only_reset_rows: Whether a masked reset returned only the reset rows, as EnvPool
+            does.
+        steps_rows: Whether the environment can step some rows without the others, as EnvPool can.
+        overlaps: Whether `send` can begin a step and `receive` wait for it.
+        info_is_read: Whether `step_rows` must expand the info to all rows.
+        reset_clears: Whether the first step after a reset of all rows is a real step in every row,
+            even if episodes had just ended. Otherwise (AsyncVectorEnv without shared memory in
+            NEXT_STEP mode), `reset` first makes steps until no row has just ended.
+        ended: Rows that ended in the last step, bool [P]. A caller that steps `env` directly must
+            set it before `reset`, unless `reset_clears`.
+        reset_info: Info of the last `reset` of all rows.
+        extra_values: Extras of the last observation: a list of P values for each of `extras`.
 
     Raises:
-        ValueError: `num_envs` is not positive, the env steps only a part of its rows at a time
-            (`batch_size`), or a space is not supported.
+        ValueError: `num_envs` is not positive, the environment steps only some of its rows at a
+            time (`batch_size`), or a space is not supported.
     """
 
     def __init__(self, env: Any) -> None:
@@ -194,7 +198,7 @@ class VectorApi:
         self._row_shape = (self.num_envs,)
         self._shapes = tuple((self.num_envs, *leaf.shape) for leaf in self.observation)
         self._seed_form: int | None = None
-        self._is_new = not isinstance(env, AsArrays)
+        self._is_new = not isinstance(env, NumpyVectorEnv)
         declared = declared_reward(env, self._random_reward, self.num_envs)
         self.reward = declared or ONE_REWARD
         self._reward_shape = (*self._row_shape, *(declared.shape if declared else ()))
@@ -204,14 +208,14 @@ class VectorApi:
         self.reset()
         sampler = ActionSampler(self.action_space, self.num_envs, batched=True)
         drawn = sampler.draw(1, np.random.default_rng(0))
-        return step_values(self.env.step(self._given(tuple(leaf[0] for leaf in drawn))))[1]
+        return step_values(self.env.step(self._to_action(tuple(leaf[0] for leaf in drawn))))[1]
 
-    def _given(self, action: Leaves) -> Any:
-        """The action as the env takes it."""
+    def _to_action(self, action: Leaves) -> Any:
+        """Return the leaves of an action as an action of the environment."""
         return action[0] if self._plain_action else self._unflatten(action)
 
     def _keep_extras(self) -> None:
-        """From now on every observation's extras are read too."""
+        """Also read the extras of every observation from now on."""
         flatten, self.read_extras = self._flatten, make_read_rows(self.observation_space)
 
         def keep_and_flatten(observation: Any) -> tuple[Any, ...]:
@@ -236,9 +240,9 @@ class VectorApi:
             )
 
     def reset(self, seeds: Sequence[int] | None = None) -> Leaves:
-        """Reset all rows; with `seeds` (P of them), each row by its own where the env can."""
+        """Reset all rows; with P `seeds`, each row with its own seed if the environment can."""
         if self._is_stepping:
-            with contextlib.suppress(Exception):  # of a step that nobody waits for any more
+            with contextlib.suppress(Exception):  # the result of this step is discarded
                 self.receive()
         if not self.reset_clears:
             self._settle()
@@ -267,7 +271,7 @@ class VectorApi:
         )
 
     def _seeded_reset(self, seeds: list[int]) -> Any:
-        # Gymnasium's vector envs take a list, ALE's an array of int32, CartPoleVectorEnv one int.
+        # Gymnasium takes a list of seeds, ALE an array of int32, CartPoleVectorEnv one int.
         forms = (seeds, np.array(seeds, np.uint64).astype(np.int64) & 0x7FFFFFFF, seeds[0])
         if self._seed_form is not None:
             return reset_env(self.env, forms[self._seed_form])
@@ -283,15 +287,15 @@ class VectorApi:
         raise AssertionError("unreachable")
 
     def reset_rows(self, mask: BoolArray) -> Leaves:
-        """Reset the rows where `mask` (bool [P]) is set; only they mean anything in the result.
+        """Reset the rows whose `mask` (bool [P]) is set; only these rows of the result are defined.
 
-        Where the env honours the mask and returns all rows, the others keep what they were.
+        If the environment honors the mask and returns all rows, the other rows are unchanged.
 
         Raises:
-            ValueError: the env returned neither all rows nor exactly those that were asked for.
+            ValueError: The environment returned neither all rows nor exactly the requested rows.
         """
         if mask.all():
-            return self.reset()  # the same by definition, and right where masks are ignored
+            return self.reset()  # equivalent, and correct even if the environment ignores masks
         if self._takes_env_ids:
             observation, info = self.env.reset(np.flatnonzero(mask).astype(np.int32))
         else:
@@ -303,12 +307,12 @@ class VectorApi:
         return self._conform(leaves)
 
     def _scatter(self, leaves: tuple[Any, ...], rows: Array, info: Any) -> Leaves:
-        """EnvPool returns the rows that were reset, and no others: put them at their places."""
+        """Put the rows that EnvPool has reset, and returned alone, among all rows."""
         self.returns_only_reset_rows = True
         return self._placed(leaves, _ids_of("reset", info, rows))
 
     def _placed(self, leaves: tuple[Any, ...], ids: Array) -> Leaves:
-        """Observations of the rows `ids` among those of all rows."""
+        """Return observations of all rows, with those of the rows `ids` filled in."""
         return tuple(
             self._among_all(conform(value, leaf, (len(ids), *leaf.shape), self.env), ids)
             for value, leaf in zip(leaves, self.observation, strict=True)
@@ -324,15 +328,15 @@ class VectorApi:
 
         The reward is float32 or float64, [P] or [P, k]; the flags are bool [P].
         """
-        return self._checked(*step_values(self.env.step(self._given(action))))
+        return self._checked(*step_values(self.env.step(self._to_action(action))))
 
     def send(self, action: Leaves) -> None:
-        """Begin a step of all rows, where the env `overlaps`."""
-        getattr(self.env, self._begin)(self._given(action))
+        """Begin a step of all rows; only if `overlaps`."""
+        getattr(self.env, self._begin)(self._to_action(action))
         self._is_stepping = True
 
     def receive(self) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
-        """Wait for the step that was begun; returns what `step` does."""
+        """Wait for the step that `send` began, and return its result as `step` does."""
         self._is_stepping = False
         return self._checked(*step_values(getattr(self.env, self._wait)()))
 
@@ -348,15 +352,18 @@ class VectorApi:
     def step_rows(
         self, action: Leaves, rows: BoolArray
     ) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
-        """Step the rows where `rows` (bool [P]) is set, where the env `steps_rows`.
+        """Step the rows whose `rows` (bool [P]) is set; only if `steps_rows`.
 
-        Returns what `step` does, P rows each; those that were not stepped mean nothing.
+        Returns:
+            The values that `step` returns, with P rows; only the stepped rows are defined.
         """
-        asked = np.flatnonzero(rows).astype(np.int32)
-        some = tuple(leaf[asked] for leaf in action)
-        observation, *flat, info = step_values(self.env.step(self._given(some), asked))
-        ids = _ids_of("step", info, asked)
-        reward, terminated, truncated = (self._among_all(np.asarray(own), ids) for own in flat)
+        requested = np.flatnonzero(rows).astype(np.int32)
+        some = tuple(leaf[requested] for leaf in action)
+        observation, *columns, info = step_values(self.env.step(self._to_action(some), requested))
+        ids = _ids_of("step", info, requested)
+        reward, terminated, truncated = (
+            self._among_all(np.asarray(column), ids) for column in columns
+        )
         return (
             self._placed(self._flatten(observation), ids),
             self._rewards(reward),
@@ -367,7 +374,7 @@ class VectorApi:
 
     def _info_among_all(self, info: Any, ids: Array) -> Any:
         if isinstance(info, Mapping):
-            return {key: self._info_among_all(own, ids) for key, own in info.items()}
+            return {key: self._info_among_all(entry, ids) for key, entry in info.items()}
         is_row = isinstance(info, np.ndarray) and info.shape[:1] == ids.shape
         return self._among_all(info, ids) if is_row else info
 
@@ -407,13 +414,13 @@ class VectorApi:
         )
 
     def close(self) -> None:
-        """Close the env, also one whose processes are dead or hang; never raises."""
+        """Close the environment, even if its processes are dead or hang; never raises."""
         processes = getattr(getattr(self.env, "unwrapped", self.env), "processes", None)
         if processes is None:
             close_quietly(self.env)
             return
         try:
-            # The time-out is for a step that was interrupted: it may never come to an end.
+            # With a timeout, because an interrupted step may never end.
             self.env.close(timeout=_CLOSE_SECONDS)
         except Exception:
             for process in processes:
@@ -424,17 +431,17 @@ class VectorApi:
                     process.join(_CLOSE_SECONDS)
                     process.kill()
             with contextlib.suppress(Exception):
-                self.env.unwrapped.closed = True  # its __del__ would try, and fail, once more
+                self.env.unwrapped.closed = True  # otherwise its __del__ tries again and fails
 
 
 def _parts_of_step(env: Any) -> tuple[str, str] | None:
-    """The names of what begins a step and what waits for it; None where the env has none.
+    """Return the names of the methods that begin a step and wait for it, or ``None``.
 
-    Asked of the class, since wrappers may hand on what they have not themselves.
+    Only methods of the class count, because a wrapper may forward attributes of its environment.
     """
     kind = type(env)
     if isinstance(env, AsyncVectorEnv) and kind.step is not AsyncVectorEnv.step:
-        return None  # its own step may do more than these two
+        return None  # an overridden `step` may do more than these two methods
     for names in (("step_async", "step_wait"), ("send", "recv")):
         if all(callable(getattr(kind, name, None)) for name in names):
             return names
@@ -442,7 +449,7 @@ def _parts_of_step(env: Any) -> tuple[str, str] | None:
 
 
 def _takes_ids(env: Any) -> bool:
-    """Whether the env steps those of its rows whose ids it is given beside actions: EnvPool."""
+    """Return whether `step` takes the ids of the rows to step, as EnvPool's does."""
     if not hasattr(env, "all_env_ids"):
         return False
     with contextlib.suppress(TypeError, ValueError):
@@ -450,16 +457,20 @@ def _takes_ids(env: Any) -> bool:
     return False
 
 
-def _ids_of(name: str, info: Any, asked: Array) -> Array:
-    """Return the rows of the result in their order; ValueError if they are not those `asked`."""
-    ids = np.asarray(info["env_id"]) if "env_id" in info else asked
-    if not np.array_equal(np.sort(ids), asked):
-        raise ValueError(f"{name}: expected the rows {asked.tolist()}, got {ids.tolist()}")
+def _ids_of(name: str, info: Any, requested: Array) -> Array:
+    """Return the row numbers of a result, in its order.
+
+    Raises:
+        ValueError: The rows are not the `requested` ones.
+    """
+    ids = np.asarray(info["env_id"]) if "env_id" in info else requested
+    if not np.array_equal(np.sort(ids), requested):
+        raise ValueError(f"{name}: expected the rows {requested.tolist()}, got {ids.tolist()}")
     return ids
 
 
 def rows_differ(a: Leaves, b: Leaves) -> BoolArray:
-    """Return which rows are not bit for bit the same (NaN equals NaN), as bool [P]."""
+    """Return which rows differ in any bit, as bool [P]; NaN equals NaN."""
     count = len(a[0])
     result = np.zeros(count, np.bool_)
     for x, y in zip(a, b, strict=True):

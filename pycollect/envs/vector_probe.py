@@ -1,4 +1,4 @@
-"""Finds out whether a vector env honours `reset_mask`, which some accept and ignore in silence."""
+"""Probe whether a vector environment honors `reset_mask`, which some silently ignore."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pycollect.envs.spaces import Array
 from pycollect.envs.vector_api import Leaves, VectorApi, rows_differ
 
 KEEP_STEPS = 16
-"""Steps within which `probe_keeps_rows` has to come to a result."""
+"""Maximum number of steps of `probe_keeps_rows`."""
 
 RESUME_STEPS = 256
-"""Steps within which `probe_resumes` must have seen two episodes end."""
+"""Maximum number of steps of `probe_resumes`, which must see two episodes end."""
 
 _TRIALS = 3
 
 
 class Finding(enum.Enum):
-    """What a probe has shown."""
+    """Result of a probe."""
 
-    SHOWN = "shown"
-    UNSHOWN = "could not be shown"
+    CONFIRMED = "confirmed"
+    UNCONFIRMED = "unconfirmed"
     VIOLATED = "violated"
 
 
-class _Driver:
-    """Steps an env with random actions that are the same in every run.
+class _RandomStepper:
+    """Steps a vector environment with random actions that are equal in every run.
 
-    The generator is the probe's own, and no seed is given: an env that was seeded when it was made
-    goes on in the same way in every run.
+    The probe has its own generator and passes no seed, so that an environment that was seeded when
+    it was made stays reproducible.
     """
 
     def __init__(self, api: VectorApi) -> None:
@@ -48,23 +48,23 @@ class _Driver:
 
 
 def probe_keeps_rows(api: VectorApi) -> Finding:
-    """Whether a masked reset resets the rows of the mask and leaves the others as they are.
+    """Probe whether a masked reset resets the rows of the mask and keeps the other rows.
 
-    Shown by three masked resets after which all other rows, one of which at least differed from its
-    reset observation, were bit for bit what they were before. Takes at most `KEEP_STEPS` steps and
-    leaves the env somewhere: reset it afterwards.
+    Three masked resets confirm it if all other rows keep every bit, and at least one of them had
+    moved on from its reset observation. Takes at most `KEEP_STEPS` steps; reset the environment
+    afterwards.
     """
     count = api.num_envs
     if count == 1:
-        return Finding.SHOWN  # a mask that resets anything resets everything
-    driver = _Driver(api)
+        return Finding.CONFIRMED  # a mask that resets anything resets everything
+    stepper = _RandomStepper(api)
     rows = np.arange(count)
     masks = (rows == 0, rows == count - 1, rows % 2 == 0)
     fresh = _copy(api.reset())
-    shown, changed = 0, False
+    trials, changed = 0, False
     for _ in range(KEEP_STEPS):
-        before, _, done = driver.step()
-        mask = masks[shown] | done
+        before, _, done = stepper.step()
+        mask = masks[trials] | done
         evidence = (~mask & rows_differ(before, fresh)).any()
         if not (evidence or done.any()):
             continue
@@ -79,42 +79,42 @@ def probe_keeps_rows(api: VectorApi) -> Finding:
         fresh = tuple(
             np.where(_expand(mask, new), new, old) for new, old in zip(after, fresh, strict=True)
         )
-        shown += int(evidence)
-        if shown == _TRIALS:
-            return Finding.SHOWN if changed else Finding.UNSHOWN
-    return Finding.UNSHOWN
+        trials += int(evidence)
+        if trials == _TRIALS:
+            return Finding.CONFIRMED if changed else Finding.UNCONFIRMED
+    return Finding.UNCONFIRMED
 
 
 def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
-    """Whether the step after a reset that follows an episode's end is a real one.
+    """Probe whether a NEXT_STEP environment makes a real step after a requested reset.
 
-    To be asked in NEXT_STEP mode: the env may still hold the reset of its own that it had in mind
-    and swallow the step. A swallowed step is known by its reward; that of a dummy step is observed
-    first, since wrappers change it. Shown by one reset whose next step has another reward, or ends
-    an episode again. Takes at most `RESUME_STEPS` steps and leaves the env somewhere: reset it
-    afterwards.
+    After the end of an episode, such an environment may still have its own reset pending and
+    replace the next step by it. The reward reveals such a dummy step; the probe first observes the
+    reward of a dummy step, because wrappers change it. One reset confirms a real step if the next
+    step has another reward, or ends an episode. Takes at most `RESUME_STEPS` steps; reset the
+    environment afterwards.
 
     Args:
-        api: the env.
-        whole: ask for resets of all rows; else for masked ones, of an env that keeps other rows.
+        api: The vector environment.
+        whole: Probe resets of all rows. Otherwise masked resets, which must keep the other rows.
     """
-    driver = _Driver(api)
+    stepper = _RandomStepper(api)
     api.reset()
     none = np.zeros(api.num_envs, np.bool_)
-    # Takes row 0 out of step with the others: envs with a fixed length end all at once.
+    # Reset row 0 at a different time, because episodes of a fixed length end all at once.
     extra = none if whole or api.num_envs == 1 else np.arange(api.num_envs) == 0
     dummy, ended = none, none
     dummy_rewards: set[float] = set()
     for _ in range(RESUME_STEPS):
-        _, reward, done = driver.step()
+        _, reward, done = stepper.step()
         dummy_rewards.update(reward[dummy].tolist())
         real = done | ~np.isin(reward, [0.0, *dummy_rewards])
         if (ended & real).any():
-            return Finding.SHOWN
+            return Finding.CONFIRMED
         learn = done.any() and not dummy_rewards and not extra.any()
         mask = none if learn else done | extra | (whole and done.any())
         dummy = done if learn else none
-        # A reset of all rows says nothing about a partial one.
+        # A reset of all rows is no evidence for a partial one.
         useful = whole or api.num_envs == 1 or not mask.all()
         ended = done if useful and not learn else none
         extra = none
@@ -123,7 +123,7 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
                 api.reset_rows(mask)
         except Exception:
             return Finding.VIOLATED
-    return Finding.UNSHOWN
+    return Finding.UNCONFIRMED
 
 
 def _copy(leaves: Leaves) -> Leaves:

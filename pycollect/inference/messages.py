@@ -56,7 +56,7 @@ class EnvSpec:
                 "inference: 'central' needs observations and actions that are tensors of fixed "
                 f"shapes, but {show_all(extras)} are other data; use inference=None"
             )
-        if env.staying:
+        if env.device_keys:
             raise NotImplementedError(
                 "inference: 'central' needs environments on the CPU, but these are on "
                 f"{env.device}; use inference=None"

@@ -13,7 +13,7 @@ import torch
 
 from pycollect._core import Bell, ServerSlots
 from pycollect.data.slabs import MemoryAddress
-from pycollect.data.weights import PolicyVersion, WeightForm, Weights
+from pycollect.data.weights import PolicyVersion, Weights, WeightSpec
 from pycollect.inference.client import ClientSlots
 from pycollect.inference.options import ServerSettings
 from pycollect.inference.server import InferenceServer
@@ -69,9 +69,9 @@ class PolicyWorker(ServingWorker):
         server.count_by(self._version)
 
     @property
-    def weights(self) -> WeightForm:
+    def weights(self) -> WeightSpec:
         """Form of the policy's weights."""
-        return WeightForm.of(self._server.policy)
+        return WeightSpec.of(self._server.policy)
 
     @property
     def device(self) -> torch.device:

@@ -16,7 +16,7 @@ from tensordict.nn.probabilistic import set_interaction_type
 from pycollect._core import Memory, ServerSlots
 from pycollect.data.devices import CPU, indexed
 from pycollect.data.policy_stream import PolicyStream
-from pycollect.data.weights import PolicyVersion, Weights, device_of, load_weights, placed
+from pycollect.data.weights import PolicyVersion, Weights, device_of, load_weights, moved_to
 from pycollect.errors import is_interrupt
 from pycollect.inference.group import PolicyGroup, ServedPolicy
 from pycollect.inference.messages import JoinReply, JoinRequest
@@ -198,7 +198,7 @@ class InferenceServer:
         self._stream = PolicyStream(CPU)
         device = settings.device
         place = indexed(device or device_of(policy) or CPU)
-        self.policy = placed(policy, place)
+        self.policy = moved_to(policy, place)
         explicit = device is not None
         self._served = ServedPolicy(self.policy, place, explicit, graphs=GraphPool())
         self._generators: Generators | None = None
@@ -236,7 +236,7 @@ class InferenceServer:
 
     def refresh(self) -> None:
         """Check before the next calls whether the policy has changed."""
-        with self._stream.apart():
+        with self._stream.on_stream():
             for scheduler in self._schedulers:
                 scheduler.refresh()
 
@@ -343,7 +343,7 @@ class InferenceServer:
         """
         generators = self._generators
         with (
-            self._stream.apart(),
+            self._stream.on_stream(),
             torch.no_grad(),
             set_interaction_type(self._exploration),
             nullcontext() if generators is None else generators.active(),

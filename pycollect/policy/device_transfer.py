@@ -129,7 +129,7 @@ class DeviceTransfer:
             if inputs is not None:
                 inputs.send()
             outputs = act()
-            fetched = fetch.ask(outputs)
+            fetched = fetch.start(outputs)
             self._store(outputs)
             return fetched
 
@@ -177,7 +177,7 @@ class DeviceTransfer:
             fetched = tuple(out.to(self.output_device, non_blocking=True) for out in outputs)
             self._store(outputs)
             return fetched
-        fetched = self._fetch.ask(outputs)
+        fetched = self._fetch.start(outputs)
         self._store(outputs)
         self._fetch.wait()
         return fetched

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pycollect.data.devices import check_here, named_device
+from pycollect.data.devices import check_available, named_device
 from pycollect.scheme import names
 
 ATTRIBUTES = {
@@ -97,7 +97,7 @@ def device_here(name: str, device: Any) -> torch.device:
         ValueError: The value is not a device, or this process does not have it.
     """
     own = device_of(name, device)
-    check_here(name, own)
+    check_available(name, own)
     return own
 
 

@@ -11,7 +11,7 @@ import torch
 
 from pycollect._core import Placement, RolloutControl, Slab
 from pycollect.data.frame import BatchLeaves
-from pycollect.data.weights import WeightForm, Weights
+from pycollect.data.weights import Weights, WeightSpec
 from pycollect.policy.runner import build
 from pycollect.transport.messages import WorkerSpec
 from pycollect.worker.generators import GeneratorState
@@ -48,7 +48,7 @@ class ServingWorker(ABC):
 
     @property
     @abstractmethod
-    def weights(self) -> WeightForm:
+    def weights(self) -> WeightSpec:
         """Form of the policy's weights."""
 
     @property

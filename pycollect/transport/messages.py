@@ -22,8 +22,8 @@ from pycollect.data.compression import PackedBuffer
 from pycollect.data.devices import CPU
 from pycollect.data.frame import BatchLeaves
 from pycollect.data.slabs import SlabRows, leaf_sizes
-from pycollect.data.weights import NO_FORM, WeightForm, Weights
-from pycollect.envs.registrations import Registered, registered_here
+from pycollect.data.weights import NO_WEIGHT_SPEC, Weights, WeightSpec
+from pycollect.envs.registrations import Registered, program_registrations
 from pycollect.errors import WorkerError
 from pycollect.worker.generators import GeneratorState, NestState
 from pycollect.worker.options import WorkerOptions
@@ -115,7 +115,7 @@ class RolloutWorker(Protocol):
         """Its environments."""
 
     @property
-    def weights(self) -> WeightForm:
+    def weights(self) -> WeightSpec:
         """Form of the policy's weights."""
 
     @property
@@ -202,7 +202,7 @@ class WorkerSpec:
     hides_gpus: bool = False
     team: Callable[[WorkerSpec, bytes], RolloutWorker] | None = None
     role: str = ""
-    registered: Registered = field(default_factory=registered_here)
+    registered: Registered = field(default_factory=program_registrations)
 
     @property
     def name(self) -> str:
@@ -232,7 +232,7 @@ class WorkerInfo:
     pid: int
     node: str
     bounded: bool
-    weights: WeightForm = NO_FORM
+    weights: WeightSpec = NO_WEIGHT_SPEC
     device: torch.device = CPU
     processes: int = 0
     stacked: bool = False

@@ -26,7 +26,7 @@ class DeviceRecorder:
         env: The environments.
         leaves: Leaves of a batch.
         current: Current observation by key, [*frame], or [P, *frame] for a batch. This class
-            updates the entries of `env.staying`.
+            updates the entries of `env.device_keys`.
         states: States of the policy, on the device. This class updates them.
     """
 
@@ -44,7 +44,7 @@ class DeviceRecorder:
         self._size = env.batch_size
         self._leaves = leaves
         self._recorded = {leaf.key for leaf in leaves.all}
-        staying = env.staying
+        staying = env.device_keys
         keys = [leaf.key for leaf in (*env.observation, *env.step_only)]
         self._observed = [(at, key, current[key]) for at, key in enumerate(keys) if key in staying]
         self._host_places = [at for at, key in enumerate(keys) if key not in staying]

@@ -124,7 +124,7 @@ class DeviceTrajectories:
         counts = torch.stack([done.sum(), self._next_id, frames, *asked])
         sums = self._sums(rollout, episode)
         fetch = self._captured_fetch if captured else self._fetch
-        fetched = fetch.ask([*_episodes(self._first_ends(done), sums), counts])
+        fetched = fetch.start([*_episodes(self._first_ends(done), sums), counts])
         return ids, begins, PendingCounts(fetch, fetched, done, sums)
 
     def _first_ends(self, done: torch.Tensor) -> torch.Tensor:

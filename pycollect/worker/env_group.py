@@ -47,14 +47,14 @@ def placement_of(leaves: BatchLeaves | NoLeaves, envs: int, steps: int) -> Place
 def current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
     """Create memory for the current observation, [*obs] for one environment, [P, *obs] for a batch.
 
-    Entries of `env.staying` are on the environment's device, others on the CPU.
+    Entries of `env.device_keys` are on the environment's device, others on the CPU.
     """
     batch = (env.num_envs,) if env.batched else ()
     return {
         leaf.key: torch.zeros(
             (*batch, *leaf.shape),
             dtype=torch_dtype(leaf.dtype),
-            device=env.device if leaf.key in env.staying else CPU,
+            device=env.device if leaf.key in env.device_keys else CPU,
         )
         for leaf in env.observation
     }
@@ -120,7 +120,7 @@ class EnvGroup:
                 counts_steps=bool(cut),
                 call_options=self._call_options,
                 device=device,
-                output_device=indexed(env.device) if env.staying else None,
+                output_device=indexed(env.device) if env.device_keys else None,
                 explicit_device=options.devices.policy_device is not None,
             )
         if isinstance(self.runner, RemoteRunner):
@@ -171,7 +171,7 @@ class EnvGroup:
 
     @property
     def _on_host(self) -> BatchLeaves:
-        staying = self.env.staying
+        staying = self.env.device_keys
         return self.leaves.without(staying) if staying else self.leaves
 
     def record_into(self, layout: Layout, first: int, envs: int) -> None:
@@ -184,7 +184,7 @@ class EnvGroup:
         """
         env, runner = self.env, self.runner
         keys = [leaf.key for leaf in (*runner.outputs, *self._passed_on)]
-        taken = env.given((*runner.outputs, *runner.through_env))
+        taken = env.bind_outputs((*runner.outputs, *runner.through_env))
         places = [keys.index(key) for key in taken]
         self.recorder: Any = None
         self.device_recorder: DeviceRecorder | TensorRecorder | None = None
@@ -194,7 +194,7 @@ class EnvGroup:
             self.recorder = self._make_recorder(
                 layout, () if env.takes_tensors else places, first, envs
             )
-            if env.staying:
+            if env.device_keys:
                 self.device_recorder = DeviceRecorder(
                     self.recorder, env, self.leaves, self._current, runner.states
                 )
@@ -215,7 +215,7 @@ class EnvGroup:
         self, layout: Layout, given: Sequence[int], first: int, envs: int
     ) -> Recorder:
         env, runner, leaves = self.env, self.runner, self._on_host
-        direct = env.direct
+        fast_step = env.fast_step
         falls_behind = self._falls_behind(alone=envs == env.num_envs)
         live = set(runner.inputs)
         observations: list[tuple[Key, Any, bool]] = [
@@ -238,8 +238,8 @@ class EnvGroup:
             is_init=runner.is_init,
             step_count=runner.step_count,
             given=given,
-            scalars=direct is not None and direct.scalars,
-            convert=None if direct is None else direct.convert,
+            scalars=fast_step is not None and fast_step.scalars,
+            convert=None if fast_step is None else fast_step.convert,
             elsewhere=[leaf.key for leaf in self.slab_leaves.all if leaf.key not in written],
             ends=env.ends,
             rewards=env.rewards,
@@ -294,7 +294,7 @@ class EnvGroup:
             extras = self._extras
             act = extras.wrap_act(act, runner.extra_values)
             record, reset_done = extras.wrap_record(record), extras.wrap_reset_done(reset_done)
-        direct = env.direct
+        direct = env.fast_step
         step = env.step if direct is None else direct.step
         whole = None
         if env.compiled is not None and not self.leaves.extras:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollect.data.extras import Extra, Extras, ExtraValues, private
+from pycollect.data.extras import Extra, Extras, ExtraValues, private_copy
 from pycollect.data.layout import Key, is_delivered
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 
@@ -77,9 +77,9 @@ class ExtrasRecorder:
             extras = extra_values()
             # Copied before the step, because the environment may write into its arguments.
             self._output_values = {
-                key: [private(value) for value in values] for key, values in extras.items()
+                key: [private_copy(value) for value in values] for key, values in extras.items()
             }
-            self._env.hear(extras)
+            self._env.pass_extras(extras)
             return outputs
 
         return act_and_keep
@@ -118,7 +118,7 @@ class ExtrasRecorder:
         following = self._read((*self._env.extras, *self._env.step_extras))
         # Copies, because users may write into their batches.
         current = {
-            extra.key: [private(value) for value in following[extra.key]]
+            extra.key: [private_copy(value) for value in following[extra.key]]
             for extra in self._env.extras
         }
         if self._env.skips_after_done:
@@ -134,9 +134,11 @@ class ExtrasRecorder:
         self._ended = ended & ~dummies
 
     def _read(self, extras: Iterable[Extra]) -> ExtraValues:
-        values = self._env.shown()
+        values = self._env.current_extras()
         return {
-            extra.key: [private(value) for value in values.get(extra.key) or self._absent(extra)]
+            extra.key: [
+                private_copy(value) for value in values.get(extra.key) or self._absent(extra)
+            ]
             for extra in extras
         }
 

@@ -187,7 +187,7 @@ class TensorRecorder:
         """Record a step; return how many environments have to be reset, see :class:`Recorder`."""
         successor, following, reward, terminated, truncated, done, lacks_final = result
         if lacks_final:
-            self._lacks_final |= truncated if self._env.tells_validity else done
+            self._lacks_final |= truncated if self._env.has_validity else done
         truncated, fresh, resets = self._ended(done, truncated)
         states = self._runner.states
         outputs = self._taken[: len(self._leaves.outputs)]
@@ -286,8 +286,8 @@ class TensorRecorder:
         assert self._pending is not None
         frames, episodes, (lacks_final, *seen) = self._trajectories.wait_for_counts(self._pending)
         if lacks_final:
-            self._env.tell_of_lacking_final()
-        self._env.judge(seen)
+            self._env.report_lacking_final()
+        self._env.check_mode(seen)
         if self._packed is not None:
             keys, packing, block, _ = self._packed
             self._batch = dict(zip(keys, packing.views(block.clone()), strict=True))
@@ -312,7 +312,7 @@ class TensorRecorder:
         if valid is not None:
             done &= valid
         rollout = Rollout(done, memory[_REWARD], valid)
-        asked = self._lacks_final.any(), *self._env.seen
+        asked = self._lacks_final.any(), *self._env.mode_evidence
         ids, begins, self._pending = self._trajectories.number(rollout, asked, packs)
         entries = {IS_INIT: begins, **memory, _DONE: done, TRAJ_IDS: ids}
         self._batch = self._assembled(entries)

@@ -16,7 +16,7 @@ from pycollect._core import RolloutControl, Slab
 from pycollect.data.devices import CPU, Devices, indexed, why_not
 from pycollect.data.extras import Extras, pickled_extras
 from pycollect.data.layout import dotted
-from pycollect.data.weights import WeightForm, Weights, device_of, load_weights, placed
+from pycollect.data.weights import Weights, WeightSpec, device_of, load_weights, moved_to
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.groups import make_groups
 from pycollect.envs.make import make_env_batch
@@ -80,12 +80,12 @@ class Worker:
         is_remote = isinstance(policy, RemotePolicy)
         as_arrays = is_remote or options.env_groups > 1
         make = partial(self._make_envs, env_kwargs, as_arrays)
-        self.env = make_groups(entry, options.env_groups, make, policy_elsewhere=is_remote)
+        self.env = make_groups(entry, options.env_groups, make, remote_policy=is_remote)
         try:
             first = self.env.groups[0]
             policy = with_action_spec(policy, first)
             self._policy_device = _policy_device_of(policy, options.devices, first)
-            self.policy = placed(policy, self._policy_device)
+            self.policy = moved_to(policy, self._policy_device)
             self._build(options)
         except BaseException:
             self.env.close()
@@ -164,9 +164,9 @@ class Worker:
         return self.env.device if self._policy_device == CPU else self._policy_device
 
     @property
-    def weights(self) -> WeightForm:
+    def weights(self) -> WeightSpec:
         """Form of the policy's weights."""
-        return WeightForm.of(self.policy)
+        return WeightSpec.of(self.policy)
 
     @property
     def bounded(self) -> bool:

@@ -48,7 +48,7 @@ NAMES = [
 def there(patch: pytest.MonkeyPatch) -> FakeDevice:
     """From now on TorchRL's environments are on a device."""
     device = FakeDevice()
-    patch.setattr("pycollect.envs.torchrl.adapter.TorchRLEnv._is_elsewhere", True)
+    patch.setattr("pycollect.envs.torchrl.adapter.TorchRLEnv._is_on_device", True)
     patch.setattr("pycollect.envs.torchrl.adapter.accelerator", lambda _: device)
     return device
 
@@ -64,7 +64,7 @@ class There:
         from pycollect.envs.torchrl import adapter
 
         device = FakeDevice()
-        adapter.TorchRLEnv._is_elsewhere = True
+        adapter.TorchRLEnv._is_on_device = True
         adapter.accelerator = lambda _: device
         self._shift_what_is_brought()
         return self._make()
@@ -316,7 +316,7 @@ def rooms_of(collector: Any) -> list[torch.Tensor]:
     (env,) = collector._worker.env.groups
     gathers = [env._gather_root, env._gather_next]
     cells = [cell.cell_contents for gather in gathers for cell in gather.__closure__]
-    return [room for fetch in cells if hasattr(fetch, "_rooms") for room in fetch._rooms]
+    return [room for fetch in cells if hasattr(fetch, "_fetched") for room in fetch._fetched]
 
 
 def test_an_observation_that_changes_its_form_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_the_same_as_together(transforms: Any, monkeypatch: pytest.MonkeyPatch) 
         return collect(pycollect.Collector, make, linear(3)(), **kwargs)
 
     apart = frames()
-    monkeypatch.setattr("pycollect.envs.torchrl.apart", lambda env: None)
+    monkeypatch.setattr("pycollect.envs.torchrl.split_serial", lambda env: None)
     assert_alike(apart, frames())
 
 

@@ -1,4 +1,4 @@
-"""TorchRL environments. The only package that imports TorchRL, and only once one was passed."""
+"""TorchRL environments as EnvBatch; imported only after the user passes such an environment."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from pycollect.data.devices import CPU, Devices
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.torchrl.adapter import TorchRLEnv, has_time_limit
 from pycollect.envs.torchrl.gym import unwrapped
-from pycollect.envs.torchrl.serial import apart
+from pycollect.envs.torchrl.serial import split_serial
 
-__all__ = ["inside", "make_torchrl_batch", "make_torchrl_env"]
+__all__ = ["inner_envs", "make_torchrl_batch", "make_torchrl_env"]
 
 
 def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
-    """One `torchrl.envs.EnvBase` as an EnvBatch: by what is inside of it where that is the same.
+    """Make an EnvBatch of one `torchrl.envs.EnvBase`.
+
+    If the results are equal, the Gymnasium environments inside it are stepped directly.
 
     Args:
-        devices: its own goes before `device`, but not before `env_device`.
+        env: The environment.
+        devices: `env_device` has precedence over the environment's own device, which has precedence
+            over `device`.
 
     Raises:
-        ValueError: a key that belongs to the collector, or a device that is not here.
+        ValueError: A key is reserved for the collector, or a device is not available.
     """
     env = _moved(env, devices or Devices())
     device = env.device or CPU
-    known = unwrapped(env) or (apart(env) if device.type == "cpu" else None)
+    known = unwrapped(env) or (split_serial(env) if device.type == "cpu" else None)
     batch = TorchRLEnv(env) if known is None else known
     batch.original = env
     batch.device = device
@@ -37,13 +41,13 @@ def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
 
 
 def make_torchrl_batch(envs: Sequence[Any], devices: Devices | None = None) -> EnvBatch:
-    """Several `EnvBase` as TorchRL's SerialEnv of them: [P, ...]."""
+    """Make an EnvBatch [P, ...] of several `EnvBase` with TorchRL's SerialEnv."""
     serial = SerialEnv(len(envs), [lambda env=env: env for env in envs])
     return make_torchrl_env(serial, devices)
 
 
-def inside(env: Any) -> list[Any]:
-    """Return the environments that `env` wraps, or steps one by one; none if it does neither."""
+def inner_envs(env: Any) -> list[Any]:
+    """Return the environments that `env` wraps or steps one by one, or an empty list."""
     if isinstance(env, TransformedEnv):
         return [env.base_env]
     if isinstance(env, SerialEnv):

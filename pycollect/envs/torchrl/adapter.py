@@ -1,4 +1,4 @@
-"""Any `torchrl.envs.EnvBase` as an EnvBatch, with one TensorDict per step."""
+"""Any `torchrl.envs.EnvBase` as an EnvBatch that is stepped with TensorDicts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _PLAIN = (Transform, Compose)
 
 
 def has_hooks(env: Any) -> bool:
-    """Whether anything follows a step and its `step_mdp`; a TransformedEnv always says so."""
+    """Return whether hooks run after `step_mdp`; a TransformedEnv always has the attribute."""
     while type(env)._post_step_mdp_hooks is TransformedEnv._post_step_mdp_hooks:
         if any(_overrides(part, "_post_step_mdp_hooks") for part in env.transform.modules()):
             return True
@@ -61,20 +61,22 @@ def has_hooks(env: Any) -> bool:
 
 
 def changed_by_hooks(
-    env: Any, shown: tuple[Leaf, ...], others: Collection[Key]
+    env: Any, observations: tuple[Leaf, ...], others: Collection[Key]
 ) -> tuple[frozenset[Key], tuple[Leaf, ...]]:
-    """What of an env's observations a recorded step has in a way of its own.
+    """Return the observations whose root and "next" entries must be recorded separately.
 
-    A hook may change what is recorded of a step, the next root, or both. So each is recorded as it
-    is found. What a step has is asked of `fake_tensordict`, by which TorchRL's collectors make room
-    for a rollout; only where something rewrites the one or the other.
+    A hook may change the recorded step, the next root, or both. If there are hooks, or if
+    `fake_tensordict` is overridden, all observations are therefore recorded in both places. The
+    entries under "next" are those of `fake_tensordict`, with which TorchRL's collectors allocate a
+    rollout.
 
     Args:
-        shown: the observations, without flags.
-        others: keys of flags and rewards.
+        env: The environment.
+        observations: Leaves of the observations, without flags.
+        others: Keys of flags and rewards.
 
     Returns:
-        The keys of those that are recorded at the root for themselves, and the leaves under "next".
+        Keys that are recorded separately at the root, and leaves that are recorded under "next".
     """
     if not (has_hooks(env) or _rewrites(env)):
         return frozenset(), ()
@@ -86,7 +88,7 @@ def changed_by_hooks(
         for key, value in entries.items()
         if key not in others and isinstance(value, torch.Tensor)
     )
-    return frozenset(leaf.key for leaf in shown), leaves
+    return frozenset(leaf.key for leaf in observations), leaves
 
 
 def _rewrites(env: Any) -> bool:
@@ -98,19 +100,19 @@ def _rewrites(env: Any) -> bool:
 
 
 def _overrides(part: Any, name: str) -> bool:
-    own = getattr(part, name, getattr(Transform, name))
-    return getattr(own, "__func__", own) not in [getattr(kind, name) for kind in _PLAIN]
+    method = getattr(part, name, getattr(Transform, name))
+    return getattr(method, "__func__", method) not in [getattr(kind, name) for kind in _PLAIN]
 
 
 Gather = Callable[[TensorDictBase], tuple[torch.Tensor, ...]]
 
 
 class TorchRLEnv(EnvBatch):
-    """An env of any batch size: [] is one env, [P] or [a, b] a batch of P = a * b.
+    """An `EnvBase` of any batch size: [] is one environment, [P] or [a, b] a batch of P = a * b.
 
-    Keys, shapes, dtypes and encodings are those of its specs; flags and rewards are its own. It is
-    stepped and reset as TorchRL's collectors do, with the TensorDict that they carry from step to
-    step: it holds all root entries, so that states and a policy's outputs reach the env.
+    Keys, shapes, dtypes and encodings come from its specs, including those of flags and rewards.
+    As in TorchRL's collectors, one TensorDict is carried from step to step. It holds all root
+    entries, so that recurrent states and all policy outputs reach the environment.
     """
 
     takes_tensors = True
@@ -127,7 +129,7 @@ class TorchRLEnv(EnvBatch):
         self.action_space = None
         self._size = tuple(env.batch_size)
         self._carrier: Any = None  # the root of the next step
-        self._shown: Any = None  # what came last: the carrier, or what is under "next"
+        self._last_td: Any = None  # result of the last call: the carrier, or its "next"
         self._read_specs()
 
     def _read_specs(self) -> None:
@@ -137,23 +139,23 @@ class TorchRLEnv(EnvBatch):
         self.ends = tuple(leaf.key for leaf in flags)
         rewards = spec_leaves(env.full_reward_spec, env.batch_size)
         self.rewards = tuple(leaf.key for leaf in rewards)
-        shown = tuple(leaf for leaf in self.observation if leaf.key not in self.ends)
-        self.root_only, changed = changed_by_hooks(env, shown, (*self.ends, *self.rewards))
+        observations = tuple(leaf for leaf in self.observation if leaf.key not in self.ends)
+        self.root_only, changed = changed_by_hooks(env, observations, (*self.ends, *self.rewards))
         self.step_only = (*rewards, *changed)
-        if self._is_elsewhere:  # flags decide about resets, wherever the env is
-            keys = {leaf.key for leaf in shown if leaf.key[-1] not in FLAGS}
-            self.staying = frozenset(keys - self.root_only)
+        if self._is_on_device:  # except flags, because the host needs them to decide about resets
+            keys = {leaf.key for leaf in observations if leaf.key[-1] not in FLAGS}
+            self.device_keys = frozenset(keys - self.root_only)
         self.action = spec_leaves(env.full_action_spec, env.batch_size)
         self._action_names = [name_of(leaf.key) for leaf in self.action]
-        self._gather_action = self._gather_there(self.action)
-        self.given(self.action)
+        self._gather_action = self._gather_on_device(self.action)
+        self.bind_outputs(self.action)
         specs = (env.observation_spec, env.full_done_spec, env.full_reward_spec)
         self.extras = tuple(
             extra for spec in specs[:2] for extra in spec_extras(spec, env.batch_size)
         )
         self.step_extras = spec_extras(env.full_reward_spec, env.batch_size)
         self.action_extras = spec_extras(env.full_action_spec, env.batch_size)
-        self._beside = _leaves_in_nodes(self.extras, (*self.observation, *self.step_only))
+        self._leaves_of_extras = _leaves_in_nodes(self.extras, (*self.observation, *self.step_only))
         self.nodes = spec_nodes((*specs, env.full_action_spec), env.batch_size)
         self._gather_root = self._gather(self.observation)
         self._gather_next = self._gather((*self.observation, *self.step_only))
@@ -164,52 +166,52 @@ class TorchRLEnv(EnvBatch):
             for leaf in self.step_only
         )
         self._draws_by_spec = _draws_by_spec(env) and not self.action_extras
-        self.resets_apart = _resets_apart(env)
+        self.resets_separately = _resets_separately(env)
         self._has_hooks = has_hooks(env)
         self._checks_types = env.run_type_checks
-        if self.resets_apart:
+        if self.resets_separately:
             self._following, self._complete = make_following(env), make_complete(env)
             self._advance = make_advance(env)
             self._maybe_reset = make_maybe_reset(env)
 
     def _gather(self, leaves: Sequence[Leaf]) -> Gather:
-        """What takes those leaves out of a TensorDict of the env's batch size, as rows [P, ...].
+        """Return a function that reads leaves from the environment's TensorDict, as rows [P, ...].
 
-        They are on the host, wherever the env is, but for `staying`.
+        The function copies leaves to the host, except those of `device_keys`.
         """
-        gather = self._gather_there(leaves)
-        if not self._is_elsewhere:
+        gather = self._gather_on_device(leaves)
+        if not self._is_on_device:
             return gather
         fetch = Fetch(accelerator(self.device), self.device)
-        places = [at for at, leaf in enumerate(leaves) if leaf.key not in self.staying]
+        places = [i for i, leaf in enumerate(leaves) if leaf.key not in self.device_keys]
 
         def gather_and_fetch(td: TensorDictBase) -> tuple[torch.Tensor, ...]:
             values = list(gather(td))
-            for place, value in zip(places, fetch([values[at] for at in places]), strict=True):
+            for place, value in zip(places, fetch([values[i] for i in places]), strict=True):
                 values[place] = value
             return tuple(values)
 
         return gather_and_fetch
 
     def _merging(self) -> Callable[[TensorDictBase, TensorDictBase], tuple[torch.Tensor, ...]]:
-        """What takes a step's leaves from what is under "next", `root_only` ones from the root."""
-        own = [leaf for leaf in self.observation if leaf.key in self.root_only]
+        """Return a function that reads `root_only` leaves from the root, others from "next"."""
+        root_only = [leaf for leaf in self.observation if leaf.key in self.root_only]
         rest = [leaf for leaf in self.observation if leaf.key not in self.root_only]
-        of_root, of_next = self._gather(own), self._gather((*rest, *self.step_only))
-        are_own = [leaf.key in self.root_only for leaf in self.observation]
+        gather_root, gather_next = self._gather(root_only), self._gather((*rest, *self.step_only))
+        are_root_only = [leaf.key in self.root_only for leaf in self.observation]
 
         def merge(following: TensorDictBase, root: TensorDictBase) -> tuple[torch.Tensor, ...]:
-            roots, nexts = iter(of_root(root)), iter(of_next(following))
-            observation = [next(roots if is_own else nexts) for is_own in are_own]
+            roots, nexts = iter(gather_root(root)), iter(gather_next(following))
+            observation = [next(roots if at_root else nexts) for at_root in are_root_only]
             return (*observation, *nexts)
 
         return merge
 
     @property
-    def _is_elsewhere(self) -> bool:
+    def _is_on_device(self) -> bool:
         return self.device.type != "cpu"
 
-    def _gather_there(self, leaves: Sequence[Leaf]) -> Gather:
+    def _gather_on_device(self, leaves: Sequence[Leaf]) -> Gather:
         names = [name_of(leaf.key) for leaf in leaves]
         if len(self._size) < 2:
             return make_take(names)
@@ -218,16 +220,19 @@ class TorchRLEnv(EnvBatch):
 
     @property
     def batch_size(self) -> tuple[int, ...]:
-        """The env's own."""
+        """Batch size of the TorchRL environment."""
         return self._size
 
     @property
     def num_seeds(self) -> int:
-        """As many as `env.set_seed` uses: one, in a SerialEnv or ParallelEnv one per worker."""
+        """Number of seeds that `env.set_seed` uses: one, or one per worker of a batched env."""
         return _seeds_of(self._env)
 
     def truncate_after(self, frames: int) -> bool:
         """Append a StepCounter, as TorchRL's collectors do.
+
+        Args:
+            frames: Maximum number of frames of a trajectory.
 
         Raises:
             ValueError: The environment already counts steps.
@@ -241,80 +246,80 @@ class TorchRLEnv(EnvBatch):
         self._read_specs()
         return True
 
-    def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
-        """All of the policy's outputs: states and transforms of the env may read any of them."""
+    def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
+        """Return the keys of all policy outputs, because states and transforms may read any."""
         names = [name_of(leaf.key) for leaf in outputs]
-        self._put = make_put(names, to_device=self._is_elsewhere)
+        self._put = make_put(names, to_device=self._is_on_device)
         return tuple(leaf.key for leaf in outputs)
 
     @property
     def draws_ahead(self) -> bool:
-        """Never: masks change with the state."""
+        """``False``, because action masks may depend on the state."""
         return False
 
     def random_action(self) -> tuple[torch.Tensor, ...]:
-        """The env's own random actions, from torch's global generator."""
+        """Return the environment's random actions, from torch's global generator."""
         if not self._draws_by_spec:
             try:
                 return self._gather_action(self._env.rand_action(self._carrier))
-            except RuntimeError:  # of a TransformedEnv whose transforms change the action
+            except RuntimeError:  # raised by a TransformedEnv whose transforms change the action
                 if not _changes_actions(self._env):
                     raise
-        # Leaf by leaf: to draw from the whole spec builds a TensorDict, which takes far longer.
+        # Leaf by leaf, because `rand` of the whole spec builds a TensorDict, which is far slower.
         spec = self._env.input_spec["full_action_spec"]
         values = [draw(spec[name]) for name in self._action_names]
         flat = len(self._size) - 1
         return tuple([value.flatten(0, flat) for value in values] if flat > 0 else values)
 
-    def shown(self) -> ExtraValues:
-        """See `EnvBatch.shown`."""
-        values = read_values(self._shown, (*self.extras, *self.step_extras), self._size)
-        for key, names in self._beside.items():
+    def current_extras(self) -> ExtraValues:
+        """See `EnvBatch.current_extras`."""
+        values = read_values(self._last_td, (*self.extras, *self.step_extras), self._size)
+        for key, names in self._leaves_of_extras.items():
             values[key] = [node.exclude(*names) for node in values[key]]
         return values
 
-    def hear(self, said: ExtraValues) -> None:
-        """Whatever the policy says goes to the env; see `EnvBatch.hear`."""
-        for key, values in said.items():
+    def pass_extras(self, extras: ExtraValues) -> None:
+        """Pass all extras of the policy's output; see `EnvBatch.pass_extras`."""
+        for key, values in extras.items():
             write_values(self._carrier, key, values, self._size)
 
     def draw_extras(self) -> ExtraValues:
-        """What `rand_action` has just drawn; see `EnvBatch.draw_extras`."""
+        """Return the extras that `rand_action` drew last; see `EnvBatch.draw_extras`."""
         return read_values(self._carrier, self.action_extras, self._size)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset all; with seeds, `env.set_seed` goes before, which chains from the first one."""
+        """Reset all environments, after `env.set_seed` with the first seed if there are any."""
         if seeds is not None:
             first, *others = check_seeds(seeds, self.num_seeds)
             self._env.set_seed(first, static_seed=bool(others) and set(others) == {first})
         with torch.no_grad():
-            self._carrier = self._shown = self._env.reset()
+            self._carrier = self._last_td = self._env.reset()
         check_root(self._carrier, self.observation)
         return (*self._gather_root(self._carrier), *self._no_rewards)
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Step with the outputs that `given` named, as tensors; see `EnvBatch.step`."""
+        """Step with the policy outputs of `bind_outputs`, as tensors; see `EnvBatch.step`."""
         carrier, env = self._carrier, self._env
         if len(self._size) > 1:
             action = tuple([value.unflatten(0, self._size) for value in action])
         self._put(carrier, action)
-        if not self.resets_apart:
+        if not self.resets_separately:
             stepped, self._carrier = env.step_and_maybe_reset(carrier)
         else:
             stepped = self._step(carrier)
             self._carrier = self._advance(stepped)
             if self._has_hooks:
                 stepped, self._carrier = env._post_step_mdp_hooks(stepped, self._carrier)
-        self._shown = following = stepped.get("next")
+        self._last_td = following = stepped.get("next")
         if self.root_only:
             return self._gather_both(following, self._carrier), None, None, None
         return self._gather_next(following), None, None, None
 
     def _step(self, carrier: Any) -> Any:
-        """`env.step`, without what that does to a step which is complete already.
+        """Step like `env.step`, but skip its post-processing if the result is complete.
 
-        TorchRL then brings rewards and flags to the shapes of their specs and adds flags that are
-        missing; to look whether there is anything to do takes it as long as a small env's step.
+        TorchRL reshapes rewards and flags according to their specs and adds missing flags. Its
+        check whether this is necessary takes as long as a step of a small environment.
         """
         env = self._env
         if self._checks_types or "next" in carrier or "_step" in carrier:
@@ -323,21 +328,21 @@ class TorchRLEnv(EnvBatch):
         return carrier
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset what the flags of the last step tell, nested ones each on its own."""
-        if self.resets_apart:
+        """Reset according to the flags of the last step, including nested flags."""
+        if self.resets_separately:
             self._carrier = self._maybe_reset(self._carrier)
-        self._shown = self._carrier
+        self._last_td = self._carrier
         return (*self._gather_root(self._carrier), *self._no_rewards)
 
     def close(self) -> None:
-        """Close the env; see `EnvBatch.close`."""
+        """Close the environment; see `EnvBatch.close`."""
         if not self._closed:
             self._closed = True
             close_quietly(self._env)
 
 
 def _leaves_in_nodes(extras: Sequence[Extra], leaves: Sequence[Leaf]) -> dict[Key, list[Any]]:
-    """The leaves that lie inside of an extra, in the slab all the same, by the extra's key."""
+    """Return, by key of an extra, the leaves inside that extra that are recorded in the slab."""
     return {
         extra.key: [
             name_of(leaf.key[len(extra.key) :])
@@ -358,7 +363,7 @@ def _seeds_of(env: Any) -> int:
 
 
 def _draws_by_spec(env: Any) -> bool:
-    """Whether `rand_action` is what EnvBase has it do: to draw from the action spec."""
+    """Return whether `rand_action` only draws from the action spec, as EnvBase does."""
     while isinstance(env, TransformedEnv):
         if type(env).rand_action is not TransformedEnv.rand_action:
             return False
@@ -372,11 +377,11 @@ def _changes_actions(env: Any) -> bool:
     return bool(env.full_action_spec != env.base_env.full_action_spec)
 
 
-def _resets_apart(env: Any) -> bool:
-    """Whether `step_and_maybe_reset` is step, step_mdp, the hooks and maybe_reset, and no more.
+def _resets_separately(env: Any) -> bool:
+    """Return whether `step_and_maybe_reset` is exactly step, step_mdp, hooks and maybe_reset.
 
-    Reset apart, an env that reuses its buffers does so only after the step was recorded. Batched
-    envs do both at once in their own way, so do compiled ones and those that reset themselves.
+    A separate reset happens after the step was recorded, so that the environment may reuse its
+    buffers. Batched environments, compiled ones, and those with autoreset do both at once.
     """
     kind = type(env)
     plain = all(
@@ -393,9 +398,9 @@ def _resets_apart(env: Any) -> bool:
 
 
 def has_time_limit(env: Any) -> bool:
-    """A `StepCounter` with `max_steps`, or the Gymnasium env inside; False where it is not known.
+    """Return whether a `StepCounter` or the Gymnasium environment inside limits every episode.
 
-    Batched envs answer unknown attributes by asking all of theirs, so none are tried on them.
+    A batched environment looks up unknown attributes in all its workers, so none are read from it.
     """
     while isinstance(env, TransformedEnv):
         transforms = env.transform if hasattr(env.transform, "__iter__") else [env.transform]

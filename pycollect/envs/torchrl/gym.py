@@ -1,4 +1,4 @@
-"""TorchRL's GymEnv and GymWrapper, stepped through the Gymnasium env inside."""
+"""Step TorchRL's GymEnv and GymWrapper through the Gymnasium environment inside."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from pycollect.errors import warn_user
 
 Take = Callable[[Array], Any]
 Decode = Callable[[Leaf], Take | None]
-"""From an action's leaf, as it comes, to what makes of it what the inner env is given (None: it is
-that)."""
+"""Returns a function from the policy's action, with the given leaf, to the inner action.
+
+``None`` if no conversion is needed.
+"""
 
 Encode = Callable[[Any], Any]
 
@@ -35,15 +37,15 @@ _REWARD = (Leaf(("reward",), "float32", (1,)),)
 
 
 @dataclass(frozen=True)
-class Form:
-    """What the inner env of a GymEnv takes and shows, in TorchRL's keys and encodings.
+class InnerSpec:
+    """Actions and observations of a GymEnv's inner environment, in TorchRL's keys and encodings.
 
     Attributes:
-        action: its leaf.
-        decode: makes of an action, whatever its shape and dtype, what the inner env is given: what
-            `read_action` does.
-        observation: the leaves in the order of the inner env's space, each with its encoding
-            (None: as it is).
+        action: Leaf of the action.
+        decode: Decodes actions of any shape and dtype for the inner environment, as `read_action`
+            does.
+        observation: Leaves in the order of the inner environment's space, each with its encoding,
+            or ``None`` for no encoding.
     """
 
     action: Leaf
@@ -51,29 +53,29 @@ class Form:
     observation: Sequence[tuple[Leaf, Encode | None]]
 
     def encoded(self, observe: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """What gives the leaves as `observe` does, encoded."""
+        """Return a function like `observe` that also encodes the leaves."""
         encodings = [encode for _, encode in self.observation]
         return _encoder(observe, encodings) if any(encodings) else observe
 
 
 def unwrapped(env: Any) -> EnvBatch | None:
-    """The Gymnasium env inside `env`; None where `form_of` knows none."""
-    form = form_of(env)
-    return None if form is None else unwrapped_by(env, form)
+    """Return an EnvBatch of the Gymnasium environment inside, or ``None`` if not possible."""
+    spec = inner_spec(env)
+    return None if spec is None else unwrapped_with(env, spec)
 
 
-def unwrapped_by(env: Any, form: Form) -> Unwrapped:
-    """The Gymnasium env inside `env`, whose form is known."""
+def unwrapped_with(env: Any, spec: InnerSpec) -> Unwrapped:
+    """Return an EnvBatch of the Gymnasium environment inside `env`, given its `inner_spec`."""
     is_box = isinstance(env._env.observation_space, spaces.Box)
-    return (UnwrappedPlain if is_box else Unwrapped)(env, form)
+    return (UnwrappedPlain if is_box else Unwrapped)(env, spec)
 
 
-def form_of(env: Any) -> Form | None:
-    """The form of a GymEnv or GymWrapper that can be stepped through the Gymnasium env inside.
+def inner_spec(env: Any) -> InnerSpec | None:
+    """Return the InnerSpec of a GymEnv or GymWrapper, or ``None`` if `env` must be stepped itself.
 
-    None where that could differ in anything from `env` itself: subclasses, batched ones, frames
-    that the wrapper skips, readers of info, replaced methods, spaces of other kinds than Box
-    and Discrete, MultiBinary observations, and Dicts of these.
+    The result is ``None`` if the inner environment could behave differently: for a subclass, a
+    batch, frame skipping, info readers, replaced methods, or unsupported spaces. Supported are Box
+    and Discrete, MultiBinary observations, and Dicts of these for observations.
     """
     if type(env) not in (GymEnv, GymWrapper):
         return None
@@ -94,7 +96,7 @@ def form_of(env: Any) -> Form | None:
     action, observation = _action(env, inner.action_space), _observation(env, inner)
     if action is None or observation is None:
         return None
-    return Form(*action, observation)
+    return InnerSpec(*action, observation)
 
 
 def _flags_and_reward_are_standard(env: Any) -> bool:
@@ -103,10 +105,7 @@ def _flags_and_reward_are_standard(env: Any) -> bool:
 
 
 def _action(env: Any, space: gymnasium.Space[Any]) -> tuple[Leaf, Decode] | None:
-    """The action's leaf by the specs, and how actions are decoded.
-
-    None where the encoding is not known here.
-    """
+    """Return the action's leaf and decoder, or ``None`` if the encoding is not supported."""
     if list(env.action_keys) != ["action"]:
         return None
     spec = env.full_action_spec["action"]
@@ -142,8 +141,9 @@ def _from_one_hot(n: int, leaf: Leaf) -> Take:
 
 
 def _from_index(leaf: Leaf) -> Take | None:
-    """As an env of Gymnasium's gets it: a numpy scalar, which its space looks at sooner than at an
-    int.
+    """Return a function from an action of shape () to a scalar, or ``None`` for other shapes.
+
+    Integers become numpy scalars, which Gymnasium's Discrete space checks faster than ints.
     """
     if leaf.shape != ():
         return None
@@ -151,12 +151,12 @@ def _from_index(leaf: Leaf) -> Take | None:
 
 
 def _observation(env: Any, inner: Any) -> list[tuple[Leaf, Encode | None]] | None:
-    """The leaves in the order of the inner space, each with its encoding (None: as it is)."""
+    """Return the leaves with their encodings in the order of the inner space, if supported."""
     space = inner.observation_space
     leaves = {leaf.key: leaf for leaf in spec_leaves(env.observation_spec, env.batch_size)}
     if isinstance(space, spaces.Dict):
         pairs = _flatten(space, ())
-        if ("state",) in [key for key, _ in pairs]:  # renamed there
+        if ("state",) in [key for key, _ in pairs]:  # TorchRL renames this key
             return None
     else:
         pairs = [(next(iter(leaves)), space)]
@@ -196,46 +196,46 @@ def _is_same(leaf: Leaf, space: gymnasium.Space[Any]) -> bool:
 
 
 class Unwrapped(SingleEnv):
-    """The Gymnasium env inside a GymEnv; observations, actions and seeds are TorchRL's.
+    """The Gymnasium environment inside a GymEnv, with TorchRL's encodings and seeds.
 
     Args:
-        env: what `unwrapped` was given.
-        form: what `form_of` gave for it.
+        env: The GymEnv or GymWrapper.
+        spec: Result of `inner_spec` for `env`.
     """
 
     casts_actions = False
 
-    def __init__(self, env: Any, form: Form) -> None:
+    def __init__(self, env: Any, spec: InnerSpec) -> None:
         quicken(env._env)
         super().__init__(env._env)
         self._wrapper = env
-        self.observation = tuple(leaf for leaf, _ in form.observation)
-        self.action = (form.action,)
-        self._decode = form.decode
-        self.given(self.action)
-        self._to_arrays = form.encoded(self._to_arrays)
+        self.observation = tuple(leaf for leaf, _ in spec.observation)
+        self.action = (spec.action,)
+        self._decode = spec.decode
+        self.bind_outputs(self.action)
+        self._to_arrays = spec.encoded(self._to_arrays)
 
-    def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
-        """Decode actions as they come from now on; see `EnvBatch.given`."""
+    def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
+        """Choose how to decode the policy's actions; see `EnvBatch.bind_outputs`."""
         step: Callable[[Any], Any] = self._env.step
-        decode = self._decode(the_action(outputs))
-        self._to_action = unwrap if decode is unwrap else same  # see `PlainEnv.direct`
+        decode = self._decode(action_leaf(outputs))
+        self._to_action = unwrap if decode is unwrap else same  # see `PlainEnv.fast_step`
         take = None if decode is unwrap else decode
         self._step = step if take is None else lambda action: step(take(action))
-        return super().given(outputs)
+        return super().bind_outputs(outputs)
 
     def action_sampler(self) -> Sampler:
-        """As the inner env's actions, in TorchRL's encoding."""
+        """Return a sampler of the inner environment's actions in TorchRL's encoding."""
         return one_hot_sampler(super().action_sampler(), self.action_space, self.action[0])
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset the env; with a seed, TorchRL's `set_seed` goes before, which resets it too."""
+        """Reset the environment, after TorchRL's `set_seed` if there is a seed."""
         if seeds is not None:
             self._wrapper.set_seed(check_seeds(seeds, 1)[0])
         return super().reset()
 
     def close(self) -> None:
-        """Close the env and its wrapper; see `EnvBatch.close`."""
+        """Close the environment and its wrapper; see `EnvBatch.close`."""
         if not self._closed:
             self._closed = True
             close_quietly(self._wrapper)
@@ -245,19 +245,19 @@ class UnwrappedPlain(Unwrapped, PlainEnv):
     """An `Unwrapped` whose observation is one array: the hot path."""
 
 
-def the_action(outputs: Sequence[Leaf]) -> Leaf:
-    """The leaf of the action among those of a policy."""
+def action_leaf(outputs: Sequence[Leaf]) -> Leaf:
+    """Return the leaf of the action among a policy's outputs."""
     return next(leaf for leaf in outputs if leaf.key == ("action",))
 
 
 def one_hot_sampler(sampler: Sampler, space: Any, leaf: Leaf) -> Sampler:
-    """A sampler of the inner env's actions as one of TorchRL's, whose leaf is given."""
+    """Return a sampler that encodes drawn actions as one-hot vectors if the leaf requires it."""
     one_hot = isinstance(space, spaces.Discrete) and leaf.shape
     return OneHotSampler(sampler, leaf) if one_hot else sampler
 
 
 class OneHotSampler(Sampler):
-    """One-hot vectors of the indices that another sampler draws."""
+    """Draws one-hot vectors of the indices that another sampler draws."""
 
     def __init__(self, indices: Sampler, leaf: Leaf) -> None:
         self.leaves = (leaf,)
@@ -275,7 +275,7 @@ class OneHotSampler(Sampler):
 def _encoder(
     observe: Callable[[Any], Any], encodings: Sequence[Encode | None]
 ) -> Callable[[Any], Any]:
-    """`observe`, and each of its leaves encoded."""
+    """Return a function like `observe` that also encodes each leaf."""
     if len(encodings) == 1:
         (encode,) = encodings
         assert encode is not None

@@ -1,4 +1,4 @@
-"""TorchRL's SerialEnv, its environments stepped one by one without the TensorDicts that it adds."""
+"""Step the environments of TorchRL's SerialEnv directly, without its TensorDict operations."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seed
 from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.single import close_quietly, same
 from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks
-from pycollect.envs.torchrl.gym import Form, form_of, one_hot_sampler, the_action
+from pycollect.envs.torchrl.gym import InnerSpec, action_leaf, inner_spec, one_hot_sampler
 from pycollect.envs.torchrl.specs import check_device, draw, name_of
-from pycollect.envs.torchrl.stepping import is_torchrls
+from pycollect.envs.torchrl.stepping import is_torchrl_transform
 
 _REPLACEABLE = ("_reset", "_step", "rand_action", "reset", "set_seed", "step")
 
 
-def apart(env: Any) -> EnvBatch | None:
-    """A SerialEnv as its environments, each stepped by itself: through the Gymnasium envs inside
-    where all are known (see `gym.form_of`), else with one TensorDict each.
+def split_serial(env: Any) -> EnvBatch | None:
+    """Return an EnvBatch that steps the environments of a SerialEnv separately, or ``None``.
 
-    The SerialEnv is started if it was not, and still seeds and closes its environments.
+    The Gymnasium environments inside are stepped if all have a `gym.inner_spec`; otherwise each
+    environment is stepped with its own TensorDict. The SerialEnv is started if necessary; it still
+    seeds and closes its environments.
 
-    None where that could differ in anything from `env` itself: subclasses, views, environments
-    other than GymEnv and GymWrapper with TorchRL's transforms or none, or of unlike specs.
+    The result is ``None`` if this could change any result: for a subclass or a view of SerialEnv,
+    unequal specs, or environments other than GymEnv and GymWrapper with only TorchRL's transforms.
     """
     if type(env) is not SerialEnv or any(name in vars(env) for name in _REPLACEABLE):
         return None
@@ -40,38 +41,38 @@ def apart(env: Any) -> EnvBatch | None:
     envs = env._envs
     if not env._owns_workers or env.run_type_checks or not all(map(_is_known, envs)):
         return None
-    forms = [form_of(own) for own in envs]
-    first = forms[0]
-    if first is not None and all(_are_alike(first, form) for form in forms):
-        spaces = [own._env.action_space for own in envs]
+    specs = [inner_spec(child) for child in envs]
+    first = specs[0]
+    if first is not None and all(_are_alike(first, spec) for spec in specs):
+        spaces = [child._env.action_space for child in envs]
         if all(space == spaces[0] for space in spaces):
             return UnwrappedRows(env, first)
-    rows = [TorchRLEnv(own) for own in envs]
+    rows = [TorchRLEnv(child) for child in envs]
     return SerialRows(env, rows) if all(_is_plain(row, rows[0]) for row in rows) else None
 
 
 def _is_known(env: Any) -> bool:
-    """Whether all that it shows is in its specs, complete at each step, as SerialEnv's buffers."""
-    if has_hooks(env):  # SerialEnv calls `_step` alone
+    """Return whether each step has exactly the entries of the specs, like SerialEnv's buffers."""
+    if has_hooks(env):  # SerialEnv calls `_step` without hooks
         return False
     while type(env) is TransformedEnv:
         transforms = [part for part in env.transform.modules() if isinstance(part, Transform)]
-        if env.run_type_checks or not all(map(is_torchrls, transforms)):
+        if env.run_type_checks or not all(map(is_torchrl_transform, transforms)):
             return False
         env = env.base_env
     return type(env) in (GymEnv, GymWrapper) and not env.batch_size and not env.run_type_checks
 
 
-def _are_alike(form: Form, other: Form | None) -> bool:
+def _are_alike(spec: InnerSpec, other: InnerSpec | None) -> bool:
     if other is None:
         return False
-    leaves = [[leaf for leaf, _ in own.observation] for own in (form, other)]
-    return leaves[0] == leaves[1] and form.action == other.action
+    leaves = [[leaf for leaf, _ in each.observation] for each in (spec, other)]
+    return leaves[0] == leaves[1] and spec.action == other.action
 
 
 def _is_plain(row: TorchRLEnv, first: TorchRLEnv) -> bool:
     return (
-        row.resets_apart
+        row.resets_separately
         and not (row.extras or row.step_extras or row.action_extras or row.nodes)
         and row.observation == first.observation
         and row.step_only == first.step_only
@@ -80,62 +81,62 @@ def _is_plain(row: TorchRLEnv, first: TorchRLEnv) -> bool:
 
 
 def _set_seed(env: Any, seeds: Sequence[int], count: int) -> None:
-    """TorchRL's chain through all of them, before any is reset."""
+    """Seed all environments as TorchRL does, before any reset."""
     first, *others = check_seeds(seeds, count)
     env.set_seed(first, static_seed=bool(others) and set(others) == {first})
 
 
 class UnwrappedRows(CallablesEnv):
-    """The Gymnasium envs inside the GymEnvs of a SerialEnv, in TorchRL's keys and encodings.
+    """The Gymnasium environments inside a SerialEnv's GymEnvs, in TorchRL's keys and encodings.
 
     Args:
-        env: the SerialEnv, started.
-        form: of each of its environments.
+        env: The SerialEnv, started.
+        spec: InnerSpec of each of its environments.
     """
 
     casts_actions = False
 
-    def __init__(self, env: Any, form: Form) -> None:
-        super().__init__([own._env for own in env._envs])
+    def __init__(self, env: Any, spec: InnerSpec) -> None:
+        super().__init__([child._env for child in env._envs])
         self._serial = env
-        self.observation = tuple(leaf for leaf, _ in form.observation)
+        self.observation = tuple(leaf for leaf, _ in spec.observation)
         self._buffers = tuple(
             np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.observation
         )
-        self.action = (form.action,)
-        self._decode = form.decode
-        self.given(self.action)
-        self._observe = [form.encoded(observe) for observe in self._observe]
+        self.action = (spec.action,)
+        self._decode = spec.decode
+        self.bind_outputs(self.action)
+        self._observe = [spec.encoded(observe) for observe in self._observe]
 
-    def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
-        """Decode actions as they come from now on; see `EnvBatch.given`."""
-        self._to_action = self._decode(the_action(outputs)) or same
+    def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
+        """Choose how to decode the policy's actions; see `EnvBatch.bind_outputs`."""
+        self._to_action = self._decode(action_leaf(outputs)) or same
         self._step_each = None
-        return super().given(outputs)
+        return super().bind_outputs(outputs)
 
     def action_sampler(self) -> Sampler:
-        """As the inner envs' actions, in TorchRL's encoding."""
+        """Return a sampler of the inner environments' actions in TorchRL's encoding."""
         return one_hot_sampler(super().action_sampler(), self.action_space, self.action[0])
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset all; with seeds, TorchRL's `set_seed` goes before."""
+        """Reset all environments, after TorchRL's `set_seed` if there are seeds."""
         if seeds is not None:
             _set_seed(self._serial, seeds, self.num_seeds)
         return super().reset()
 
     def close(self) -> None:
-        """Close the envs with their SerialEnv; see `EnvBatch.close`."""
+        """Close the environments with their SerialEnv; see `EnvBatch.close`."""
         if not self._closed:
             self._closed = True
             close_quietly(self._serial)
 
 
 class SerialRows(EnvBatch):
-    """The environments of a SerialEnv, each with a TensorDict of its own: [P, ...].
+    """The environments of a SerialEnv, each with its own TensorDict, as a batch [P, ...].
 
     Args:
-        env: the SerialEnv, started.
-        rows: its environments, of equal leaves.
+        env: The SerialEnv, started.
+        rows: Its environments, with equal leaves.
     """
 
     batched = True
@@ -153,7 +154,7 @@ class SerialRows(EnvBatch):
         self._take_leaves()
 
     def _take_leaves(self) -> None:
-        """What one row shows, and memory for what all do."""
+        """Copy the leaves of the first row, and allocate buffers for all rows."""
         self.observation, self.step_only = self._rows[0].observation, self._rows[0].step_only
         self.rewards = self._rows[0].rewards
         count = self.num_envs
@@ -165,33 +166,33 @@ class SerialRows(EnvBatch):
         self.ends = self._rows[0].ends
 
     def truncate_after(self, frames: int) -> bool:
-        """Each row counts its own steps; see `TorchRLEnv.truncate_after`."""
+        """Truncate each row separately; see `TorchRLEnv.truncate_after`."""
         for row in self._rows:
             row.truncate_after(frames)
         self._take_leaves()
         return True
 
-    def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
-        """See `TorchRLEnv.given`."""
-        (keys, *_) = [row.given(outputs) for row in self._rows]
+    def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
+        """See `TorchRLEnv.bind_outputs`."""
+        (keys, *_) = [row.bind_outputs(outputs) for row in self._rows]
         return keys
 
     @property
     def draws_ahead(self) -> bool:
-        """Never, as its rows."""
+        """``False``, as for each row."""
         return False
 
     def random_action(self) -> tuple[torch.Tensor, ...]:
-        """What the SerialEnv draws: one step's actions of all rows at once."""
+        """Return one step's actions of all rows, drawn as the SerialEnv draws them."""
         spec = self._serial.input_spec["full_action_spec"]
         return tuple(draw(spec[name_of(leaf.key)]) for leaf in self.action)
 
-    def shown(self) -> ExtraValues:
-        """Nothing: rows have no extras."""
+    def current_extras(self) -> ExtraValues:
+        """Return an empty dict, because rows have no extras."""
         return {}
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset all; with seeds, TorchRL's `set_seed` goes before."""
+        """Reset all environments, after TorchRL's `set_seed` if there are seeds."""
         if seeds is not None:
             _set_seed(self._serial, seeds, self.num_seeds)
         for row, views in zip(self._rows, self._views, strict=True):
@@ -199,7 +200,7 @@ class SerialRows(EnvBatch):
         return self._buffers
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Step each with its row of the outputs that `given` named; see `EnvBatch.step`."""
+        """Step each row with its row of the policy outputs; see `EnvBatch.step`."""
         columns = [value.unbind(0) for value in action]
         for i, (row, views) in enumerate(zip(self._rows, self._views, strict=True)):
             values, *_ = row.step([column[i] for column in columns])
@@ -207,13 +208,13 @@ class SerialRows(EnvBatch):
         return self._buffers, None, None, None
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the rows where `done` (bool [P]) is set."""
+        """Reset the rows whose `done` (bool [P]) is set."""
         for i in np.flatnonzero(done).tolist():
             _write(self._views[i], self._rows[i].reset_done(done[i : i + 1]))
         return self._buffers
 
     def close(self) -> None:
-        """Close the envs with their SerialEnv; see `EnvBatch.close`."""
+        """Close the environments with their SerialEnv; see `EnvBatch.close`."""
         if not self._closed:
             self._closed = True
             close_quietly(self._serial)

@@ -1,4 +1,4 @@
-"""TorchRL's specs as leaves."""
+"""Leaves and extras of TorchRL's specs."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _COLLECTORS = ("collector", "next")
 
 
 def as_key(key: Any) -> Key:
-    """TorchRL's nested key (a string or a tuple of strings) as a key path."""
+    """Return TorchRL's nested key (a string or a tuple of strings) as a key path."""
     return (key,) if isinstance(key, str) else tuple(key)
 
 
 def bounded(space: spaces.Box, leaf: Leaf) -> Bounded:
-    """TorchRL's spec of the arrays in a Box, whose leaf is given."""
+    """Return TorchRL's spec of a Box, with the shape and dtype of its leaf."""
     low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
     return Bounded(low, high, torch.Size(leaf.shape), dtype=torch_dtype(leaf.dtype))
 
 
 def name_of(key: Key) -> Any:
-    """The key as TensorDicts take it; a string is looked up faster than a tuple of one."""
+    """Return a key for TensorDicts, which look up a string faster than a tuple of one string."""
     return key[0] if len(key) == 1 else key
 
 
 def draw(spec: Any) -> torch.Tensor:
-    """`spec.rand()`: the same numbers from the same generator.
+    """Return the same numbers as `spec.rand()`, from the same generator, but faster.
 
-    `rand` of an interval copies both ends for each env of a batch, and looks twice whether anything
-    is out of it; that of a one-hot encoding looks for the least and the greatest index. Either
-    takes longer than the step of a small environment.
+    `rand` of an interval copies both bounds for each environment and checks the result twice.
+    `rand` of a one-hot encoding computes the smallest and the largest index. Each takes longer than
+    a step of a small environment.
     """
     rand = type(spec).rand
     if -1 not in spec.shape:
@@ -59,8 +59,8 @@ def draw(spec: Any) -> torch.Tensor:
 
 
 def _draw_within(spec: Any) -> torch.Tensor:
-    """What is out of the interval, by rounding, is brought back whether there is any or not."""
-    low, high = spec.space._low, spec.space._high  # those of one env, where all have the same
+    """Draw from an interval; always clamp, because rounding may leave the interval."""
+    low, high = spec.space._low, spec.space._high  # one environment's bounds if all are equal
     if low.device != spec.device:
         low, high = spec.space.low, spec.space.high
     unit = torch.empty(spec.shape, dtype=spec.dtype, device=spec.device).uniform_()
@@ -89,10 +89,10 @@ def check_root(td: TensorDictBase, leaves: tuple[Leaf, ...]) -> None:
         value = td.get(leaf.key, None)
         shape = (*td.batch_size, *leaf.shape)
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
-            came = list(value.shape) if isinstance(value, torch.Tensor) else value
+            returned = list(value.shape) if isinstance(value, torch.Tensor) else value
             raise ValueError(
                 f"create_env_fn: expected shape {list(shape)} for {dotted(leaf.key)!r}, as in the "
-                f"environment's spec, but reset returned {came}"
+                f"environment's spec, but reset returned {returned}"
             )
 
 
@@ -116,29 +116,29 @@ def observation_leaves(env: EnvBase) -> tuple[Leaf, ...]:
 
 
 def spec_leaves(spec: Composite, batch: torch.Size) -> tuple[Leaf, ...]:
-    """The leaves below a Composite of a batch of envs, each for one env; without its extras."""
+    """Return one environment's leaves from the Composite of a batch, without extras."""
     return tuple(entry for entry in _entries(spec, (), batch) if isinstance(entry, Leaf))
 
 
 def spec_extras(spec: Composite, batch: torch.Size) -> tuple[Extra, ...]:
-    """What below a Composite has no fixed shape and numeric dtype.
+    """Return the extras of a Composite: entries without a fixed shape and numeric dtype.
 
-    Stacks of unequal specs are one extra as a whole, with the numeric leaves inside.
+    A stack of unequal specs is one extra, together with the numeric leaves inside.
     """
     return tuple(entry for entry in _entries(spec, (), batch) if isinstance(entry, Extra))
 
 
 def spec_nodes(specs: Sequence[Composite], batch: torch.Size) -> dict[Key, Node]:
-    """The nested Composites with batch dimensions beyond the envs', or with a tensorclass."""
+    """Return nested Composites with more batch dimensions than `batch`, or with a tensorclass."""
     nodes: dict[Key, Node] = {}
     for spec in specs:
         for name in spec.keys(include_nested=True, leaves_only=False):
-            own = spec[name]
-            if not isinstance(own, Composite):
+            child = spec[name]
+            if not isinstance(child, Composite):
                 continue
             key, before = as_key(name), nodes.get(as_key(name), Node())
-            shape = tuple(own.shape[len(batch) :])
-            data_cls = getattr(own, "data_cls", None)
+            shape = tuple(child.shape[len(batch) :])
+            data_cls = getattr(child, "data_cls", None)
             node = Node(
                 max(shape, before.shape, key=len),
                 data_cls if is_tensorclass(data_cls) else before.data_cls,
@@ -150,13 +150,13 @@ def spec_nodes(specs: Sequence[Composite], batch: torch.Size) -> dict[Key, Node]
 
 def _entries(spec: Composite, path: Key, batch: torch.Size) -> Iterator[Leaf | Extra]:
     for name in list(spec.keys()):
-        key, own = (*path, name), spec[name]
-        if isinstance(own, StackedComposite):
+        key, child = (*path, name), spec[name]
+        if isinstance(child, StackedComposite):
             yield Extra(key, Kind.NODE)
-        elif isinstance(own, Composite):
-            yield from _entries(own, key, batch)
-        elif own is not None:
-            yield _entry(key, own, batch)
+        elif isinstance(child, Composite):
+            yield from _entries(child, key, batch)
+        elif child is not None:
+            yield _entry(key, child, batch)
 
 
 def _holds_objects(spec: Any) -> bool:
@@ -174,13 +174,13 @@ def _entry(key: Key, spec: Any, batch: torch.Size) -> Leaf | Extra:
             f"create_env_fn: the shape of the spec of {dotted(key)!r} must start with the "
             f"environment's batch size {list(batch)}, got {list(shape)}"
         )
-    own = tuple(shape[len(batch) :])
-    if any(extent < 0 for extent in own):
-        return Extra(key, Kind.RAGGED, dtype, own)
-    return Leaf(key, dtype_name(dtype), own)
+    frame = tuple(shape[len(batch) :])
+    if any(extent < 0 for extent in frame):
+        return Extra(key, Kind.RAGGED, dtype, frame)
+    return Leaf(key, dtype_name(dtype), frame)
 
 
 def has_step_count(env: EnvBase) -> bool:
-    """Whether steps are counted already, anywhere in what the env tells."""
+    """Return whether any output of the environment is a "step_count"."""
     keys = env.output_spec.keys(include_nested=True, leaves_only=True)
     return any("step_count" in ((key,) if isinstance(key, str) else key) for key in keys)

@@ -1,7 +1,7 @@
-"""One step of an EnvBase, without looking again at what its specs have told already.
+"""Faster versions of an EnvBase's step methods, prepared once from its specs.
 
-`EnvBase.step` and `step_mdp` find out at every step which entries there are, and go through each
-TensorDict several times. For a small environment that takes longer than its own step.
+`EnvBase.step` and `step_mdp` find the entries anew in every step and traverse each TensorDict
+several times. For a small environment, this takes longer than the step itself.
 """
 
 from __future__ import annotations
@@ -17,72 +17,72 @@ from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.layout import Key, dotted, torch_dtype
 from pycollect.data.slabs import set_unchecked, unchecked_tensordict
-from pycollect.envs.torchrl.gym import form_of, unwrapped_by
+from pycollect.envs.torchrl.gym import inner_spec, unwrapped_with
 from pycollect.envs.torchrl.specs import as_key, name_of, spec_leaves
 
-# Transforms that decide themselves which environments are stepped, and how often.
+# Transforms that decide which environments are stepped, and how often.
 _STEPPING = ("ConditionalPolicySwitch", "ConditionalSkip", "MultiAction")
 
 Step: TypeAlias = Callable[[Any], Any]
-"""From one TensorDict to another."""
+"""Function from one TensorDict to another."""
 
 Tree: TypeAlias = dict[str, Any]
-"""Keys by name: None is a leaf, a dict what is nested."""
+"""Nested keys: ``None`` stands for a leaf, a dict for a node."""
 
 Entries: TypeAlias = Mapping[str, Any]
-"""One level of a TensorDict, live."""
+"""Live view of one level of a TensorDict."""
 
 _NOTHING: Tree = {}
 
 
 def make_following(env: Any) -> Step:
-    """`env._step`, for a root that has neither "next" nor "_step": what comes under "next".
+    """Return a function like `env._step`, for a root without "next" and "_step".
 
-    A TransformedEnv's transforms are called as it calls them; a GymEnv below them is stepped
-    through the Gymnasium env inside.
+    A TransformedEnv's transforms are called in the same way. A GymEnv below them is stepped through
+    the Gymnasium environment inside.
     """
-    own: Step = env._step
+    original: Step = env._step
     if type(env) is not TransformedEnv or "_step" in vars(env):
-        return own
+        return original
     base, transform = env.base_env, env.transform
     parts = [part for part in transform.modules() if isinstance(part, Transform)]
     plain = all(map(_inverts_nothing, parts))
-    if not plain and not all(map(is_torchrls, parts)):  # one may put "_step" into the root
-        return own
+    if not plain and not all(map(is_torchrl_transform, parts)):  # another transform may add "_step"
+        return original
     step = _gym_step(base) or _completed_step(base)
     invert = _shallow_copy if plain else transform.inv
 
     def following(root: Any) -> Any:
-        given = invert(root)
-        return transform._step(given, step(given))
+        inverted = invert(root)
+        return transform._step(inverted, step(inverted))
 
     return following
 
 
-def is_torchrls(transform: Transform) -> bool:
-    """Whether it is one of TorchRL's own that leave it to the env when it is stepped."""
+def is_torchrl_transform(transform: Transform) -> bool:
+    """Return whether it is one of TorchRL's transforms, and not one that decides about steps."""
     kind = type(transform)
     return kind.__module__.startswith("torchrl.envs.") and kind.__name__ not in _STEPPING
 
 
 def make_complete(env: Any) -> Step:
-    """`env._step_proc_data`: rewards and flags in the shapes of their specs, none missing."""
+    """Return a function like `env._step_proc_data`, which reshapes rewards and completes flags."""
     return _completer(_flags_of(env) + _sized(env, env.full_reward_spec), env._step_proc_data)
 
 
 def make_advance(env: Any) -> Step:
-    """`env.step_mdp`: the next step's root. The rule is that of TorchRL's `step_mdp`, by which
-    what the new root does not replace stays in it.
+    """Return a function like `env.step_mdp`, which makes the next step's root.
 
-    Specs that change under it, and TensorDicts of other kinds, are left to TorchRL.
+    As in TorchRL, the new root keeps entries of the old one that "next" does not replace. If specs
+    have dynamic shapes, or if a node is not a plain TensorDict, TorchRL's method is called.
     """
     specs = (env.observation_spec, env.full_done_spec, env.full_reward_spec, env.full_state_spec)
     names = [list(spec.keys(True, True)) for spec in specs]
     static = [list(spec.keys(True, True, step_mdp_static_only=True)) for spec in specs]
     if names != static:
-        otherwise: Step = env.step_mdp
-        return otherwise
-    observations, flags, rewards, states = ([as_key(name) for name in own] for own in names)
+        fallback: Step = env.step_mdp
+        return fallback
+    observations, flags, rewards, states = ([as_key(name) for name in group] for group in names)
     taken = _tree([*observations, *flags, *(key for key in rewards if key in states)])
     resets = [(*key[:-1], "_reset") for key in flags]
     others = [key for key in rewards if key not in states]
@@ -93,7 +93,7 @@ def make_advance(env: Any) -> Step:
             before = _entries_of(stepped)
             root = unchecked_tensordict(_kept(before, dropped), stepped)
             _merge(root, _entries_of(before["next"]), taken)
-        except _OtherKindError:
+        except _UnsupportedEntryError:
             return env.step_mdp(stepped)
         return root
 
@@ -101,31 +101,31 @@ def make_advance(env: Any) -> Step:
 
 
 def make_maybe_reset(env: Any) -> Step:
-    """`env.maybe_reset`, which goes through all flags to see whether any environment is reset.
+    """Return a function like `env.maybe_reset`, which otherwise reads all flags in every step.
 
-    By its rule the root's flags decide alone, where there are some: those of parts are not asked.
+    As in TorchRL, if there are flags at the root, nested flags are ignored.
     """
-    otherwise: Step = env.maybe_reset
+    fallback: Step = env.maybe_reset
     flags = [leaf.key for leaf in spec_leaves(env.full_done_spec, env.batch_size)]
     deciding = [key for key in flags if len(key) == 1]
     is_plain = all(
         getattr(type(env), name) is getattr(EnvBase, name) for name in ("maybe_reset", "any_done")
     )
     if not (is_plain and 0 < len(deciding) < len(flags)):
-        return otherwise
+        return fallback
     entries = _Lookup(deciding)
 
     def maybe_reset(root: Any) -> Any:
         values = entries.of(root)
         if values is None or any(value.any() for value in values):
-            return otherwise(root)
+            return fallback(root)
         return root
 
     return maybe_reset
 
 
-class _OtherKindError(Exception):
-    """A TensorDict holds something else than tensors and TensorDicts, or lacks an entry."""
+class _UnsupportedEntryError(Exception):
+    """A TensorDict has an entry that is neither a tensor nor a TensorDict, or lacks an entry."""
 
 
 def _tree(keys: Iterable[Key]) -> Tree:
@@ -140,13 +140,13 @@ def _tree(keys: Iterable[Key]) -> Tree:
 
 def _entries_of(td: Any) -> Entries:
     if type(td) is not TensorDict:
-        raise _OtherKindError
-    entries: Entries = td.items().mapping  # a copy would take longer than what is done with it
+        raise _UnsupportedEntryError
+    entries: Entries = td.items().mapping  # not copied, because a copy would dominate the cost
     return entries
 
 
 def _kept(old: Entries, dropped: Tree) -> dict[str, Any]:
-    """What is not dropped. A node that loses all that it has is dropped itself."""
+    """Return the entries that are not dropped, without nodes that lose all their entries."""
     entries: dict[str, Any] = {}
     for name, value in old.items():
         inner = dropped.get(name, _NOTHING)
@@ -162,23 +162,23 @@ def _kept(old: Entries, dropped: Tree) -> dict[str, Any]:
 
 
 def _merge(td: TensorDict, new: Entries, taken: Tree) -> None:
-    """Put new entries into what is kept; a node there gets them where their batch sizes agree."""
-    for name, within in taken.items():
+    """Put new entries into `td`; a node with another batch size is replaced."""
+    for name, children in taken.items():
         value: Any = new.get(name)
-        if within is None:
+        if children is None:
             if type(value) is not torch.Tensor:
-                raise _OtherKindError
+                raise _UnsupportedEntryError
             set_unchecked(td, name, value)
             continue
         inner, node = _entries_of(value), td.get(name, None)
         if type(node) is not TensorDict or node.batch_size != value.batch_size:
             node = unchecked_tensordict({}, value)
             set_unchecked(td, name, node)
-        _merge(node, inner, within)
+        _merge(node, inner, children)
 
 
 def make_take(names: Sequence[Any]) -> Callable[[Any], tuple[torch.Tensor, ...]]:
-    """What takes the entries of those names out of a TensorDict."""
+    """Return a function that reads the named entries of a TensorDict."""
     entries = _Lookup(names)
 
     def take(td: Any) -> tuple[torch.Tensor, ...]:
@@ -202,13 +202,15 @@ def _entry_of(td: Any, name: Any) -> Any:
 
 
 def make_put(names: Sequence[Any], to_device: bool) -> Callable[[Any, Sequence[Any]], None]:
-    """What sets the entries of those names in a TensorDict.
+    """Return a function that sets the named entries of a TensorDict.
 
-    It checks the first tensors itself; those that follow are taken to have the same shapes. Where
-    they have not, the Recorder refuses the step.
+    The function checks only the shapes of the first tensors. If later tensors have other shapes,
+    the Recorder refuses the step.
 
     Args:
-        to_device: they may lie elsewhere than the TensorDict, which then brings them over.
+        names: Names of the entries.
+        to_device: Whether the tensors may be on another device than the TensorDict, which then
+            copies them.
     """
     places = _Lookup(names)
     must_check = True
@@ -224,7 +226,7 @@ def make_put(names: Sequence[Any], to_device: bool) -> Callable[[Any, Sequence[A
 
 
 class _Lookup:
-    """Entries of TensorDicts by name. One look at all of a node costs less than `get` of one."""
+    """Looks up many entries of a TensorDict by name, faster than one `get` per entry."""
 
     def __init__(self, names: Sequence[Any]) -> None:
         numbers: dict[Key, int] = {(): 0}
@@ -238,25 +240,25 @@ class _Lookup:
             self._places.append((numbers[key[:-1]], key[-1]))
 
     def of(self, td: Any) -> list[Any] | None:
-        """The entries; None where one is missing, or some node is of another kind."""
+        """Return the entries, or ``None`` if one is missing or a node is not a TensorDict."""
         try:
             _, opened = self._open(td)
             return [opened[above][name] for above, name in self._places]
-        except (KeyError, _OtherKindError):
+        except (KeyError, _UnsupportedEntryError):
             return None
 
     def put(self, td: Any, values: Sequence[torch.Tensor]) -> bool:
-        """Set them without a check; False where some node is missing or of another kind."""
+        """Set the entries unchecked; return ``False`` if a node is missing or not a TensorDict."""
         try:
             nodes, _ = self._open(td)
-        except (KeyError, _OtherKindError):
+        except (KeyError, _UnsupportedEntryError):
             return False
         for (above, name), value in zip(self._places, values, strict=True):
             set_unchecked(nodes[above], name, value)
         return True
 
     def _open(self, td: Any) -> tuple[list[Any], list[Entries]]:
-        """All nodes in which entries lie, by their numbers, and what is in them."""
+        """Return all nodes that contain entries, by number, and the entries of each node."""
         nodes, opened = [td], [_entries_of(td)]
         for above, name in self._nodes:
             nodes.append(opened[above][name])
@@ -274,9 +276,11 @@ def _sized(env: Any, spec: Any) -> list[tuple[Any, torch.Size]]:
     return [(name_of(leaf.key), torch.Size((*size, *leaf.shape))) for leaf in leaves]
 
 
-def _completer(entries: Sequence[tuple[Any, torch.Size]], otherwise: Step) -> Step:
-    """`otherwise`, but for a step that has all those entries in their shapes, or all of them but
-    "terminated", which is then "done".
+def _completer(entries: Sequence[tuple[Any, torch.Size]], fallback: Step) -> Step:
+    """Return a function that completes a step's TensorDict, calling `fallback` only if necessary.
+
+    If all entries are present in their shapes, nothing is done. If only "terminated" is missing, it
+    is set to "done".
     """
     shapes = dict(entries)
 
@@ -285,16 +289,16 @@ def _completer(entries: Sequence[tuple[Any, torch.Size]], otherwise: Step) -> St
 
     whole = _Lookup(list(shapes))
     rest = [name for name in shapes if name != "terminated"]
-    but_terminated = _Lookup(rest)
+    without_terminated = _Lookup(rest)
     may_miss = "done" in rest and len(rest) < len(shapes)
 
     def complete(following: Any) -> Any:
         values = whole.of(following)
         if values is not None:
-            return following if fit(shapes, values) else otherwise(following)
-        values = but_terminated.of(following) if may_miss else None
+            return following if fit(shapes, values) else fallback(following)
+        values = without_terminated.of(following) if may_miss else None
         if values is None or "truncated" in following or not fit(rest, values):
-            return otherwise(following)
+            return fallback(following)
         following.set("terminated", values[rest.index("done")])
         return following
 
@@ -302,7 +306,7 @@ def _completer(entries: Sequence[tuple[Any, torch.Size]], otherwise: Step) -> St
 
 
 def _completed_step(env: Any) -> Step:
-    """A step as transforms are given it: no flag is missing."""
+    """Return a step function with complete flags, as transforms expect."""
     step = make_following(env)
     complete = _completer(
         _flags_of(env), lambda following: env._complete_done(env.full_done_spec, following)
@@ -313,7 +317,7 @@ def _completed_step(env: Any) -> Step:
 def _inverts_nothing(part: Any) -> bool:
     kind = type(part)
     if kind is Compose:
-        return True  # its parts tell
+        return True  # its transforms are checked separately
     is_plain = kind.inv is Transform.inv and kind._inv_call is Transform._inv_call
     return is_plain and not part.in_keys_inv
 
@@ -321,27 +325,27 @@ def _inverts_nothing(part: Any) -> bool:
 def _shallow_copy(td: Any) -> Any:
     try:
         return unchecked_tensordict(_kept(_entries_of(td), {}), td)
-    except _OtherKindError:
+    except _UnsupportedEntryError:
         return td.copy()
 
 
 def _gym_step(env: Any) -> Step | None:
-    """`_step` of a GymEnv through the Gymnasium env inside; None where `form_of` knows none."""
-    form = form_of(env)
-    if form is None or env.device not in (None, CPU):
+    """Return `_step` of a GymEnv through the Gymnasium environment inside, if supported."""
+    spec = inner_spec(env)
+    if spec is None or env.device not in (None, CPU):
         return None
-    batch = unwrapped_by(env, form)
+    batch = unwrapped_with(env, spec)
     if any(len(leaf.key) > 1 for leaf in batch.observation):
         return None
     inner, leaves, device = batch.step, batch.observation, env.device
-    form_of_last: Any = None  # random actions may have another than a policy's
+    last_form: Any = None  # dtype and shape; random actions may differ from a policy's
 
     def step(root: Any) -> Any:
-        nonlocal form_of_last
+        nonlocal last_form
         action = root.get("action").detach().numpy()
-        if (action.dtype, action.shape) != form_of_last:
-            form_of_last = action.dtype, action.shape
-            batch.given((Leaf(("action",), action.dtype.name, action.shape),))
+        if (action.dtype, action.shape) != last_form:
+            last_form = action.dtype, action.shape
+            batch.bind_outputs((Leaf(("action",), action.dtype.name, action.shape),))
         values, reward, terminated, truncated = inner(action)
         entries = _tensors(leaves, values if type(values) is tuple else (values,))
         entries["reward"] = torch.tensor(reward, dtype=torch.float32).reshape(1)
@@ -354,7 +358,7 @@ def _gym_step(env: Any) -> Step | None:
 
 
 def _tensors(leaves: Sequence[Leaf], values: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """Copies, as the environment may write into its own arrays again."""
+    """Return copies as tensors, because the environment may reuse its arrays."""
     return {
         leaf.key[0]: torch.tensor(value, dtype=torch_dtype(leaf.dtype))
         for leaf, value in zip(leaves, values, strict=True)

@@ -274,6 +274,6 @@ def actor_options(
     Args:
         devices: of its worker; one that uses a GPU asks for a part of it.
     """
-    uses_gpu = devices is not None and "cuda" in devices.of_worker
+    uses_gpu = devices is not None and "cuda" in devices.worker_types
     gpus = PART_OF_A_GPU if uses_gpu else 0
     return {**DEFAULT_ACTOR_OPTIONS, "num_gpus": gpus, **(config or {})}
