@@ -358,7 +358,7 @@ STRANGER = """
 import os, sys
 import torch
 from torch.distributed import rpc
-from pycollect.transport.distributed import rpc_agent
+from pycollect.transport.distributed import rpc as rpc_agent
 
 options = {"num_worker_threads": 4, "rpc_timeout": 20, "_transports": ["uv"]}
 rpc_agent._start("stranger", "127.0.0.1", options)

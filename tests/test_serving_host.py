@@ -13,13 +13,13 @@ from collect_support import PATIENCE
 
 from pycollect._core import Leaf
 from pycollect.data.weights import Weights
-from pycollect.transport.hosted import ServingWorker
+from pycollect.transport.hosted import HostedServer
 from pycollect.transport.messages import WorkerInfo, WorkerSpec, pickled_spec
 from pycollect.transport.serving_host import ServingHost
 from pycollect.worker.options import WorkerOptions
 
 
-class Server(ServingWorker):
+class Server(HostedServer):
     """It fails in its first round, if it is to."""
 
     weights: tuple[Leaf, ...] = ()

@@ -298,7 +298,7 @@ class Assembly:
             how=self._joined,
             parts=self._parts(whole),
             sources=sources,
-            beside=info.beside,
+            stacked=info.stacked,
         )
 
     def _parts(self, whole: PendingBatch) -> Sequence[int]:

@@ -87,9 +87,9 @@ class PolicyServer(ABC):
             return without_frames(death)
         raise AssertionError("a process that is gone has answered")
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that it logged, as far as they can be had."""
-        return self.record.process.last_words()
+        return self.record.process.recent_log()
 
     def replaced(self) -> None:
         """Those whom it served were replaced, too."""

@@ -205,7 +205,7 @@ class NodeServers:
         self._servers: dict[str, NodeServer] = {}  # a new one for each change: others read it
         self._started = 0
         self._root: int | None = None
-        plan.engine.serve_by(self)
+        plan.engine.set_node_policies(self)
 
     def policy_at(self, node: str, spec: WorkerSpec, options: Mapping[str, Any]) -> bytes | None:
         """What stands for the policy in a worker that has come to a node, pickled; None: not yet.
@@ -221,7 +221,7 @@ class NodeServers:
         self._started += 1  # each has an id and a random stream of its own
         index = self._plan.spec.index - self._started
         role = f"policy server on node {node[:8]}"
-        plan = self._plan.named(index, role, self._engine.options_on(node, options))
+        plan = self._plan.named(index, role, self._engine.server_options(node, options))
         record = self._group.begin(plan)
         server = NodeServer(self._group, self._options, record, self._weights)
         if self._root is not None:
@@ -334,9 +334,9 @@ class PolicyServers:
             return death
         return None
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that this one logged, as far as they can be had."""
-        return "" if self._dead is None else self._dead.last_words()
+        return "" if self._dead is None else self._dead.recent_log()
 
     def end_idle(self, workers: Sequence[WorkerRecord]) -> None:
         """End those of nodes on which none of these workers is, which are all that there are."""

@@ -30,7 +30,7 @@ def pieces(
     """
     if batch.how == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
         td.names = None
-        yield batch.frames_of, td.flatten(0, 2 if batch.beside else 1)
+        yield batch.frames_of, td.flatten(0, 2 if batch.stacked else 1)
         return
     for worker, frames, rollout in _rollouts(td, batch):
         yield {worker: frames}, rollout
@@ -54,7 +54,7 @@ def _rollouts(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, Tens
     Empty cells behind the last step of one that ended before the others are left out.
     """
     for worker, _, rollout in rollouts_of(td, batch):
-        for own in rollout.unbind(0) if batch.beside else (rollout,):
+        for own in rollout.unbind(0) if batch.stacked else (rollout,):
             own.names = None  # of a buffer's items, none is the time
             mask = own.get(MASK, None)
             if mask is None:

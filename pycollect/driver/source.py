@@ -38,7 +38,7 @@ class Batch:
         parts: where they are joined by a number, how much of that dimension is each one's.
         sources: of workers with processes of their own, which of these follow each other along time
             in the worker's part.
-        beside: the first dimension of each worker's rollout is that of its own processes.
+        stacked: the first dimension of each worker's rollout is that of its own processes.
     """
 
     slab: Slab
@@ -54,7 +54,7 @@ class Batch:
     how: str | int | None = None
     parts: Sequence[int] = ()
     sources: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    beside: bool = False
+    stacked: bool = False
 
 
 class PolicyWeights(Protocol):

@@ -20,7 +20,7 @@ from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
 from pycollect.transport.messages import WorkerInfo, WorkerSpec
 from pycollect.transport.processes.engine import ProcessEngine
-from pycollect.transport.waiting import LOOK_SECONDS
+from pycollect.transport.waiting import POLL_SECONDS
 from pycollect.worker.generators import GeneratorState, TeamState
 from pycollect.worker.report import Packed, RolloutReport, WorkerSeconds
 
@@ -132,7 +132,7 @@ class Team:
         return self._size
 
     @property
-    def beside(self) -> bool:
+    def stacked(self) -> bool:
         """Whether these are stacked in a rollout, each a part of its own."""
         return self._options.joined == "stack"
 
@@ -292,8 +292,8 @@ class _Engine(ProcessEngine):
                 for handle in handles if self.all_stop else handles[:1]:
                     handle.stop()
             left = deadline - time.monotonic()
-            ready = super().wait_any(handles, min(left, LOOK_SECONDS))
-            if ready is not None or left <= LOOK_SECONDS:
+            ready = super().wait_any(handles, min(left, POLL_SECONDS))
+            if ready is not None or left <= POLL_SECONDS:
                 return ready
 
 

@@ -40,7 +40,7 @@ class NotStarted:
         """Raise AssertionError, because no process was started."""
         raise AssertionError("built: expected a worker that was started")
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """Return no log lines."""
         return ""
 
@@ -62,7 +62,7 @@ class Servers(Protocol):
     def death(self) -> WorkerDied | None:
         """How one of them ended; None: all live."""
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that this one logged, as far as they can be had."""
 
     def end_idle(self, workers: Sequence[WorkerRecord]) -> None:
@@ -162,14 +162,14 @@ class WorkerGroup:
             if ready is not None:
                 waiting = [worker for worker in waiting if worker is not ready]
             elif self._servers is not None and (death := self._servers.death()):
-                raise _with_words(death, str(death), self._servers.last_words()) from death
+                raise _with_words(death, str(death), self._servers.recent_log()) from death
             else:
                 self._start_timer.check(waiting)
         for worker in workers:
             try:
                 _take_handle(worker)
             except WorkerDied as death:
-                raise _with_words(death, str(death), worker.process.last_words()) from death
+                raise _with_words(death, str(death), worker.process.recent_log()) from death
 
     def wait_any(self, workers: Sequence[WorkerRecord], timeout: float) -> WorkerRecord | None:
         """One that is built, has answered its oldest call, or has died; None: none in that time.
@@ -235,7 +235,7 @@ class WorkerGroup:
             raise
 
     def _start_anew(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:
-        words = worker.process.last_words()
+        words = worker.process.recent_log()
         recent = worker.deaths
         if not worker.starting:  # it was built since its last death
             recent = [before for before in recent if before > batches - _BATCHES_REMEMBERED]

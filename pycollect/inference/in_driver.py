@@ -16,7 +16,7 @@ class Asker(Protocol):
     """Asks the workers that ring a bell for rollouts."""
 
     @property
-    def owing(self) -> int:
+    def pending(self) -> int:
         """How many were asked for something and have not answered yet."""
 
 
@@ -42,7 +42,7 @@ class ServingBell:
     @property
     def _owing(self) -> int:
         asker = None if self._asker is None else self._asker()
-        return 0 if asker is None else asker.owing
+        return 0 if asker is None else asker.pending
 
     @property
     def address(self) -> MemoryAddress:

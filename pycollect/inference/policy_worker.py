@@ -18,9 +18,9 @@ from pycollect.inference.client import Seats
 from pycollect.inference.options import ServerSettings
 from pycollect.inference.server import InferenceServer
 from pycollect.policy.runner import build
-from pycollect.transport.hosted import ServingWorker
+from pycollect.transport.hosted import HostedServer
 from pycollect.transport.messages import WorkerSpec
-from pycollect.transport.waiting import LOOK_SECONDS
+from pycollect.transport.waiting import POLL_SECONDS
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PolicyWorkerMaker:
         return PolicyWorker(spec.index, server, Bell(bell))
 
 
-class PolicyWorker(ServingWorker):
+class PolicyWorker(HostedServer):
     """Calls the policy for workers that ask.
 
     Args:
@@ -79,7 +79,7 @@ class PolicyWorker(ServingWorker):
     def wait(self) -> None:
         """Sleep until a worker asks, or those that are held back are to be served."""
         patience = self._server.patience
-        most = LOOK_SECONDS if patience is None else min(patience, LOOK_SECONDS)
+        most = POLL_SECONDS if patience is None else min(patience, POLL_SECONDS)
         self._bell.wait_knock(self._heard, most, self._awaited)
         self._heard = self._bell.knocks
 
@@ -89,7 +89,7 @@ class PolicyWorker(ServingWorker):
         self._awaited = self._server.serve()
 
     def seat(self, worker: int) -> bytes:
-        """See :meth:`ServingWorker.seat`; where the driver has no seats for them."""
+        """See :meth:`HostedServer.seat`; where the driver has no seats for them."""
         assert self._seats is not None, "seat: expected workers of another node than the driver's"
         stand_in: bytes = cloudpickle.dumps(self._seats.policy_of(worker))
         return stand_in

@@ -14,7 +14,7 @@ from pycollect.transport.distributed.links import Link, LinkBrokenError, Sent
 from pycollect.transport.distributed.rank import CLOSE, END
 from pycollect.transport.process import ProcessEnd
 from pycollect.transport.processes.handle import ProcessMonitor
-from pycollect.transport.waiting import LOOK_SECONDS, Rung
+from pycollect.transport.waiting import POLL_SECONDS, AnyBell
 
 _ACCOUNT_SECONDS = 2.0  # in which a launcher tells that a process is gone
 _CLOSED_SECONDS = 0.5  # in which a rank that has closed ends the connection by itself
@@ -26,7 +26,7 @@ class RankLostError(Exception):
 
 
 class RankCaller:
-    """Calls methods of the RemoteWorker in a rank. Calls before it is connected wait here.
+    """Calls methods of the WorkerHost in a rank. Calls before it is connected wait here.
 
     Whoever calls does not wait for the network: a thread receives, and what is sent is kept until
     something that was asked later is answered.
@@ -39,7 +39,7 @@ class RankCaller:
     """
 
     def __init__(
-        self, transport: str, connect: Callable[[], Link], monitor: ProcessMonitor, bell: Rung
+        self, transport: str, connect: Callable[[], Link], monitor: ProcessMonitor, bell: AnyBell
     ) -> None:
         self.transport = transport
         self._connect = connect
@@ -71,7 +71,7 @@ class RankCaller:
             self._closing = future
         return future
 
-    def call_beside(self, method: str, *arguments: Any) -> Future[Any]:
+    def call_unqueued(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method that may run beside a rollout: past the queue."""
         return self._ask(True, method, arguments)
 
@@ -152,14 +152,14 @@ class RankCaller:
             self._lose("it never connected")
         return self._lost is not None
 
-    def loss(self, error: Exception) -> ProcessEnd | None:
+    def process_end(self, error: Exception) -> ProcessEnd | None:
         """Return how the process ended if a call raised RankLostError, else ``None``."""
         if not isinstance(error, RankLostError):
             return None
         if not self._has_ended():
             return ProcessEnd(f"the connection to it is broken: {error}", str(error))
         end = self._monitor.end()
-        return ProcessEnd(end.line, f"{end.account}; {error}")
+        return ProcessEnd(end.summary, f"{end.details}; {error}")
 
     def _has_ended(self) -> bool:
         """Whether its process is gone; a connection may be known to be broken a little sooner."""
@@ -167,19 +167,19 @@ class RankCaller:
         while not self._monitor.is_over:
             if time.monotonic() > deadline:
                 return False
-            self._bell.wait_ring(self._bell.count, LOOK_SECONDS)
+            self._bell.wait_ring(self._bell.count, POLL_SECONDS)
         return True
 
     def log_of(self, pid: int | None) -> str:
         """The last lines that its process logged, as far as they can be had."""
-        return self._monitor.last_words()
+        return self._monitor.recent_log()
 
     def kill(self) -> None:
         """End its process. Idempotent."""
         if self._closing is not None and self._closing.done():
             self._over.wait(_CLOSED_SECONDS)
         else:
-            self.call_beside(END)  # where its launcher can only ask others to end it
+            self.call_unqueued(END)  # where its launcher can only ask others to end it
         self._monitor.kill()
         self._lose("it was ended")
         self._killed.set()

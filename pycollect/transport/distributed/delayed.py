@@ -1,6 +1,6 @@
 """Jobs that are submitted in advance, for clusters that do not let jobs submit others.
 
-They wait for a file in a shared folder, the board. A collector in the main job writes it when it
+They wait for a file in a shared folder, the folder. A collector in the main job writes it when it
 needs a rank.
 """
 
@@ -31,7 +31,7 @@ from pycollect.transport.distributed.launchers import (
     submit,
 )
 from pycollect.transport.distributed.meeting import check_backend
-from pycollect.transport.distributed.rank import heard_again, run_rank
+from pycollect.transport.distributed.rank import run_rank, unblock_sigint
 from pycollect.transport.distributed.rendezvous import check_port
 from pycollect.transport.process import ProcessEnd
 
@@ -43,7 +43,7 @@ _INTERRUPTED_SECONDS = 10.0  # grace period of the main job's program after an i
 
 
 @dataclass(frozen=True)
-class Board:
+class JobFolder:
     """A folder with one numbered place for each waiting job.
 
     Attributes:
@@ -57,8 +57,8 @@ class Board:
     port: int
 
     @classmethod
-    def made(cls, executor: Any, places: int, port: int) -> Board:
-        """Make a new board next to the executor's files, readable only by this user."""
+    def made(cls, executor: Any, places: int, port: int) -> JobFolder:
+        """Make a new folder next to the executor's files, readable only by this user."""
         return cls(private_folder(executor.folder), places, is_of_this_machine(executor), port)
 
     def claim(self, address: RankAddress) -> int | None:
@@ -125,25 +125,25 @@ class Board:
         os.replace(new, self.folder / name)
 
 
-_BOARDS: list[Board] = []
-"""The board of this process, if it is a main job."""
+_JOB_FOLDERS: list[JobFolder] = []
+"""The folder of this process, if it is a main job."""
 
 
-def current_board() -> Board:
-    """Return the board of this main job; raise ValueError in other processes."""
-    if not _BOARDS:
+def current_job_folder() -> JobFolder:
+    """Return the folder of this main job; raise ValueError in other processes."""
+    if not _JOB_FOLDERS:
         raise ValueError(
             "launcher: 'submitit_delayed' works only inside a function decorated with "
             "submitit_delayed_launcher; decorate the main function or pass another launcher"
         )
-    return _BOARDS[-1]
+    return _JOB_FOLDERS[-1]
 
 
-class BoardLauncher:
+class WaitingJobLauncher:
     """Turns waiting jobs into ranks."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, folder: JobFolder) -> None:
+        self._board = folder
 
     def check_number(self, new: int) -> None:
         """Raise ValueError if fewer jobs wait."""
@@ -165,8 +165,8 @@ class BoardLauncher:
 class WaitingJobMonitor(JobWatch):
     """Watches a claimed job through the file that it writes at its end."""
 
-    def __init__(self, board: Board, place: int) -> None:
-        super().__init__(lambda: board.has_ended(place), _LOOK_SECONDS)
+    def __init__(self, folder: JobFolder, place: int) -> None:
+        super().__init__(lambda: folder.has_ended(place), _LOOK_SECONDS)
         self.native = place
 
     def end(self) -> ProcessEnd:
@@ -174,7 +174,7 @@ class WaitingJobMonitor(JobWatch):
         end = f"its waiting job (number {self.native}) has ended"
         return ProcessEnd(end, end)
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """Return an empty text, because the job's log belongs to the submitting process."""
         return ""
 
@@ -234,15 +234,15 @@ class submitit_delayed_launcher:  # TorchRL's name
             }
             main = executor_of("submitit_main_conf", self._main_conf)
             others = executor_of("submitit_collection_conf", {**self._conf, **shared})
-            board = Board.made(main, self.num_jobs, self._port)
+            folder = JobFolder.made(main, self.num_jobs, self._port)
             if main.cluster == DEBUG:
-                return _run_here(main, others, board, program)
-            jobs = [submit(main, _run_main, board, program)]
+                return _run_here(main, others, folder, program)
+            jobs = [submit(main, _run_main, folder, program)]
             try:
-                jobs += [submit(others, _run_waiting, board, n) for n in range(self.num_jobs)]
+                jobs += [submit(others, _run_waiting, folder, n) for n in range(self.num_jobs)]
                 return jobs[0].native.result()
             except BaseException:  # the caller no longer waits for the program
-                board.close()
+                folder.close()
                 try:
                     jobs[0].await_end(_INTERRUPTED_SECONDS)
                 finally:
@@ -250,45 +250,45 @@ class submitit_delayed_launcher:  # TorchRL's name
                         job.kill()
                 raise
             finally:
-                board.close()
+                folder.close()
 
         return submitted
 
 
-def _run_here(main: Any, others: Any, board: Board, program: Callable[[], Any]) -> Any:
+def _run_here(main: Any, others: Any, folder: JobFolder, program: Callable[[], Any]) -> Any:
     """Run the program in this process and its jobs in children, for the cluster "debug"."""
     jobs: list[ChildRank] = []
     try:
-        for place in range(board.places):
-            jobs.append(run_beside(others, f"pyc-job-{place}", _run_waiting, board, place))
-        return main.submit(_lead, board, program).result()
+        for place in range(folder.places):
+            jobs.append(run_beside(others, f"pyc-job-{place}", _run_waiting, folder, place))
+        return main.submit(_lead, folder, program).result()
     finally:
-        board.close()
+        folder.close()
         for job in jobs:
             job.kill()
 
 
-def _run_main(board: Board, program: Callable[[], Any]) -> Any:
+def _run_main(folder: JobFolder, program: Callable[[], Any]) -> Any:
     """Run the program in the main job."""
-    heard_again()
-    return _lead(board, program)
+    unblock_sigint()
+    return _lead(folder, program)
 
 
-def _lead(board: Board, program: Callable[[], Any]) -> Any:
+def _lead(folder: JobFolder, program: Callable[[], Any]) -> Any:
     """Run the program in this process; its collectors can claim the waiting jobs."""
-    _BOARDS.append(board)
+    _JOB_FOLDERS.append(folder)
     try:
-        with board.led():
+        with folder.led():
             return program()
     finally:
-        _BOARDS.remove(board)
+        _JOB_FOLDERS.remove(folder)
 
 
-def _run_waiting(board: Board, place: int) -> None:
+def _run_waiting(folder: JobFolder, place: int) -> None:
     """Wait until a collector claims this job, then run a rank."""
     try:
-        address = board.wait(place)
+        address = folder.wait(place)
         if address is not None:
             run_rank(address)
     finally:
-        board.end(place)
+        folder.end(place)

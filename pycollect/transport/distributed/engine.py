@@ -20,15 +20,15 @@ from pycollect.transport.distributed.rendezvous import Rendezvous
 from pycollect.transport.messages import WorkerSpec, pickled_spec
 from pycollect.transport.process import H, ProcessEnd
 from pycollect.transport.processes.handle import MailboxHandle, ProcessMonitor
-from pycollect.transport.processes.serve import QUESTIONS
+from pycollect.transport.processes.serve import MAX_REQUESTS
 from pycollect.transport.shared_value import Shareable, SharedValue
-from pycollect.transport.starting import StartingEitherWay
+from pycollect.transport.starting import StartingHandle
 from pycollect.transport.waiting import (
-    LOOK_SECONDS,
+    POLL_SECONDS,
     AnswerWaiter,
-    Rung,
+    AnyBell,
+    AwaitedWorker,
     ThreadBell,
-    Waited,
     check_available,
 )
 
@@ -68,7 +68,7 @@ class RankMonitor:
     def refused(self) -> bool:
         """Whether it has said that it cannot share memory. Looks now and then; does not wait."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._looked < POLL_SECONDS:
             return False
         self._looked = now
         return self._meeting.check([REFUSAL])
@@ -92,9 +92,9 @@ class RankMonitor:
         """How it ended."""
         return self._end or self._process.end()
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that it logged."""
-        return self._process.last_words()
+        return self._process.recent_log()
 
     def kill(self) -> None:
         """End it, and all that its environments started; it is gone then. Idempotent."""
@@ -136,7 +136,7 @@ class DistributedEngine:
         self._carrier = carrier
         self._rendezvous = Rendezvous(host, port, init_timeout)
         self._node = this_node()
-        self._bell: Rung = ThreadBell() if shared_memory_why_not() else Bell()
+        self._bell: AnyBell = ThreadBell() if shared_memory_why_not() else Bell()
         self._waiter = AnswerWaiter(self._bell)
         self._monitors: list[RankMonitor] = []
         # Before multiprocessing, at exit, waits for processes that nobody has ended.
@@ -162,7 +162,7 @@ class DistributedEngine:
 
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingEitherWay:
+    ) -> StartingHandle:
         """Start the rank of one worker, which builds its environments at once.
 
         Args:
@@ -170,7 +170,7 @@ class DistributedEngine:
             options: the launcher's.
         """
         bell = self._bell
-        mailbox = Mailbox(QUESTIONS) if isinstance(bell, Bell) else None
+        mailbox = Mailbox(MAX_REQUESTS) if isinstance(bell, Bell) else None
         addresses = None
         if isinstance(bell, Bell) and mailbox is not None:
             addresses = (mailbox.address, bell.address)
@@ -202,7 +202,7 @@ class DistributedEngine:
                 monitor.kill()
                 raise
             served = own, monitor
-        return StartingEitherWay(process.native, bell, served, by_calls)
+        return StartingHandle(process.native, bell, served, by_calls)
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
         """One whose oldest call has an answer, the first such in the order given; None: none has.
@@ -211,7 +211,7 @@ class DistributedEngine:
         """
         return self._waiter.wait_any(handles, timeout)
 
-    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
+    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
         """Let workers close their environments, then end those that are still there."""
         self._waiter.wait_closed(handles, timeout)
 

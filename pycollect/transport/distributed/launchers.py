@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 from pycollect.errors import warn_user
 from pycollect.transport.descendants import end_worker, kill_tree
 from pycollect.transport.distributed.address import RankAddress
-from pycollect.transport.distributed.rank import run_child, run_rank, unheard_by_children
+from pycollect.transport.distributed.rank import block_sigint_in_children, run_child, run_rank
 from pycollect.transport.process import OtherProcess, ProcessEnd
 from pycollect.transport.processes.child import ChildMonitor, log_to
 from pycollect.transport.processes.engine import start_child
 from pycollect.transport.unguarded import check_not_importing
-from pycollect.transport.waiting import LOOK_SECONDS
+from pycollect.transport.waiting import POLL_SECONDS
 
 
 class ChildRank(ChildMonitor):
@@ -208,7 +208,7 @@ def submit(executor: Any, function: Callable[..., Any], *arguments: Any) -> JobM
     check_not_importing()
     if executor.cluster != "local":
         return JobMonitor(executor.submit(function, *arguments))
-    with unheard_by_children():
+    with block_sigint_in_children():
         return LocalJobMonitor(executor.submit(function, *arguments))
 
 
@@ -265,9 +265,9 @@ class JobMonitor(JobWatch):
         """Give it that time to end by itself."""
         deadline = time.monotonic() + seconds
         while not self.is_over and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The end of what it wrote to its standard error."""
         with contextlib.suppress(OSError):
             return str(self.native.stderr() or "")[-_LOG_CHARACTERS:]
@@ -295,4 +295,4 @@ class LocalJobMonitor(JobMonitor):
         if not self.native.done():  # while it is not, the number is its own
             kill_tree(int(self.native.job_id))
         while not self.native.done():
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)

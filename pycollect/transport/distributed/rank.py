@@ -16,7 +16,7 @@ from pycollect.transport.descendants import begin_worker, end_worker
 from pycollect.transport.distributed.address import Invitation, RankAddress, this_node
 from pycollect.transport.distributed.links import Link, LinkBrokenError, Sent
 from pycollect.transport.distributed.meeting import REFUSAL, meet
-from pycollect.transport.host import RemoteWorker, answer_by
+from pycollect.transport.host import WorkerHost, answer_by
 from pycollect.transport.messages import ErrorReport
 from pycollect.transport.processes.child import log_to
 from pycollect.transport.processes.serve import answer_all
@@ -25,7 +25,7 @@ _OWN = [signal.SIGINT]
 
 
 @contextmanager
-def unheard_by_children() -> Iterator[None]:
+def block_sigint_in_children() -> Iterator[None]:
     """Processes that are started here, in this thread, have it blocked, and so have theirs."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OWN)
     try:
@@ -34,7 +34,7 @@ def unheard_by_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def heard_again() -> None:
+def unblock_sigint() -> None:
     """In such a process's main thread: it is heard from now on; what came before is forgotten."""
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OWN)
@@ -67,7 +67,7 @@ def answer_calls(link: Link) -> None:
 
     When the driver is gone, this process and all that its environments started are killed.
     """
-    worker = RemoteWorker()
+    worker = WorkerHost()
     answers = _Answers(link)
     calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
     closed = threading.Event()
@@ -85,7 +85,7 @@ def answer_calls(link: Link) -> None:
 
 def _receive(
     link: Link,
-    worker: RemoteWorker,
+    worker: WorkerHost,
     answers: _Answers,
     calls: queue.SimpleQueue[Call],
     closed: threading.Event,
@@ -161,7 +161,7 @@ def run_rank(address: RankAddress) -> None:
     adopt_orphans()
     with contextlib.suppress(OSError):  # it leads one, or a session
         os.setpgid(0, 0)
-    heard_again()
+    unblock_sigint()
     meeting, invitation = meet(address)
     served = _mailbox(invitation)
     if isinstance(served, WorkerMailbox):

@@ -205,7 +205,7 @@ class ChildMonitor:
             end = f"its process {pid} ended with exit code {code}"
         return ProcessEnd(end, end)
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The end of what it wrote to its standard error."""
         return self._log.end()
 
@@ -218,17 +218,17 @@ class ChildMonitor:
         self._log.close()
 
 
-def kill_group(pid: int, number_is_its_own: bool) -> None:
+def kill_group(pid: int, is_unreaped: bool) -> None:
     """Kill a child and the group that it leads, or is to lead.
 
     Its number is nobody else's until its end was taken note of, and then as long as one of its
     group is left: that group has no leader.
 
     Args:
-        number_is_its_own: whether nobody has taken note of its end.
+        is_unreaped: whether nobody has taken note of its end.
     """
     ways = [os.killpg, os.kill]  # it may not lead one yet
-    if not number_is_its_own:
+    if not is_unreaped:
         if _exists(pid):  # the number is another process's by now
             return
         ways = [os.killpg]
@@ -281,9 +281,9 @@ class SpawnedChild:
         """End the process and its group, and take note of its end."""
         try:
             self._end()
-            kill_group(self.native.pid, number_is_its_own=True)
+            kill_group(self.native.pid, is_unreaped=True)
         except ChildProcessError:
-            kill_group(self.native.pid, number_is_its_own=False)
+            kill_group(self.native.pid, is_unreaped=False)
         self.native.join()
         self.native.close()
 

@@ -21,13 +21,13 @@ from pycollect.transport.processes.child import (
     WorkerLog,
     check_spawned,
 )
-from pycollect.transport.processes.fork_server import TemplateError
+from pycollect.transport.processes.fork_server import ForkServerError
 from pycollect.transport.processes.forked import ForkedChild, ForkedProcess
 from pycollect.transport.processes.handle import MailboxHandle
-from pycollect.transport.processes.serve import QUESTIONS, serve
+from pycollect.transport.processes.serve import MAX_REQUESTS, serve
 from pycollect.transport.shared_value import Shareable, SharedValue
 from pycollect.transport.unguarded import check_not_importing
-from pycollect.transport.waiting import AnswerWaiter, SharedBell, Waited, check_available
+from pycollect.transport.waiting import AnswerWaiter, AwaitedWorker, SharedBell, check_available
 
 _started: WeakSet[Any] = WeakSet()  # as multiprocessing's objects
 
@@ -81,7 +81,7 @@ def _child(what: dict[str, Any], start_method: str) -> Child:
         forked = ForkedProcess(**what)
         try:
             forked.start()
-        except TemplateError as error:
+        except ForkServerError as error:
             reason = str(error)
             continue
         return ForkedChild(forked)
@@ -131,9 +131,9 @@ class ProcessEngine:
         self._leave()
 
     @property
-    def owing(self) -> int:
+    def pending(self) -> int:
         """How many workers that are built were asked for something and have not answered yet."""
-        return sum(handle.is_owing for handle in self._handles)
+        return sum(handle.has_pending_requests for handle in self._handles)
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Processes share what there is."""
@@ -155,7 +155,7 @@ class ProcessEngine:
             policy: the pickled policy or its factory.
             options: none are known.
         """
-        mailbox = Mailbox(QUESTIONS)
+        mailbox = Mailbox(MAX_REQUESTS)
         pickled, inherited = pickled_for_child(spec)
         arguments = (mailbox.address, self._bell.address, os.getpid(), inherited)
         name = f"pycollect-{spec.name}".replace(" ", "-")
@@ -175,7 +175,7 @@ class ProcessEngine:
         """
         return self._waiter.wait_any(handles, timeout)
 
-    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
+    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
         """Let workers close their environments, then end those that are still there."""
         self._waiter.wait_closed(handles, timeout)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pycollect.errors import is_interrupt, warn_user
 from pycollect.transport.descendants import children_of, cpu_ticks, kill_tree
-from pycollect.transport.import_warnings import are_filtered
+from pycollect.transport.import_warnings import filters_import_warnings
 from pycollect.transport.process import has_pidfd
 from pycollect.transport.processes.fork_server_main import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
 
@@ -42,7 +42,7 @@ _OF_STATUS = (  # of proc(5): the rest of that file says what the process has do
 )
 
 
-def circumstances() -> Hashable:
+def process_environment() -> Hashable:
     """What a process that this thread starts would have from it; equal where nothing has changed.
 
     Environment variables, which libraries read while they are imported; credentials and
@@ -77,7 +77,7 @@ _PACKAGE = "pycollect."
 _STILL_SECONDS = 5.0  # without any CPU time: it is stopped, or waits for something
 _BUSY_SECONDS = 60.0  # while it imports
 _LOOK_MILLISECONDS = 100
-_MOST_TRIES = 4  # templates; the last one imports nothing beforehand that is not needed
+_MOST_TRIES = 4  # fork_servers; the last one imports nothing beforehand that is not needed
 _IDLE_SECONDS = 60.0
 
 _CODE = """import sys
@@ -87,7 +87,7 @@ run({control}, {driver}, {idle}, {filters_warnings})
 """
 
 
-class TemplateError(RuntimeError):
+class ForkServerError(RuntimeError):
     """There is no template, or no fork of it: the process has to be started in another way.
 
     Attributes:
@@ -99,21 +99,21 @@ class TemplateError(RuntimeError):
         self.module = module
 
 
-class Template:
+class ForkServer:
     """A process that imports what workers need, and forks them.
 
     It ends with this process, when this lets go of it, and when it had no worker for a minute.
 
     Args:
-        circumstances: those that it has from this process.
+        process_environment: those that it has from this process.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, circumstances: Hashable) -> None:
-        self.circumstances = circumstances
-        self.why_not: TemplateError | None = None
+    def __init__(self, process_environment: Hashable) -> None:
+        self.process_environment = process_environment
+        self.why_not: ForkServerError | None = None
         self._modules: tuple[str, ...] = ()
         self._forked: set[int] = set()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -122,7 +122,7 @@ class Template:
             control=theirs.fileno(),
             driver=os.getpid(),
             idle=_IDLE_SECONDS,
-            filters_warnings=are_filtered(),
+            filters_warnings=filters_import_warnings(),
         )
         flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined] # as spawn does
         with theirs:
@@ -142,7 +142,7 @@ class Template:
         """Have it import these modules, and wait for it. The first time this takes seconds.
 
         Raises:
-            TemplateError: its forks could not do what a new process can, or it is gone.
+            ForkServerError: its forks could not do what a new process can, or it is gone.
         """
         if modules != self._modules and self.why_not is None:
             with _no_template():
@@ -152,9 +152,9 @@ class Template:
                 why_not, module = pickle.loads(_received(self._control))
             self._modules = modules
             if why_not:
-                self.why_not = TemplateError(str(why_not), str(module))
+                self.why_not = ForkServerError(str(why_not), str(module))
         if self.why_not is not None:
-            raise TemplateError(str(self.why_not), self.why_not.module)
+            raise ForkServerError(str(self.why_not), self.why_not.module)
 
     def fork(self, name: str, descriptors: Sequence[int]) -> tuple[int, socket.socket]:
         """Fork a worker; its process id and the line on which its end is told.
@@ -166,7 +166,7 @@ class Template:
             descriptors: what it gets, see `fork_server_main`.
 
         Raises:
-            TemplateError: the template is gone, or they are too many.
+            ForkServerError: the template is gone, or they are too many.
             OSError: no process can be forked, or no descriptor is free.
         """
         ours, theirs = socket.socketpair()
@@ -192,7 +192,7 @@ class Template:
             flags: Those of ``recv``.
 
         Raises:
-            TemplateError: The template is gone, or was killed because it does not answer.
+            ForkServerError: The template is gone, or was killed because it does not answer.
         """
         with self._given_up_if_wrong():
             self._await(line)
@@ -208,7 +208,7 @@ class Template:
             self._kill()
             if is_interrupt(error):
                 raise
-            raise TemplateError(f"the fork server failed: {error}") from error
+            raise ForkServerError(f"the fork server failed: {error}") from error
 
     def _kill(self) -> None:
         """Kill it, and the workers that it has forked without an answer; others go on."""
@@ -252,43 +252,43 @@ class Template:
         self._control.close()
 
 
-class Templates:
+class ForkServers:
     """The template of this program, and those that were, as long as they have workers."""
 
     def __init__(self) -> None:
         self.asking = threading.RLock()
-        self._current: Template | None = None
-        self._left: list[Template] = []
-        self._tries = 0  # templates that could not be forked because of a module
+        self._current: ForkServer | None = None
+        self._left: list[ForkServer] = []
+        self._tries = 0  # fork_servers that could not be forked because of a module
         self._left_out: set[str] = set()  # modules that cannot be imported before a fork
         # After engines have ended their workers.
         self._at_exit = util.Finalize(None, self._end, exitpriority=50)
 
-    def ready(self) -> Template:
+    def ready(self) -> ForkServer:
         """The one that there is, ready to fork, or another one where that would not do.
 
         Raises:
-            TemplateError: there can be none, or its forks could not do what a new process can.
+            ForkServerError: there can be none, or its forks could not do what a new process can.
         """
         if getattr(sys, "frozen", False):
-            raise TemplateError("this program is frozen into an executable")
+            raise ForkServerError("this program is frozen into an executable")
         if not has_pidfd():
-            raise TemplateError("this system does not support process file descriptors (pidfd)")
+            raise ForkServerError("this system does not support process file descriptors (pidfd)")
         with self.asking, _no_template():
             self._left = [template for template in self._left if not template.is_over]
-            here, current = (circumstances(), are_filtered()), self._current
+            here, current = (process_environment(), filters_import_warnings()), self._current
             if current is not None and (
-                current.circumstances != here or (current.is_over and current.why_not is None)
+                current.process_environment != here or (current.is_over and current.why_not is None)
             ):
                 self.leave()
                 current = None
             if current is None:
-                current = self._current = Template(here)
+                current = self._current = ForkServer(here)
             everything = (*_modules(), *_wanted())
             modules = tuple(name for name in everything if name not in self._left_out)
             try:
                 current.prepare(modules)
-            except TemplateError as error:
+            except ForkServerError as error:
                 if names := self._to_leave_out(error.module, modules):
                     return self._ready_without(names, error)
                 current.why_not = error
@@ -312,7 +312,7 @@ class Templates:
         package = _package(module) if self._tries < _MOST_TRIES else ""
         return _within(package, modules) if module not in _ALWAYS else []
 
-    def _ready_without(self, names: Sequence[str], error: TemplateError) -> Template:
+    def _ready_without(self, names: Sequence[str], error: ForkServerError) -> ForkServer:
         self._left_out |= {*names}
         self.leave()
         template = self.ready()
@@ -342,10 +342,10 @@ class Templates:
             template.process.wait()
 
 
-templates = Templates()
+fork_servers = ForkServers()
 """Those of this program."""
 
-os.register_at_fork(after_in_child=templates.forget)
+os.register_at_fork(after_in_child=fork_servers.forget)
 
 
 @contextlib.contextmanager
@@ -354,7 +354,7 @@ def _no_template() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TemplateError(str(error)) from error
+        raise ForkServerError(str(error)) from error
 
 
 def _received(of: socket.socket, flags: int = 0) -> bytes:

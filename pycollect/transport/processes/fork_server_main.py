@@ -25,7 +25,7 @@ from typing import Any
 
 from pycollect._core import adopt_orphans, kill_descendants
 from pycollect.transport.descendants import begin_worker, children_of
-from pycollect.transport.import_warnings import have_filtered
+from pycollect.transport.import_warnings import filter_import_warnings
 from pycollect.transport.unguarded import become_worker
 
 NUMBER = struct.Struct("q")
@@ -37,7 +37,7 @@ MOST_DESCRIPTORS = 253
 MESSAGE_BYTES = 1 << 16
 """No message is longer."""
 
-_NAME = "pycollect-template"
+_NAME = "pycollect-fork-server"
 
 _SELDOM = 1_000_000
 
@@ -57,13 +57,13 @@ def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
     """
     # Ctrl-C in a terminal is for the driver. A fork has it back.
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    have_filtered(filters_warnings)
+    filter_import_warnings(filters_warnings)
     become_worker()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could wait for a fork
     os.setpgid(0, 0)
     adopt_orphans()
     call_process(_NAME)
-    _Template(socket.socket(fileno=control), driver, on_interrupt).serve(idle)
+    _ForkServer(socket.socket(fileno=control), driver, on_interrupt).serve(idle)
     kill_descendants()
     os._exit(0)  # to take down an interpreter that has torch in it takes a second
 
@@ -108,7 +108,7 @@ class _Worker:
         os.close(self.end)
 
 
-class _Template:
+class _ForkServer:
     def __init__(self, control: socket.socket, driver: int, on_interrupt: object) -> None:
         self._control = control
         self._on_interrupt = on_interrupt

@@ -16,7 +16,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from pycollect.transport.processes.child import kill_group, preparation, unnamed_file
-from pycollect.transport.processes.fork_server import TemplateError, templates
+from pycollect.transport.processes.fork_server import ForkServerError, fork_servers
 
 _STREAMS = (1, 2)
 _UNKNOWN = 255  # as multiprocessing's own fork server has it
@@ -36,8 +36,8 @@ class _ForkedPopen(popen_forkserver.Popen):
             tracker = resource_tracker.getfd()
             assert tracker is not None  # it has been started by that
             descriptors = [state, parent, *_STREAMS, tracker, *self._fds]
-            with templates.asking:
-                self._template = templates.ready()
+            with fork_servers.asking:
+                self._template = fork_servers.ready()
                 self.pid, self._line = self._template.fork(process.name, descriptors)
             kept.callback(self._line.close)
             self.sentinel = os.pidfd_open(self.pid)
@@ -61,7 +61,7 @@ class _ForkedPopen(popen_forkserver.Popen):
         """Its exit code, None if it runs; without the flag it is waited for."""
         if self.returncode is None and self.is_over(None if flag == 0 else 0):
             self.returncode = _UNKNOWN
-            with contextlib.suppress(TemplateError):
+            with contextlib.suppress(ForkServerError):
                 self.returncode = self._template.read_number(self._line, socket.MSG_PEEK)
         return self.returncode
 
@@ -95,7 +95,7 @@ class ForkedProcess(BaseProcess):
     """A process of multiprocessing that starts as a fork of this program's template.
 
     Raises:
-        TemplateError: by `start`: there is none.
+        ForkServerError: by `start`: there is none.
     """
 
     _Popen = _ForkedPopen
@@ -139,6 +139,6 @@ class ForkedChild:
     def kill(self) -> None:
         """End the process and its group, and let go of it."""
         popen = self.native.popen
-        kill_group(popen.pid, number_is_its_own=not (self.is_over and popen.is_alone))
+        kill_group(popen.pid, is_unreaped=not (self.is_over and popen.is_alone))
         self.native.join()
         self.native.close()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from pycollect._core import Mailbox, Memory, SharedMemoryError, Uninterrupted
-from pycollect.transport.import_warnings import are_filtered
+from pycollect.transport.import_warnings import filters_import_warnings
 from pycollect.transport.messages import (
     ErrorReport,
     Rollout,
@@ -22,9 +22,9 @@ from pycollect.transport.messages import (
     unpacked_report,
 )
 from pycollect.transport.process import ProcessEnd
-from pycollect.transport.processes.serve import QUESTIONS
+from pycollect.transport.processes.serve import MAX_REQUESTS
 from pycollect.transport.shared_value import SharedValue, pack, unpack
-from pycollect.transport.waiting import LOOK_SECONDS, Rung
+from pycollect.transport.waiting import POLL_SECONDS, AnyBell
 
 
 class ProcessMonitor(Protocol):
@@ -45,7 +45,7 @@ class ProcessMonitor(Protocol):
     def end(self) -> ProcessEnd:
         """How it ended, once it is over."""
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that it logged, as far as they can be had."""
 
     def kill(self) -> None:
@@ -58,7 +58,7 @@ class MailboxHandle:
     It is the worker's handle from its start to its end.
 
     Args:
-        pickled: the spec, as `ProcessWorker.attach` takes it.
+        pickled: the spec, as `MailboxHost.attach` takes it.
         policy: the pickled policy or its factory.
         mailbox: the one that the worker was told of, not used yet.
         bell: that the worker rings.
@@ -73,7 +73,7 @@ class MailboxHandle:
         pickled: bytes,
         policy: SharedValue,
         mailbox: Mailbox,
-        bell: Rung,
+        bell: AnyBell,
         monitor: ProcessMonitor,
     ) -> None:
         self.spec = spec
@@ -89,7 +89,7 @@ class MailboxHandle:
         self._kept: dict[int, tuple[Any, ...]] = {}  # what a question needs until it is answered
         self._answers: dict[int, Any] = {}
         self._unwanted: set[int] = set()
-        question = ("attach", (are_filtered(), pickled, policy.memory.address))
+        question = ("attach", (filters_import_warnings(), pickled, policy.memory.address))
         self._calls: deque[int] = deque([self._ask(question, policy.memory)])
 
     # What the collector asks
@@ -177,7 +177,7 @@ class MailboxHandle:
         self._calls.clear()
 
     def request(self, method: str, *arguments: Any) -> int:
-        """Queue a call of one of RemoteWorker's methods behind what is queued already."""
+        """Queue a call of one of WorkerHost's methods behind what is queued already."""
         return self._ask((method, arguments))
 
     def await_answer(self, call: int, seconds: float) -> bool:
@@ -194,7 +194,7 @@ class MailboxHandle:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self._bell.wait_ring(seen, min(left, LOOK_SECONDS))
+            self._bell.wait_ring(seen, min(left, POLL_SECONDS))
 
     def answer(self, call: int | None) -> Any:
         """What a call of `request` returned. Waits."""
@@ -208,9 +208,9 @@ class MailboxHandle:
         """Steps of its environments so far. Does not wait."""
         return self._mailbox.steps
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """The last lines that its process logged, as far as they can be had."""
-        return self.monitor.last_words()
+        return self.monitor.recent_log()
 
     def ask_close(self) -> bool:
         """Ask it to close its environments and to end; return whether it can still do so."""
@@ -251,7 +251,7 @@ class MailboxHandle:
         return bool(self._calls) and self._calls[0] in self._answers
 
     @property
-    def is_owing(self) -> bool:
+    def has_pending_requests(self) -> bool:
         """Whether it is built, is not to end, and was asked for what it has not answered yet."""
         if self._taken == 0 or self.ended or self._is_to_close:
             return False
@@ -265,7 +265,9 @@ class MailboxHandle:
     def _ask(self, question: tuple[str, tuple[Any, ...]], *kept: Any, wait: bool = True) -> int:
         message, memory = pack(question, Mailbox.ASK_BYTES)
         self._take_answers()
-        while wait and self._mailbox.asked - self._taken >= QUESTIONS:  # dropped ones, for the most
+        while (
+            wait and self._mailbox.asked - self._taken >= MAX_REQUESTS
+        ):  # dropped ones, for the most
             self._wait_more()
         with Uninterrupted():
             number = self._mailbox.ask(message)
@@ -288,7 +290,7 @@ class MailboxHandle:
             seen = self._bell.count
             if self._take_answers():
                 return
-            if not self._bell.wait_ring(seen, LOOK_SECONDS) and self.is_dead:
+            if not self._bell.wait_ring(seen, POLL_SECONDS) and self.is_dead:
                 if self._take_answers():  # its last, in between
                     return
                 raise self._end().death_of(self.spec)
@@ -320,10 +322,14 @@ class MailboxHandle:
     def _end(self) -> ProcessEnd:
         """Return how the process ended, with a hint if the worker was never built."""
         end = self.monitor.end()
-        if self._taken == 0 and end.line.endswith("exit code 1") and not self.monitor.last_words():
-            line = (
-                f"{end.line} before it was built. Workers import the program's script, so create "
-                'the collector under if __name__ == "__main__":'
+        if (
+            self._taken == 0
+            and end.summary.endswith("exit code 1")
+            and not self.monitor.recent_log()
+        ):
+            summary = (
+                f"{end.summary} before it was built. Workers import the program's script, so "
+                'create the collector under if __name__ == "__main__":'
             )
-            end = replace(end, line=line)
+            end = replace(end, summary=summary)
         return end

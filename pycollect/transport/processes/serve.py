@@ -1,4 +1,4 @@
-"""What runs in a worker process: a RemoteWorker that is asked through a mailbox."""
+"""What runs in a worker process: a WorkerHost that is asked through a mailbox."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from pycollect._core import Mailbox, Memory, RolloutControl, SharedMemoryError, WorkerMailbox
 from pycollect.data.slabs import MappedSlabs, MemoryAddress, RowsAddress
 from pycollect.transport.descendants import begin_worker, end_worker
-from pycollect.transport.host import RemoteWorker, answer_by, end_fork_of
-from pycollect.transport.hosted import ServingWorker
-from pycollect.transport.messages import Buffer, ErrorReport, RolloutWorker, WorkerInfo
+from pycollect.transport.host import WorkerHost, answer_by, end_fork_of
+from pycollect.transport.hosted import HostedServer
+from pycollect.transport.messages import Buffer, ErrorReport, Hosted, WorkerInfo
 from pycollect.transport.processes.child import log_to
 from pycollect.transport.shared_value import pack, unpack
 
-QUESTIONS = 64
+MAX_REQUESTS = 64
 """How many questions a worker's mailbox has room for."""
 
 _PATIENCE = 10.0
@@ -49,9 +49,9 @@ def answer_all(end: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
 
 
 def _answer_until_closed(end: WorkerMailbox, inherited: tuple[Any, ...]) -> None:
-    worker = ProcessWorker(end, inherited)
+    worker = MailboxHost(end, inherited)
     # Whoever asks n questions ahead has read the answers before those.
-    long_answers: deque[Memory] = deque(maxlen=QUESTIONS)
+    long_answers: deque[Memory] = deque(maxlen=MAX_REQUESTS)
     method = ""
     while method != "close":
         while not worker.wait_ask():
@@ -63,7 +63,7 @@ def _answer_until_closed(end: WorkerMailbox, inherited: tuple[Any, ...]) -> None
         end.answer(message)
 
 
-class ProcessWorker(RemoteWorker):
+class MailboxHost(WorkerHost):
     """A worker that writes into the driver's slabs and finds its weights in shared memory."""
 
     def __init__(self, mailbox: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
@@ -74,7 +74,7 @@ class ProcessWorker(RemoteWorker):
     def wait_ask(self) -> bool:
         """Sleep until something is asked, and serve meanwhile; return whether something is."""
         worker, mailbox = self._worker, self._mailbox
-        if not isinstance(worker, ServingWorker):
+        if not isinstance(worker, HostedServer):
             return mailbox.wait_ask(_PATIENCE)
         worker.wait()
         self._take_weights(worker)
@@ -105,7 +105,7 @@ class ProcessWorker(RemoteWorker):
         own = self._slabs.rows(rows, self._built.placement)
         return self._collect_into(own, random, control), None
 
-    def _take_weights(self, worker: RolloutWorker) -> None:
+    def _take_weights(self, worker: Hosted) -> None:
         """Load the weights, and call the hooks, that were published last, if they are new."""
         while message := self._mailbox.published():
             serial, version, address, hooks = pickle.loads(message)

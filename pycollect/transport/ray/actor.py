@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 from pycollect._core import SharedMemoryError, WorkerMailbox
 from pycollect.data.slabs import MemoryAddress
 from pycollect.transport.descendants import begin_worker, children_of, kill_tree
-from pycollect.transport.host import RemoteWorker
+from pycollect.transport.host import WorkerHost
 from pycollect.transport.process import OtherProcess, ProcessEnd
 from pycollect.transport.processes.serve import answer_all
-from pycollect.transport.ray.session import end_of, import_ray, when_forgotten
+from pycollect.transport.ray.session import call_when_freed, end_of, import_ray
 from pycollect.transport.serving_host import ServingHost
-from pycollect.transport.waiting import Rung
+from pycollect.transport.waiting import AnyBell
 
 _LOG_CHARACTERS = 2000
 
@@ -28,17 +28,17 @@ class Actor:
 
     Args:
         handle: Ray's.
-        bell: Rung with each answer to a call, and if none can come any more.
+        bell: AnyBell with each answer to a call, and if none can come any more.
     """
 
     transport: ClassVar[str] = "object store"
     is_gone: ClassVar[bool] = False  # its calls end with it
 
-    def __init__(self, ray: Any, handle: Any, bell: Rung) -> None:
+    def __init__(self, ray: Any, handle: Any, bell: AnyBell) -> None:
         self.ray = ray
         self.handle = handle
         self._bell = bell
-        when_forgotten(self, _kill, ray, handle)
+        call_when_freed(self, _kill, ray, handle)
 
     @property
     def native(self) -> Any:
@@ -54,10 +54,10 @@ class Actor:
         return self._ringing(self.handle.node.remote())
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call one of RemoteWorker's methods, behind those that are queued."""
+        """Call one of WorkerHost's methods, behind those that are queued."""
         return self._ringing(self.handle.call.remote(method, *arguments))
 
-    def call_beside(self, method: str, *arguments: Any) -> Future[Any]:
+    def call_unqueued(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method that may run during a rollout, past the queue."""
         call = self.handle.call.options(concurrency_group="control")
         return self._ringing(call.remote(method, *arguments))
@@ -69,7 +69,7 @@ class Actor:
         future.add_done_callback(lambda _: bell.ring())
         return future
 
-    def loss(self, error: Exception) -> ProcessEnd | None:
+    def process_end(self, error: Exception) -> ProcessEnd | None:
         """Return how the actor ended if that made a call raise the error, else None."""
         return end_of(error) if isinstance(error, self.ray.exceptions.RayError) else None
 
@@ -140,7 +140,7 @@ class ActorMonitor:
         end = f"its process{number} on this node is gone"
         return ProcessEnd(end, end)
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """Return the end of the process's log."""
         return self._actor.log_of(self._process.pid) if self._process is not None else ""
 
@@ -164,7 +164,7 @@ class RayWorker:
     """
 
     def __init__(self) -> None:
-        self._called: RemoteWorker | None = None  # not where a mailbox is served
+        self._called: WorkerHost | None = None  # not where a mailbox is served
 
     def serve(self, node: str, mailbox: MemoryAddress, bell: MemoryAddress, driver: int) -> str:
         """Answer what is asked through a mailbox, until `close` is.
@@ -194,9 +194,9 @@ class RayWorker:
         return node
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call one of RemoteWorker's methods: `build`, and others once that has answered."""
+        """Call one of WorkerHost's methods: `build`, and others once that has answered."""
         if self._called is None:
-            self._called = RemoteWorker()
+            self._called = WorkerHost()
         return getattr(self._called, method)(*arguments)
 
 

@@ -18,17 +18,17 @@ from pycollect.transport.call_handle import CallHandle
 from pycollect.transport.messages import WorkerSpec, pickled_spec
 from pycollect.transport.process import H, NodePolicies, has_pidfd
 from pycollect.transport.processes.handle import MailboxHandle
-from pycollect.transport.processes.serve import QUESTIONS
+from pycollect.transport.processes.serve import MAX_REQUESTS
 from pycollect.transport.ray.actor import Actor, ActorMonitor, RayWorker
 from pycollect.transport.ray.servers import ServerActor, ServerHandle, server_handle
-from pycollect.transport.ray.session import SESSION, check_resources, import_ray, when_forgotten
+from pycollect.transport.ray.session import SESSION, call_when_freed, check_resources, import_ray
 from pycollect.transport.shared_value import Shareable, SharedValue
-from pycollect.transport.starting import StartingEitherWay
+from pycollect.transport.starting import StartingHandle
 from pycollect.transport.waiting import (
     AnswerWaiter,
+    AwaitedWorker,
     SharedBell,
     ThreadBell,
-    Waited,
     check_available,
     too_many_bytes,
 )
@@ -76,7 +76,7 @@ def starting_actor(
     actor: Actor,
     driver: DriverAddress,
     policy_at: PolicyAt | None = None,
-) -> StartingEitherWay:
+) -> StartingHandle:
     """An actor that is asked to serve a mailbox of this process, else by calls of Ray.
 
     Args:
@@ -85,17 +85,17 @@ def starting_actor(
     """
     served = None
     if not isinstance(driver.bell, ThreadBell):
-        mailbox = Mailbox(QUESTIONS)
+        mailbox = Mailbox(MAX_REQUESTS)
         serving = actor.serve(driver.node, mailbox.address, driver.bell.address)
         monitor = ActorMonitor(actor, serving)
         pickled = pickled_spec(spec)
         served = MailboxHandle(spec, pickled, policy, mailbox, driver.bell, monitor), monitor
     if policy_at is None or served is None:
-        return StartingEitherWay(
+        return StartingHandle(
             actor.handle, driver.bell, served, lambda: CallHandle(spec, policy, actor)
         )
     elsewhere = _Elsewhere(spec, policy, actor, driver.node, policy_at)
-    return StartingEitherWay(actor.handle, driver.bell, served, elsewhere)
+    return StartingHandle(actor.handle, driver.bell, served, elsewhere)
 
 
 class _Elsewhere:
@@ -130,10 +130,10 @@ class _Elsewhere:
         try:
             return str(result_of(located))
         except Exception as error:
-            loss = self._actor.loss(error)
-            if loss is None:
+            process_end = self._actor.process_end(error)
+            if process_end is None:
                 raise
-            raise loss.death_of(self._spec) from error
+            raise process_end.death_of(self._spec) from error
 
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
@@ -159,10 +159,10 @@ class RayEngine:
         SESSION.enter(init_config)
         self._ray = import_ray()
         # Also for a collector that is dropped without shutdown().
-        self._session = when_forgotten(self, SESSION.leave)
+        self._session = call_when_freed(self, SESSION.leave)
         self._driver = driver_address(self._ray, bell)
         self._waiter = AnswerWaiter(self._driver.bell)
-        self._started: WeakSet[StartingEitherWay] = WeakSet()
+        self._started: WeakSet[StartingHandle] = WeakSet()
         self._policies: weakref.ref[NodePolicies] | None = None
 
     def leave(self) -> None:
@@ -189,7 +189,7 @@ class RayEngine:
 
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingEitherWay:
+    ) -> StartingHandle:
         """Start the actor of one worker, which builds its environments at once.
 
         Args:
@@ -208,27 +208,27 @@ class RayEngine:
         self._started.add(started)
         return started
 
-    def ask_for_policies(self, policies: NodePolicies) -> None:
+    def set_node_policies(self, policies: NodePolicies) -> None:
         """Workers on other nodes get their policy from there. It may hold this, not this it."""
         self._policies = weakref.ref(policies)
 
     def start_server(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingEitherWay:
+    ) -> StartingHandle:
         """Start an actor that calls the policy for workers of another node.
 
         Args:
             policy: the pickled policy or its factory.
-            options: as `ServerEngine.options_on` tells them.
+            options: as `ServerEngine.server_options` tells them.
         """
         actor = ServerActor(self._ray, server_handle(options), self._driver.bell)
         by_calls = partial(ServerHandle, spec, policy, actor)
-        return StartingEitherWay(actor.handle, self._driver.bell, None, by_calls)
+        return StartingHandle(actor.handle, self._driver.bell, None, by_calls)
 
     @property
-    def owing(self) -> int:
+    def pending(self) -> int:
         """How many actors of this node were asked for something and have not answered yet."""
-        return sum(own.is_owing for own in self._started)
+        return sum(own.has_pending_requests for own in self._started)
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
         """One whose oldest call has an answer, the first such in the order given; None: none has.
@@ -237,7 +237,7 @@ class RayEngine:
         """
         return self._waiter.wait_any(handles, timeout)
 
-    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
+    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
         """Let workers close their environments, then end those that are still there."""
         if sys.is_finalizing():  # Ray ends its processes by itself, and nothing can be imported
             return

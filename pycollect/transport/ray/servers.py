@@ -12,8 +12,8 @@ from pycollect.transport.process import H, NodePolicies
 from pycollect.transport.ray.actor import Actor, RayServer
 from pycollect.transport.ray.session import import_ray
 from pycollect.transport.shared_value import Shareable, SharedValue
-from pycollect.transport.starting import StartingEitherWay
-from pycollect.transport.waiting import Waited
+from pycollect.transport.starting import StartingHandle
+from pycollect.transport.waiting import AwaitedWorker
 
 if TYPE_CHECKING:
     from pycollect.transport.ray.engine import RayEngine
@@ -32,7 +32,7 @@ class ServerActor(Actor):
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call one of ServingHost's methods."""
         if method != "build":
-            return self.call_beside(method, *arguments)
+            return self.call_unqueued(method, *arguments)
         built = super().call(method, *arguments)
         self._serving = self._ringing(self.handle.attend.remote())
         return built
@@ -66,11 +66,11 @@ class ServerEngine:
     def __init__(self, engine: RayEngine, gpus: float) -> None:
         self._engine, self._gpus = engine, gpus
 
-    def serve_by(self, policies: NodePolicies) -> None:
+    def set_node_policies(self, policies: NodePolicies) -> None:
         """Have the engine's workers ask there for what stands for their policy."""
-        self._engine.ask_for_policies(policies)
+        self._engine.set_node_policies(policies)
 
-    def options_on(self, node: str, of_worker: Mapping[str, Any]) -> dict[str, Any]:
+    def server_options(self, node: str, of_worker: Mapping[str, Any]) -> dict[str, Any]:
         """Those of a server's actor on a node.
 
         It asks for no CPU: where workers have reserved all of them, it could never start.
@@ -93,12 +93,12 @@ class ServerEngine:
 
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingEitherWay:
+    ) -> StartingHandle:
         """Start one, which builds its policy at once.
 
         Args:
             policy: the pickled policy or its factory.
-            options: as `options_on` tells them.
+            options: as `server_options` tells them.
         """
         return self._engine.start_server(spec, policy, options)
 
@@ -106,7 +106,7 @@ class ServerEngine:
         """See :meth:`RayEngine.wait_any`."""
         return self._engine.wait_any(handles, timeout)
 
-    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
+    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
         """Let them end, then end those that are still there."""
         self._engine.wait_closed(handles, timeout)
 

@@ -118,7 +118,7 @@ SESSION = Session()
 """This process's."""
 
 
-def when_forgotten(
+def call_when_freed(
     owner: Any, function: Callable[..., Any], *arguments: Any
 ) -> weakref.finalize[Any, Any]:
     """Call a function when the owner is garbage; not at exit, when Ray ends by itself.
