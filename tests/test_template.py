@@ -217,7 +217,7 @@ def test_workers_go_on_without_their_template_until_they_are_ended(engine: Proce
 
 def test_who_is_let_go_of_is_ended(engine: ProcessEngine) -> None:
     """As the one that an interrupt met before anybody knew of it."""
-    with fork_servers.asking:
+    with fork_servers.lock:
         null = os.open(os.devnull, os.O_RDONLY)
         read, write = os.pipe()  # its state, which never comes
         pid, line = fork_servers.ready().fork("pycollect-worker-0", [read, null, null, null, null])

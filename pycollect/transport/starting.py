@@ -55,7 +55,7 @@ class StartingHandle:
         self._handle: MailboxHandle | CallHandle
         if mailbox is None:
             called = by_calls()
-            assert called is not None, "by_calls: expected a handle, as there is no other"
+            assert called is not None, "by_calls: expected a handle, because there is no mailbox"
             self._handle = called
         else:
             self._handle, self._monitor = mailbox
