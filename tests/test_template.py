@@ -360,7 +360,7 @@ def test_templates_are_few_however_many_modules_start_threads(
     with pytest.warns(UserWarning, match="needs_threads"):
         worker = started(engine, CountingEnv)
     assert parent(worker).name() == "pyc-fork-server"
-    assert len(made) == forking._MOST_TRIES + 1
+    assert len(made) == forking._MAX_TRIES + 1
 
 
 def test_an_import_that_opens_a_gpu_is_reported_once(
