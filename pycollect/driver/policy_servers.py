@@ -170,7 +170,7 @@ class NodeServer(PolicyServer):
     def _seat(self, worker: WorkerSpec) -> bytes | None:
         handle, key = self._record.handle, (worker.index, worker.incarnation)
         if key not in self._calls:
-            self._calls[key] = handle.request("seat", worker.index)
+            self._calls[key] = handle.request("policy_client", worker.index)
         if not handle.await_answer(self._calls[key], 0.0):
             return None
         with suppress(WorkerDied):  # whoever looks after it will see that

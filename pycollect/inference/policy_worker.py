@@ -88,9 +88,11 @@ class PolicyWorker(HostedServer):
         self._version.number = version
         self._awaited = self._server.serve()
 
-    def seat(self, worker: int) -> bytes:
-        """See :meth:`HostedServer.seat`; where the driver has no seats for them."""
-        assert self._seats is not None, "seat: expected workers of another node than the driver's"
+    def policy_client(self, worker: int) -> bytes:
+        """See :meth:`HostedServer.policy_client`; where the driver has no seats for them."""
+        assert self._seats is not None, (
+            "policy_client: expected workers of another node than the driver's"
+        )
         stand_in: bytes = cloudpickle.dumps(self._seats.policy_of(worker))
         return stand_in
 

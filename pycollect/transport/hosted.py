@@ -69,7 +69,7 @@ class HostedServer(ABC):
         """
 
     @abstractmethod
-    def seat(self, worker: int) -> bytes:
+    def policy_client(self, worker: int) -> bytes:
         """Return the pickled policy client for a worker, by the worker's id.
 
         Called only if the server was created without the shared slots of its clients. A replacement

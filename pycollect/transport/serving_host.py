@@ -97,11 +97,13 @@ class ServingHost(WorkerHost):
         )
         return answer
 
-    def seat(self, worker: int) -> bytes | ErrorReport:
-        """Return the pickled policy client for a worker; see :meth:`HostedServer.seat`."""
+    def policy_client(self, worker: int) -> bytes | ErrorReport:
+        """Return the pickled policy client for a worker; see :meth:`HostedServer.policy_client`."""
         serving = self._worker
-        assert isinstance(serving, HostedServer), "seat: expected an inference server"
-        client: bytes | ErrorReport = self._run_between_rounds(lambda: serving.seat(worker))
+        assert isinstance(serving, HostedServer), "policy_client: expected an inference server"
+        client: bytes | ErrorReport = self._run_between_rounds(
+            lambda: serving.policy_client(worker)
+        )
         return client
 
     def steps(self) -> int:
