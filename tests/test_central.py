@@ -250,7 +250,7 @@ def without_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever sleeps too long is not woken by the look that a driver takes every now and then."""
     seconds = 60.0
     with monkeypatch.context() as patched:
-        patched.setattr("pycollect.transport.waiting.LOOK_SECONDS", seconds)
+        patched.setattr("pycollect.transport.waiting.POLL_SECONDS", seconds)
         patched.setattr("pycollect.driver.records.CHECK_SECONDS", seconds)
         begin = time.monotonic()
         yield

@@ -273,7 +273,7 @@ def test_what_environments_started_ends_with_their_worker(
             await_gone(worker.info.pid)
         if way == "died, as another found":
             await_reaped(worker.info.pid)
-            assert "was ended by SIGKILL" in handle.monitor.end().line
+            assert "was ended by SIGKILL" in handle.monitor.end().summary
         assert way != "killed" or not is_gone(child)
         handle.kill()
         await_gone(child)

@@ -17,7 +17,7 @@ from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord
 from pycollect.driver.scheduler import Scheduler
 from pycollect.transport.hosted import SingleWorker
-from pycollect.transport.messages import RolloutWorker
+from pycollect.transport.messages import Hosted
 from pycollect.worker.options import POST, WorkerOptions
 
 Question = tuple[str, Sequence[Any], Mapping[str, Any]]
@@ -245,9 +245,7 @@ class Asking:
         return self._source.call(answer, questions)
 
 
-def answer(
-    worker: RolloutWorker, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
+def answer(worker: Hosted, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a method of the view of a worker. This runs in the worker.
 
     Raises:

@@ -20,7 +20,7 @@ from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
 from pycollect.transport.messages import WorkerInfo, WorkerSpec
 from pycollect.transport.processes.engine import ProcessEngine
-from pycollect.transport.waiting import LOOK_SECONDS
+from pycollect.transport.waiting import POLL_SECONDS
 from pycollect.worker.generators import GeneratorState, NestState
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
@@ -296,8 +296,8 @@ class _Engine(ProcessEngine):
                 for handle in handles if self.all_stop else handles[:1]:
                     handle.stop()
             left = deadline - time.monotonic()
-            ready = super().wait_any(handles, min(left, LOOK_SECONDS))
-            if ready is not None or left <= LOOK_SECONDS:
+            ready = super().wait_any(handles, min(left, POLL_SECONDS))
+            if ready is not None or left <= POLL_SECONDS:
                 return ready
 
 

@@ -176,7 +176,7 @@ class NodeServer(PolicyServer):
     def _client_for(self, worker: WorkerSpec) -> bytes | None:
         handle, key = self._record.handle, (worker.index, worker.incarnation)
         if key not in self._calls:
-            self._calls[key] = handle.request("seat", worker.index)
+            self._calls[key] = handle.request("policy_client", worker.index)
         if not handle.await_answer(self._calls[key], 0.0):
             return None
         with suppress(WorkerDied):  # the next check of the servers will find it
@@ -214,7 +214,7 @@ class NodeServers:
         self._servers: dict[str, NodeServer] = {}  # replaced, not changed: other threads read it
         self._started = 0
         self._root: int | None = None
-        plan.engine.serve_by(self)
+        plan.engine.set_node_policies(self)
 
     def policy_at(self, node: str, spec: WorkerSpec, options: Mapping[str, Any]) -> bytes | None:
         """Return the pickled policy client for a worker on a node, or ``None`` if it is not ready.
@@ -230,7 +230,7 @@ class NodeServers:
         self._started += 1  # each server has its own id and random stream
         index = self._plan.spec.index - self._started
         role = f"policy server on node {node[:8]}"
-        plan = self._plan.named(index, role, self._engine.options_on(node, options))
+        plan = self._plan.named(index, role, self._engine.server_options(node, options))
         record = self._group.begin(plan)
         server = NodeServer(self._group, self._options, record, self._weights)
         if self._root is not None:

@@ -18,9 +18,9 @@ from pycollect.inference.client import ClientSlots
 from pycollect.inference.options import ServerSettings
 from pycollect.inference.server import InferenceServer
 from pycollect.policy.runner import build
-from pycollect.transport.hosted import ServingWorker
+from pycollect.transport.hosted import HostedServer
 from pycollect.transport.messages import WorkerSpec
-from pycollect.transport.waiting import LOOK_SECONDS
+from pycollect.transport.waiting import POLL_SECONDS
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PolicyWorkerMaker:
         return PolicyWorker(spec.index, server, Bell(bell))
 
 
-class PolicyWorker(ServingWorker):
+class PolicyWorker(HostedServer):
     """Hosts an inference server, and calls the policy for workers that send requests.
 
     Args:
@@ -81,7 +81,7 @@ class PolicyWorker(ServingWorker):
     def wait(self) -> None:
         """Sleep until a worker sends a request, or a waiting request must be served."""
         max_wait = self._server.max_wait
-        most = LOOK_SECONDS if max_wait is None else min(max_wait, LOOK_SECONDS)
+        most = POLL_SECONDS if max_wait is None else min(max_wait, POLL_SECONDS)
         self._bell.wait_knock(self._knocks, most, self._awaited)
         self._knocks = self._bell.knocks
 
@@ -90,9 +90,11 @@ class PolicyWorker(ServingWorker):
         self._version.number = version
         self._awaited = self._server.serve()
 
-    def seat(self, worker: int) -> bytes:
-        """See :meth:`ServingWorker.seat`; only if the driver has no slots for the workers."""
-        assert self._clients is not None, "seat: expected workers of another node than the driver's"
+    def policy_client(self, worker: int) -> bytes:
+        """See :meth:`HostedServer.policy_client`; only without slots in the driver."""
+        assert self._clients is not None, (
+            "policy_client: expected workers of another node than the driver's"
+        )
         client: bytes = cloudpickle.dumps(self._clients.policy_of(worker))
         return client
 
