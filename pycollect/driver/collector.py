@@ -589,7 +589,7 @@ class Collector:
         self._flow.moving.check_own_process()
         if self._flow.options.replay_buffer is None:
             raise RuntimeError(
-                "start: expected a collector with a replay buffer; pass replay_buffer to it"
+                "start: needs a replay buffer to fill; pass replay_buffer to the collector"
             )
         self._flow.check_open()
         self._background.check()
