@@ -104,7 +104,7 @@ class Event(Protocol):
 
 @dataclass
 class PartialUpload:
-    """A slab whose upload has begun with some of its parts.
+    """A slab that has been uploaded in part.
 
     Attributes:
         target: Bytes of the whole slab on the device.

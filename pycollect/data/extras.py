@@ -66,7 +66,7 @@ class Extra:
         return Extra(("next", *self.key), self.kind, self.dtype, self.shape)
 
     def absent(self) -> Any:
-        """Return a placeholder: ``None``, or if ragged a tensor whose varying extents are 0."""
+        """Return a placeholder: ``None``, or if ragged a tensor with 0 for varying extents."""
         if self.kind is not Kind.RAGGED:
             return None
         return torch.zeros(
@@ -345,7 +345,7 @@ def _nodes(cells: Cells, dense: TensorDictBase | None) -> TensorDictBase | None:
 
 
 def _reshaped(node: TensorDictBase, lead: tuple[int, ...]) -> TensorDictBase:
-    """Return a stack whose first dimension is reshaped to the dimensions `lead`."""
+    """Reshape the first dimension of a stack to the dimensions `lead`."""
     if not isinstance(node, LazyStackedTensorDict):
         return node.reshape(*lead, *node.batch_size[1:])
     if node.stack_dim:

@@ -30,7 +30,7 @@ from pycollect.data.tensordicts import (
 
 
 def flags_are_separate(td: TensorDictBase, flags: torch.Size) -> bool:
-    """Return whether frames have several flags, whose dimensions begin all entries."""
+    """Return whether frames have several flags, and all entries begin with their dimensions."""
     return (
         flags[: td.ndim] == td.shape
         and flags[td.ndim :].numel() > 1

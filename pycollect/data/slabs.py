@@ -65,7 +65,7 @@ def slab_tensors(
         slab: The slab.
         batch_shape: Batch dimensions of the tensors.
         keys: Keys of the slab's leaves in their order; ``None`` omits a leaf. Defaults to ``None``:
-            the keys of the layout, whose lookup takes longer than making the tensors.
+            the keys of the layout; to look them up takes longer than to make the tensors.
     """
     if keys is None:
         keys = [leaf.key for leaf in slab.placement.layout.leaves]
@@ -144,7 +144,7 @@ def unchecked_tensordict(
     """Return a TensorDict with the batch size and names of `like`, without validation.
 
     Args:
-        entries: Tensors whose shapes are known to match.
+        entries: Tensors that are known to have matching shapes.
         like: TensorDict with the same batch size and names.
         device: Device of the TensorDict (default: that of `like`).
     """

@@ -73,7 +73,7 @@ def restore_nested(
     """Restore the batch dimensions that nested TensorDicts had after those of the root.
 
     Args:
-        result: TensorDict whose nested batch sizes are set.
+        result: TensorDict in which nested batch sizes are set.
         nested: Batch sizes of nested TensorDicts in the source, by key.
         lead: Batch size of `result`.
         ndim: Number of batch dimensions of the source.

@@ -73,7 +73,7 @@ class EnvBatch(ABC):
     Attributes:
         num_envs: P.
         batched: Whether batches have the dimension P ([P, T], even if P is 1). ``False`` for one
-            `gymnasium.Env`, whose batches are [T].
+            `gymnasium.Env`, which makes batches [T].
         observation: Leaves of one environment's observation, in the order of the space. The key is
             ("observation",) for a plain space. A Dict space keeps its keys, nested; the entries of
             a Tuple have the keys "0", "1", ...
@@ -237,7 +237,7 @@ class EnvBatch(ABC):
 
     @abstractmethod
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset exactly the environments whose `done` (bool [P]) is set.
+        """Reset exactly the environments selected by `done` (bool [P]).
 
         Call this after each `step` in which an episode ended or, if `can_reset`, in which the
         collector cuts a trajectory.
@@ -258,7 +258,7 @@ class EnvBatch(ABC):
         raise NotImplementedError
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
-        """Step the environments whose `rows` (bool [P]) is set; only if `steps_rows`.
+        """Step the environments selected by `rows` (bool [P]); only if `steps_rows`.
 
         Arguments and return values have P rows, as for `step`; only the stepped rows are defined.
         """

@@ -35,7 +35,7 @@ from pycollect.envs.spaces import (
 
 
 class CallablesEnv(EnvBatch):
-    """P single environments in this process, whose observations share reused buffers [P, *frame].
+    """P single environments in this process, with observations in reused buffers [P, *frame].
 
     Args:
         envs: Environments with equal action spaces and equal observation leaves.
@@ -156,7 +156,7 @@ class CallablesEnv(EnvBatch):
             ) from None
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the environments whose `done` (bool [P]) is set; keep the other rows."""
+        """Reset the environments selected by `done` (bool [P]); keep the other rows."""
         for i in np.flatnonzero(done):
             self._store(i, observation_of(reset_env(self._envs[i])))
         return self._arrays()

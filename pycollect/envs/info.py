@@ -28,7 +28,7 @@ _PYTHON_DTYPES = {float: "float32", complex: "complex64"}
 
 
 class SupportsInfo(Protocol):
-    """An EnvBatch whose infos can be read."""
+    """An EnvBatch with readable infos."""
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
         """Keep the info of each step from now on.

@@ -154,7 +154,7 @@ class PettingZooEnvs(EnvBatch):
         return self._buffers, None, None, None
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the environments whose `done` (bool [P]) is set."""
+        """Reset the environments selected by `done` (bool [P])."""
         for p in np.flatnonzero(done):
             self._rows[p].reset(None)
         return self._buffers

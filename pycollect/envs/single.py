@@ -125,7 +125,7 @@ class SingleEnv(EnvBatch):
 
 
 class PlainEnv(SingleEnv):
-    """One environment whose observation and action are one array each: the hot path."""
+    """One environment with one array per observation and action: the hot path."""
 
     @property
     def fast_step(self) -> FastStep:

@@ -54,7 +54,7 @@ class Transition(NamedTuple):
 
 
 class TensorVectorEnv(EnvBatch):
-    """A vector environment whose observations, rewards and flags are tensors.
+    """A vector environment with observations, rewards and flags as tensors.
 
     The tensors remain on their device. A step synchronizes with the device only if the environment
     itself does. `step` returns a :class:`Transition`.
@@ -274,5 +274,5 @@ def _final(info: Any, ended: torch.Tensor) -> Any:
 
 
 def _is_capturing(device: torch.device) -> bool:
-    """Return whether a CUDA graph is being captured, whose replays would repeat the checks."""
+    """Return whether a CUDA graph is being captured; its replays would repeat the checks."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -159,7 +159,7 @@ def _probe(api: VectorApi) -> Finding:
 
 
 class VectorEnvBatch(EnvBatch):
-    """A vector environment whose finished rows are reset by mask, or with `skips_after_done`.
+    """A vector environment that resets finished rows by mask, or that has `skips_after_done`.
 
     Args:
         api: The vector environment.
@@ -235,7 +235,7 @@ class VectorEnvBatch(EnvBatch):
         return self._result(*self._receive_api())
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
-        """Step the rows whose `rows` is set; see `EnvBatch.step_rows`."""
+        """Step the rows selected by `rows`; see `EnvBatch.step_rows`."""
         leaves = (action,) if self._one_action else action
         return self._result(*self._step_rows_api(leaves, rows))
 
@@ -310,7 +310,7 @@ class VectorEnvBatch(EnvBatch):
         return [leaf[rows] for leaf in leaves]
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the rows whose `done` is set.
+        """Reset the rows selected by `done`.
 
         Raises:
             RuntimeError: `skips_after_done` is set.
@@ -330,7 +330,7 @@ class VectorEnvBatch(EnvBatch):
 
 
 class SameStepEnvBatch(VectorEnvBatch):
-    """A vector environment in SAME_STEP mode, whose `step` has already reset the finished rows.
+    """A vector environment in SAME_STEP mode; its `step` has already reset the finished rows.
 
     For finished rows, `step` returns the terminal observation (`info["final_obs"]`), and
     `reset_done` returns the reset observation that the environment returned instead.

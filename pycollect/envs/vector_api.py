@@ -34,7 +34,7 @@ _MASK = "reset_mask"
 
 
 class MaskOptions(dict[str, Any]):
-    """The options ``{"reset_mask": mask}``, whose mask can be looked up even after `pop`.
+    """The options ``{"reset_mask": mask}``; the mask can be looked up even after `pop`.
 
     Gymnasium's vector environments pop the mask, so that their sub-environments do not receive it.
     Wrappers look it up afterwards. If it is missing, they reset their data of all rows: in
@@ -287,7 +287,7 @@ class VectorApi:
         raise AssertionError("unreachable")
 
     def reset_rows(self, mask: BoolArray) -> Leaves:
-        """Reset the rows whose `mask` (bool [P]) is set; only these rows of the result are defined.
+        """Reset the rows selected by `mask` (bool [P]); only these rows of the result are defined.
 
         If the environment honors the mask and returns all rows, the other rows are unchanged.
 
@@ -352,7 +352,7 @@ class VectorApi:
     def step_rows(
         self, action: Leaves, rows: BoolArray
     ) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
-        """Step the rows whose `rows` (bool [P]) is set; only if `steps_rows`.
+        """Step the rows selected by `rows` (bool [P]); only if `steps_rows`.
 
         Returns:
             The values that `step` returns, with P rows; only the stepped rows are defined.

@@ -262,7 +262,7 @@ class TorchRLEnv(EnvBatch):
         if not self._draws_by_spec:
             try:
                 return self._gather_action(self._env.rand_action(self._carrier))
-            except RuntimeError:  # raised by a TransformedEnv whose transforms change the action
+            except RuntimeError:  # raised by a TransformedEnv if a transform changes the action
                 if not _changes_actions(self._env):
                     raise
         # Leaf by leaf, because `rand` of the whole spec builds a TensorDict, which is far slower.

@@ -242,7 +242,7 @@ class Unwrapped(SingleEnv):
 
 
 class UnwrappedPlain(Unwrapped, PlainEnv):
-    """An `Unwrapped` whose observation is one array: the hot path."""
+    """An `Unwrapped` with one array per observation: the hot path."""
 
 
 def action_leaf(outputs: Sequence[Leaf]) -> Leaf:

@@ -208,7 +208,7 @@ class SerialRows(EnvBatch):
         return self._buffers, None, None, None
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the rows whose `done` (bool [P]) is set."""
+        """Reset the rows selected by `done` (bool [P])."""
         for i in np.flatnonzero(done).tolist():
             _write(self._views[i], self._rows[i].reset_done(done[i : i + 1]))
         return self._buffers
