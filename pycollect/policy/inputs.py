@@ -11,7 +11,7 @@ from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key
 from pycollect.envs.base import EnvBatch
 from pycollect.policy.program.compile import Act
-from pycollect.policy.states import CollectorEntries, Form, PolicyState
+from pycollect.policy.states import CollectorEntries, PolicyState, StateForm
 
 
 class PolicyInputs:
@@ -57,7 +57,7 @@ class PolicyInputs:
         self.tensors = dict(self.observation)
         self.collector_entries = CollectorEntries(env, counts_steps)
         self.extras: ExtraValues = {} if extras is None else extras
-        self._random_states: list[tuple[Form, PolicyState]] = []
+        self._random_states: list[tuple[StateForm, PolicyState]] = []
 
     def _cast(self, key: Key, dtype: torch.dtype, scale: float | None) -> None:
         """Make the policy read an observation in the dtype, multiplied by the scale."""
@@ -100,7 +100,7 @@ class PolicyInputs:
             return act
         return lambda: tuple([out.flatten(0, last) for out in act()])
 
-    def set_states(self, forms: Mapping[Key, Form]) -> None:
+    def set_states(self, forms: Mapping[Key, StateForm]) -> None:
         """Create states of these forms; they replace earlier states."""
         self.states = tuple(form.state(key, self.env, self._device) for key, form in forms.items())
         self.tensors.update({state.leaf.key: self._batched(state.current) for state in self.states})

@@ -19,7 +19,7 @@ from pycollect.policy.program.compile import Act, Finishers
 from pycollect.policy.program.steps import PolicyOutputError, show, show_all
 
 
-class Raw(NamedTuple):
+class RawOutput(NamedTuple):
     """Properties of an output at the policy's first call.
 
     Attributes:
@@ -32,7 +32,7 @@ class Raw(NamedTuple):
     lazy: bool
 
     @classmethod
-    def of(cls, value: torch.Tensor) -> Raw:
+    def of(cls, value: torch.Tensor) -> RawOutput:
         """Return the properties of an output."""
         return cls(value.dtype, value.shape, value.requires_grad, value.is_neg() or value.is_conj())
 
@@ -40,7 +40,7 @@ class Raw(NamedTuple):
 def finishers(
     outputs: Sequence[Leaf],
     carried: Mapping[Key, Key],
-    raw: Mapping[Key, Raw],
+    raw: Mapping[Key, RawOutput],
     batch: tuple[int, ...],
 ) -> Finishers:
     """Return functions to apply to single outputs: reshape an action, detach a parameter.
@@ -77,7 +77,7 @@ def _resolve(value: torch.Tensor) -> torch.Tensor:
     return value.resolve_conj().resolve_neg()
 
 
-def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, Raw]) -> Act:
+def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, RawOutput]) -> Act:
     """Return `act` with its outputs cast to the recorded dtypes, on the host.
 
     Args:

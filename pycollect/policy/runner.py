@@ -19,7 +19,7 @@ from pycollect.envs.base import EnvBatch
 from pycollect.policy.calling import UNCHANGED, CallOptions
 from pycollect.policy.device_transfer import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs
-from pycollect.policy.outputs import Raw, casting, check_output_keys, finishers, output_leaves
+from pycollect.policy.outputs import RawOutput, casting, check_output_keys, finishers, output_leaves
 from pycollect.policy.probe import Probe, source_of
 from pycollect.policy.program.compile import Act, assemble
 from pycollect.policy.program.exploration import TensorCall, tensor_calls
@@ -174,7 +174,7 @@ class PolicyRunner:
 
     def _sort(self, values: Values) -> None:
         """Sort the policy's outputs into recorded ones, states, and values for the environment."""
-        self._raw = {key: Raw.of(value) for key, value in values.items()}
+        self._raw = {key: RawOutput.of(value) for key, value in values.items()}
         self._carried = {state.leaf.key: source_of(state, values) for state in self.states}
         self.through_env = tuple(
             Leaf(("next", *leaf.key), leaf.dtype, leaf.shape)

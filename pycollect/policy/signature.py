@@ -17,9 +17,9 @@ from pycollect.policy.program.callables import wants_tensordict, wrap
 from pycollect.policy.program.plan import chain_of
 from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, as_key
 from pycollect.policy.program.tensordict_modules import unwrap
-from pycollect.policy.states import IS_INIT, Form, StateForms
+from pycollect.policy.states import IS_INIT, StateForm, StateFormFinder
 
-Forms: TypeAlias = dict[Key, Sequence[Form]]
+Forms: TypeAlias = dict[Key, Sequence[StateForm]]
 """The states of a policy by key, with the forms that each may have."""
 
 
@@ -70,7 +70,7 @@ def declared_states(
     """
     env, entries = inputs.env, inputs.collector_entries
     read, written = _keys_of(policy, program)
-    forms = StateForms(policy, env, policy_state).find(read, written, env)
+    forms = StateFormFinder(policy, env, policy_state).find(read, written, env)
     nexts = {("next", *key) for key in forms}
     check_output_keys(
         (key for key in written if key not in nexts and not is_env_state(key, env)), env

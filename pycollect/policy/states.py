@@ -92,7 +92,7 @@ class PolicyState:
 
 
 @dataclass(frozen=True)
-class Form:
+class StateForm:
     """One form that a state may have.
 
     Attributes:
@@ -125,7 +125,7 @@ class Form:
         return torch.stack([value, *(self.draw() for _ in range(env.num_envs - 1))])
 
 
-class StateForms:
+class StateFormFinder:
     """Find the forms that the states of a policy may have.
 
     Args:
@@ -148,7 +148,7 @@ class StateForms:
 
     def find(
         self, read: Iterable[Key] | None, written: Iterable[Key], env: EnvBatch
-    ) -> dict[Key, Sequence[Form]]:
+    ) -> dict[Key, Sequence[StateForm]]:
         """Return the states of a policy that reads and writes these keys, with possible forms.
 
         Args:
@@ -181,7 +181,7 @@ class StateForms:
         ]
         return [*inside, *plain]
 
-    def _forms(self, key: Key) -> Sequence[Form]:
+    def _forms(self, key: Key) -> Sequence[StateForm]:
         primed, value = self._primed.get(key), self._policy_state.get(key)
         if primed is not None:
             if value is not None and _shape_of(value) != primed.shape:
@@ -233,10 +233,10 @@ def _shape_of(value: Any) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else value
 
 
-def _forms_of_value(value: Any, policy: Any) -> list[Form]:
+def _forms_of_value(value: Any, policy: Any) -> list[StateForm]:
     """Return the form of a tensor, or forms with several dtypes for a shape."""
     if isinstance(value, torch.Tensor):
-        return [Form(tuple(value.shape), value.clone())]
+        return [StateForm(tuple(value.shape), value.clone())]
     dtypes = (_float_dtype(policy), torch.float32, torch.float64, torch.int64, torch.bool)
     return [_zero_form(value, dtype) for dtype in dict.fromkeys(dtypes)]
 
@@ -247,11 +247,11 @@ def _float_dtype(policy: Any) -> torch.dtype:
     return next(found, torch.get_default_dtype())
 
 
-def _zero_form(shape: tuple[int, ...], dtype: torch.dtype) -> Form:
-    return Form(shape, torch.zeros(shape, dtype=dtype, device="cpu"))
+def _zero_form(shape: tuple[int, ...], dtype: torch.dtype) -> StateForm:
+    return StateForm(shape, torch.zeros(shape, dtype=dtype, device="cpu"))
 
 
-def _layer_forms(policy: Any) -> list[Form]:
+def _layer_forms(policy: Any) -> list[StateForm]:
     """Return the forms of the RNN layers' states: [layers, size] as in TorchRL, or [size]."""
     shapes: dict[tuple[tuple[int, ...], torch.dtype], None] = {}
     for layer in policy.modules() if isinstance(policy, nn.Module) else ():
@@ -267,9 +267,9 @@ def _layer_forms(policy: Any) -> list[Form]:
     return [_zero_form(shape, dtype) for shape, dtype in shapes]
 
 
-def _primed_forms(policy: Any, env: EnvBatch) -> tuple[dict[Key, Form], list[str]]:
+def _primed_forms(policy: Any, env: EnvBatch) -> tuple[dict[Key, StateForm], list[str]]:
     """Return the forms of the modules' primers by key, and the errors of failed primers."""
-    forms: dict[Key, Form] = {}
+    forms: dict[Key, StateForm] = {}
     failures: list[str] = []
     for module in policy.modules() if isinstance(policy, nn.Module) else (policy,):
         make: Any = getattr(module, "make_tensordict_primer", None)
@@ -285,7 +285,7 @@ def _primed_forms(policy: Any, env: EnvBatch) -> tuple[dict[Key, Form], list[str
     return forms, failures
 
 
-def _forms_of_primer(primer: Any, env: EnvBatch) -> dict[Key, Form]:
+def _forms_of_primer(primer: Any, env: EnvBatch) -> dict[Key, StateForm]:
     specs = getattr(primer, "primers", None)
     if specs is None:
         return {}
@@ -295,7 +295,7 @@ def _forms_of_primer(primer: Any, env: EnvBatch) -> dict[Key, Form]:
     }
 
 
-def _form_of_spec(primer: Any, name: Any, spec: Any, env: EnvBatch) -> Form:
+def _form_of_spec(primer: Any, name: Any, spec: Any, env: EnvBatch) -> StateForm:
     shape = tuple(spec.shape)
     lead = len(primer.primers.shape) or (0 if primer.expand_specs else len(env.batch_size))
     if lead and shape[:lead] == env.batch_size:  # the primer's shape includes the batch shape
@@ -308,11 +308,11 @@ def _form_of_spec(primer: Any, name: Any, spec: Any, env: EnvBatch) -> Form:
     if callable(default):
         return _drawn_form(shape, spec.dtype, default)
     value = torch.as_tensor(default, dtype=spec.dtype, device="cpu")
-    return Form(shape, value.expand(shape).clone())
+    return StateForm(shape, value.expand(shape).clone())
 
 
-def _drawn_form(shape: tuple[int, ...], dtype: torch.dtype, draw: Callable[[], Any]) -> Form:
+def _drawn_form(shape: tuple[int, ...], dtype: torch.dtype, draw: Callable[[], Any]) -> StateForm:
     def drawn() -> torch.Tensor:
         return torch.as_tensor(draw()).to("cpu", dtype)
 
-    return Form(shape, torch.zeros(shape, dtype=dtype, device="cpu"), drawn)
+    return StateForm(shape, torch.zeros(shape, dtype=dtype, device="cpu"), drawn)
