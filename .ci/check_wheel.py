@@ -17,7 +17,7 @@ expected |= {
 }
 core = [*root.glob("csrc/include/**/*.h"), *root.glob("csrc/src/*"), root / "csrc/cuda/gather.h"]
 core += [root / "CMakeLists.txt", root / "cmake/pycollect-hidden.map"]
-core += [root / f"cmake/{name}.cmake" for name in ("options", "unoptimised", "version")]
+core += [root / f"cmake/{name}.cmake" for name in ("options", "unoptimized", "version")]
 expected |= {f"pycollect/share/pycollect/{path.relative_to(root)}" for path in core}
 
 listed = zipfile.ZipFile(sys.argv[1]).namelist()

@@ -1,5 +1,5 @@
-# `cmake --install`: archive, headers, the CMake package and a pkg-config file; and the same package
-# for who looks into the build folder.
+# `cmake --install`: archive, headers, the CMake package and a pkg-config file. The build folder
+# contains the same CMake package.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS pycollect_core EXPORT pycollectTargets
@@ -7,7 +7,7 @@ install(TARGETS pycollect_core EXPORT pycollectTargets
 install(DIRECTORY csrc/include/pycollect DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   COMPONENT development)
 
-# Before 1.0.0 minor versions are incompatible, see version.h.
+# Before 1.0.0, minor versions are incompatible; see version.h.
 if(PROJECT_VERSION_MAJOR EQUAL 0)
   set(compatibility SameMinorVersion)
 else()
@@ -15,7 +15,7 @@ else()
 endif()
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/pycollectConfigVersion.cmake
   COMPATIBILITY ${compatibility})
-# Sources are built for whatever machine finds them.
+# The wheel's package has sources, which can be built on any machine.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/wheel/pycollectConfigVersion.cmake
   COMPATIBILITY ${compatibility} ARCH_INDEPENDENT)
 configure_file(cmake/pycollectConfig.cmake ${PROJECT_BINARY_DIR}/pycollectConfig.cmake COPYONLY)

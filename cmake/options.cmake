@@ -1,11 +1,12 @@
-# Warnings and sanitizers, the same for every target of this project and for no target of a consumer.
+# Sets the same warnings and sanitizers for all targets of this project. Does not affect targets of
+# a consumer.
 function(pycollect_compile_options target)
   if(NOT PROJECT_IS_TOP_LEVEL)
-    target_compile_options(${target} PRIVATE -w)  # a consumer's -Wall -Werror is for its own code
+    target_compile_options(${target} PRIVATE -w)  # a consumer's -Werror is not for this code
     return()
   endif()
   target_compile_options(${target} PRIVATE -Wall -Wextra $<$<BOOL:${PYCOLLECT_WERROR}>:-Werror>)
-  # GCC 12 sees an overlap in "..." + std::string that is not there (its bug 105651).
+  # GCC 12 wrongly warns of an overlap in "..." + std::string (GCC bug 105651).
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     target_compile_options(${target} PRIVATE -Wno-restrict)
   endif()
@@ -16,8 +17,9 @@ function(pycollect_compile_options target)
   endif()
 endfunction()
 
-# What most files of a target include is parsed once: a quarter of the time that it takes. Each file
-# still includes what it uses. A consumer's build is left as plain as it is.
+# Precompiles the headers that most files of a target include; parsing them is a quarter of the
+# build time. Each file still includes the headers that it uses. A consumer's build has no
+# precompiled headers.
 function(pycollect_precompile target)
   if(PROJECT_IS_TOP_LEVEL)
     target_precompile_headers(${target} PRIVATE
@@ -26,9 +28,10 @@ function(pycollect_precompile target)
   endif()
 endfunction()
 
-# What links the library shows none of its names: neither those of the archive, which are hidden,
-# nor those that a consumer's compiler makes of inline functions and templates in the headers. A
-# linker takes one nameless version script: who has another sets PYCOLLECT_EXPORTS on the target.
+# Hides the library's names in shared libraries that link it: the names of the archive are hidden
+# already, but a consumer's compiler also emits inline functions and templates of the headers. A
+# linker accepts one anonymous version script; a target with its own script must set
+# PYCOLLECT_EXPORTS.
 function(pycollect_hide_in_shared_libraries target)
   set(type $<TARGET_PROPERTY:TYPE>)
   set(shared $<OR:$<STREQUAL:${type},SHARED_LIBRARY>,$<STREQUAL:${type},MODULE_LIBRARY>>)

@@ -1,4 +1,4 @@
-# The version stands in one place, which C++ can read too.
+# Reads the version from its only definition, a C++ header.
 file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/../csrc/include/pycollect/version.h PYCOLLECT_VERSION
   REGEX "^#define PYCOLLECT_VERSION_(MAJOR|MINOR|PATCH) [0-9]+$")
 list(TRANSFORM PYCOLLECT_VERSION REPLACE ".* " "")

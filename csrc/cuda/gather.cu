@@ -1,4 +1,4 @@
-// The kernel's entry. Compiled to csrc/src/gather_ptx.inc by scripts/make_gather_ptx.py.
+// Entry point of the kernel. scripts/make_gather_ptx.py compiles it to csrc/src/gather_ptx.inc.
 #include "gather.h"
 
 extern "C" __global__ void __launch_bounds__(pycollect::gather::kThreads)

@@ -1,15 +1,16 @@
-// The gather kernel: what one thread does, in C++ that is compiled for the device and, for tests,
+// The gather kernel: the work of one thread, in C++ that is compiled for the device and, for tests,
 // for the host. One launch moves the frames of all trajectories of all leaves.
 //
-// Work is cut into tiles, of which a block does one: kTileBytes of one leaf's target, or
-// kTileNumbers of its sums. The host has told which runs a tile meets; where it is more than one,
-// each thread finds its own by binary search among these few. Targets are written in units of 16
-// bytes, whatever the size of a frame: a run is one range of bytes where its frames lie side by
-// side, and else each frame is. A unit within one range is read as its address allows, by loads of
-// 16 to 1 bytes, which neighbouring threads find in the same lines; one that meets several is moved
-// piece by piece. Each thread reads all of its whole units before it writes the first.
+// The work is divided into tiles, one per block. A tile is kTileBytes of one leaf's target, or
+// kTileNumbers of its sums. The host stores the first and last run that a tile overlaps; if they
+// differ, each thread finds its run by binary search. Targets are written in units of 16 bytes,
+// whatever the size of a frame. If the frames of a run are contiguous, the run is one range of
+// bytes; otherwise, each frame is one. A unit inside a single range is read by loads of 16 to 1
+// bytes, depending on its alignment; loads of neighboring threads share cache lines. A unit that
+// overlaps several ranges is moved piece by piece. Each thread reads all of its whole units before
+// it writes the first.
 //
-// Kept free of everything that the host cannot compile: no shared memory, no barriers.
+// This file must compile for the host, so it uses neither shared memory nor barriers.
 #pragma once
 
 #include <cstdint>
@@ -33,40 +34,42 @@ inline constexpr std::uint32_t kTileBytes = kThreads * kUnitsPerThread * kUnitBy
 inline constexpr std::uint32_t kTileNumbers = kThreads * kUnitsPerThread;
 
 enum RunKind : std::int32_t {
-  kFrames,       // copied, or summed up
+  kFrames,       // copied, or summed
   kUncollected,  // copied; sums are zero
   kNothing,      // zeros
 };
 
-// Frames of the target that follow each other, and where they come from. Runs are sorted by
-// `target`, and together are all of it.
+// Consecutive frames of the target, and their source. Runs are sorted by `target` and together
+// cover the whole target.
 struct Run {
-  std::int64_t target;  // the first, counted in the target's order
-  std::int64_t row;     // of the batch from which they come, all dimensions but time counted as one
-  std::int64_t start;   // the step of that row from which the first one comes
-  std::int32_t step;    // 1: the others come from the steps after it; 0: from the same
+  std::int64_t target;  // index of the first frame in the target
+  std::int64_t row;     // source row; counts all batch dimensions except time as one
+  std::int64_t start;   // step of the first frame in the source row
+  std::int32_t step;    // 1: one step forward per frame; 0: all frames come from `start`
   std::int32_t kind;
 };
 
 enum LeafKind : std::int32_t { kCopy, kSumFloat32, kSumFloat64 };
 
-// One leaf. The target is dense; the source's frames are, and lie at (row, step) strides.
+// One leaf. The target is contiguous. Each frame of the source is contiguous, and frames are
+// row_stride and time_stride apart.
 struct Leaf {
   std::uint64_t source;
   std::uint64_t target;
-  std::int64_t row_stride;  // in bytes, as the next one
+  std::int64_t row_stride;  // strides are in bytes
   std::int64_t time_stride;
   std::int64_t frames;      // of the target
-  std::uint32_t items;      // per frame: bytes, or numbers where they are summed; below 2^31
-  std::uint32_t per_items;  // 2^32 / items, rounded down; 2^32 - 1 for one
+  std::uint32_t items;      // per frame: bytes, or numbers of a sum; below 2^31
+  std::uint32_t per_items;  // 2^32 / items, rounded down; 2^32 - 1 if items is 1
   std::int32_t kind;
   std::int32_t unused;
 };
 
-// One block's work: the tile of `leaf` that begins `before` items into the frame `first_frame`.
+// The work of one block: the tile of `leaf` that begins `before` items after the start of
+// `first_frame`.
 struct Tile {
   std::int64_t first_frame;
-  std::int64_t first_item;  // of the leaf
+  std::int64_t first_item;  // index within the leaf
   std::uint32_t before;
   std::uint32_t leaf;
   std::uint32_t first_run;
@@ -78,8 +81,8 @@ struct Parameters {
   const Run* runs;
   const Tile* tiles;
   std::int64_t run_count;
-  std::int64_t steps;  // of a row of the batch
-  double gamma;        // of sums
+  std::int64_t steps;  // steps per row of the batch
+  double gamma;        // discount factor of sums
 };
 
 struct alignas(16) Unit {
@@ -87,7 +90,8 @@ struct alignas(16) Unit {
   std::uint64_t high;
 };
 
-// Memory of the device's, which need not be told apart from other kinds at each access.
+// Loads and stores of global device memory. These instructions need not determine the kind of
+// memory.
 #ifdef __CUDACC__
 template <typename Number>
 PYCOLLECT_DEVICE Number load(std::uint64_t address) {
@@ -106,7 +110,7 @@ template <>
 PYCOLLECT_DEVICE void store<Unit>(std::uint64_t address, Unit value) {
   __stwb(reinterpret_cast<ulonglong2*>(address), make_ulonglong2(value.low, value.high));
 }
-using Word = unsigned long long;  // as the device's functions take it
+using Word = unsigned long long;  // the type that the device functions accept
 PYCOLLECT_DEVICE std::uint32_t high_product(std::uint32_t a, std::uint32_t b) {
   return __umulhi(a, b);
 }
@@ -125,15 +129,15 @@ PYCOLLECT_DEVICE std::uint32_t high_product(std::uint32_t a, std::uint32_t b) {
 }
 #endif
 
-// Which frame of the leaf an item is of, and where in that frame it lies.
+// The frame of an item within its leaf, and the position of the item within that frame.
 struct Place {
   std::int64_t frame;
   std::uint32_t item;
 
-  // Item `local` of the tile's; both are below 2^31, and so is their sum below 2^32.
+  // Position of item `local` of the tile. Both summands are below 2^31, so their sum is below 2^32.
   PYCOLLECT_DEVICE Place(const Leaf& leaf, const Tile& tile, std::uint32_t local) {
     const std::uint32_t from_first = tile.before + local;
-    // By one too small at most: the factor is rounded down.
+    // At most one too small, because the factor is rounded down.
     std::uint32_t frames = high_product(from_first, leaf.per_items);
     item = from_first - frames * leaf.items;
     if (item >= leaf.items) {
@@ -144,7 +148,7 @@ struct Place {
   }
 };
 
-// The run that a frame of the tile is of.
+// Index of the run that contains a frame of the tile.
 PYCOLLECT_DEVICE std::uint32_t run_of(const Parameters& p, const Tile& tile, std::int64_t frame) {
   std::uint32_t low = tile.first_run;
   std::uint32_t high = tile.last_run + 1;
@@ -159,7 +163,7 @@ PYCOLLECT_DEVICE std::uint32_t run_of(const Parameters& p, const Tile& tile, std
   return low;
 }
 
-// Bytes of a target that come from bytes side by side, from some byte on.
+// Contiguous bytes of a target that come from contiguous bytes of the source.
 struct Range {
   std::uint64_t source;  // 0: zeros
   std::int64_t bytes;
@@ -178,7 +182,7 @@ struct Range {
   }
 };
 
-// Sixteen bytes, the least significant first, by loads of so many bits.
+// Loads 16 bytes, the least significant first, in pieces of sizeof(Number).
 template <typename Number>
 PYCOLLECT_DEVICE Unit composed(std::uint64_t address) {
   constexpr std::uint32_t kSize = sizeof(Number);
@@ -206,7 +210,7 @@ PYCOLLECT_DEVICE Unit unit_at(std::uint64_t address) {
   }
 }
 
-// As many bytes, by four at a time where that can be.
+// Copies bytes, four at a time if the alignment allows it.
 PYCOLLECT_DEVICE void move(std::uint64_t target, std::uint64_t source, std::uint32_t bytes) {
   const bool by_four = ((target | source | bytes) & 3U) == 0;
   const std::uint32_t size = by_four ? 4 : 1;
@@ -266,8 +270,9 @@ PYCOLLECT_DEVICE void copy(const Parameters& p, const Leaf& leaf, const Tile& ti
   }
 }
 
-// Each number of the target: those of its cell and the ones that it looks ahead to, the k-th times
-// gamma^k, in double precision and rounded once. Target and batch have the same cells.
+// Computes the numbers of the target. Each is the sum of the numbers in its own cell and in the
+// cells ahead, the k-th multiplied by gamma^k, in double precision and rounded once. Target and
+// batch have the same cells.
 template <typename Number>
 PYCOLLECT_DEVICE void sum(const Parameters& p, const Leaf& leaf, const Tile& tile,
                           std::uint32_t thread) {
@@ -296,7 +301,7 @@ PYCOLLECT_DEVICE void sum(const Parameters& p, const Leaf& leaf, const Tile& til
   }
 }
 
-// What thread `thread` of block `block` does.
+// Does the work of one thread of one block.
 PYCOLLECT_DEVICE void gather(const Parameters& p, std::int64_t block, std::uint32_t thread) {
   const Tile tile = p.tiles[block];
   const Leaf leaf = p.leaves[tile.leaf];

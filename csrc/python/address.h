@@ -1,4 +1,5 @@
-// SharedAddress <-> a tuple of five ints, which travels to another process.
+// Conversion of SharedAddress to and from a tuple of five ints, which can be sent to another
+// process.
 #pragma once
 
 #include <pybind11/stl.h>

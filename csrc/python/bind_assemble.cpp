@@ -54,7 +54,8 @@ void compact_into(const std::shared_ptr<Slab>& target, const std::shared_ptr<Sla
 }
 
 void renumber(TrajectoryIds& self, std::int64_t worker, py::handle ids) {
-  // With the GIL, which is what keeps two threads out of one TrajectoryIds; it takes microseconds.
+  // Keeps the GIL, so that only one thread uses a TrajectoryIds at a time. A call takes
+  // microseconds.
   self.renumber(worker, borrow(ids, "ids", nullptr, true));
 }
 

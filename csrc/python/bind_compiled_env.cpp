@@ -12,11 +12,11 @@
 namespace pycollect::python {
 namespace {
 
-// Memory of the environments', through an array that keeps them.
+// An array over memory of the environments. It keeps them alive.
 py::array array_over(const TensorView& view, const py::object& self) {
   if (view.dtype == DType::bfloat16) {
     throw std::invalid_argument(
-        "create_env_fn: expected observations of dtypes that NumPy has, got bfloat16");
+        "create_env_fn: expected observations with a NumPy dtype, got bfloat16");
   }
   return {py::dtype(std::string(name_of(view.dtype))),
           std::vector<py::ssize_t>(view.shape.begin(), view.shape.end()),

@@ -18,7 +18,7 @@
 namespace pycollect::python {
 namespace {
 
-// Views of a tuple of arrays, or of one array, in memory that is taken once.
+// Views of a tuple of arrays, or of one array. Reuses its memory.
 class Views {
  public:
   Views(std::size_t size, const char* what) : views_(size), borrowers_(size), what_(what) {}
@@ -36,7 +36,7 @@ class Views {
     return borrow_from(tuple, 0);
   }
 
-  // Of the tuple's entries from `first` on, which are as many.
+  // Borrows one array per view from the tuple, beginning with entry `first`.
   std::span<const ConstTensorView> borrow_from(const py::tuple& tuple, std::size_t first) {
     for (std::size_t i = 0; i < views_.size(); ++i) {
       views_[i] = borrowers_[i](tuple[first + i], what_);
@@ -44,7 +44,7 @@ class Views {
     return views_;
   }
 
-  // Whether it is one array, which differs from the one before in the address alone.
+  // Whether there is one view, and the array differs from the last one only in its address.
   bool is_like(py::handle array) {
     return borrowers_.size() == 1 && borrowers_[0].is_like_array(array);
   }
@@ -55,7 +55,7 @@ class Views {
   std::span<const ConstTensorView> borrow_one(py::handle array) {
     if (views_.size() != 1) {
       throw std::invalid_argument(std::string(what_) + ": expected a tuple of " +
-                                  std::to_string(views_.size()) + " arrays, got one");
+                                  std::to_string(views_.size()) + " arrays, got one array");
     }
     views_[0] = borrowers_[0](array, what_);
     return views_;
@@ -66,7 +66,7 @@ class Views {
   const char* what_;
 };
 
-// Past this many bytes in a step, releasing the GIL (60 ns) is worth it.
+// From this number of bytes per step, releasing the GIL (60 ns) pays off.
 constexpr std::int64_t kReleaseFrom = 64 << 10;
 
 std::int64_t step_bytes(const Layout& layout, std::int64_t envs) {
@@ -90,7 +90,7 @@ void check_among(const char* name, const std::vector<Key>& keys, const std::vect
   }
 }
 
-// (key, current, live) each; current is None for what is not carried.
+// Each tuple is (key, current, live). `current` is None for observations that are not carried.
 std::vector<ObservationSpec> observation_specs(const std::vector<py::tuple>& observations,
                                                const std::vector<Key>& ends,
                                                const std::vector<Key>& rewards) {
@@ -111,7 +111,7 @@ std::vector<ObservationSpec> observation_specs(const std::vector<py::tuple>& obs
   return result;
 }
 
-// (key, current, initial, recorded) each.
+// Each tuple is (key, current, initial, recorded).
 std::vector<StateSpec> state_specs(const std::vector<py::tuple>& states) {
   std::vector<StateSpec> result;
   for (const py::tuple& spec : states) {
@@ -133,7 +133,7 @@ std::optional<TensorView> optional_view(py::handle array, const char* what) {
   return array.is_none() ? std::nullopt : std::optional(borrow(array, what, nullptr, true));
 }
 
-// Whether a frame's reward, if the recorder writes it, is one number.
+// Whether the reward of a frame is one number, or is not written by the recorder.
 bool has_one_reward(const Layout& layout) {
   const int index = layout.find({"next", "reward"});
   return index < 0 || layout[static_cast<std::size_t>(index)].frame_bytes() == sizeof(float);
@@ -162,8 +162,9 @@ class BoundRecorder {
         own_flags_(!ends.empty()),
         releases_(step_bytes(layout, options.envs) >= kReleaseFrom) {}
 
-  // Keeps what the policy returned until the step that it leads to, and copies what the env is
-  // given of it: into memory of its own, because environments may keep their actions.
+  // Keeps the policy's outputs until their step is recorded, and returns copies of the
+  // environment's inputs among them. Environments may keep their actions, so each copy has its own
+  // memory.
   py::object take(const py::tuple& values) {
     borrow_values(values);
     taken_ = values;
@@ -184,7 +185,7 @@ class BoundRecorder {
     return step_of(observation, reward, terminated, truncated);
   }
 
-  // What the env returned for the action that was taken.
+  // Records the environment's result for the outputs of the last take().
   std::int64_t record(const py::object& returned) {
     const py::tuple result = step_result(returned, convert_.is_none() ? 4 : 5);
     if (!taken_) {
@@ -198,7 +199,7 @@ class BoundRecorder {
     return step_of(observation, result[1], result[2], result[3]);
   }
 
-  // Takes, steps, records, and resets whose episode ended.
+  // Takes the outputs, steps the environments, records the step, and resets finished environments.
   std::int64_t step_env(CompiledEnv& env, const py::tuple& values) {
     borrow_values(values);
     return env.step(recorder_, given_, outputs_.views(), states_.views());
@@ -277,14 +278,14 @@ class BoundRecorder {
   std::vector<std::size_t> given_;
   bool scalars_;
   py::object convert_;
-  py::object taken_;  // its memory is what outputs_ and states_ show
+  py::object taken_;  // holds the memory of outputs_ and states_
   Borrower reward_, terminated_, truncated_;
   bool is_one_;
   bool own_flags_;
   bool releases_;
 };
 
-// Flags of the recorder's own, seen through an array that keeps the recorder.
+// Flags of the recorder as an array that keeps the recorder alive.
 py::array_t<bool> lent(std::span<const std::uint8_t> flags, const py::object& self) {
   const auto* data = reinterpret_cast<const bool*>(flags.data());
   return py::array_t<bool>(static_cast<py::ssize_t>(flags.size()), data, self);

@@ -24,7 +24,7 @@ std::shared_ptr<Memory> attach(const Address& address) {
   return attach_memory(from_python(address));
 }
 
-// All of it as a numpy array of bytes that holds the memory.
+// All bytes as a NumPy array that keeps the memory alive.
 py::array_t<std::uint8_t> whole_memory(const std::shared_ptr<Memory>& memory) {
   const auto* data = reinterpret_cast<const std::uint8_t*>(memory->data());
   return py::array_t<std::uint8_t>(memory->bytes(), data, py::cast(memory));

@@ -11,7 +11,7 @@
 namespace pycollect::python {
 namespace {
 
-// The whole slab as a numpy array of bytes that holds the slab.
+// The whole slab as a NumPy array of bytes that keeps the slab alive.
 py::array_t<std::uint8_t> whole_slab(const std::shared_ptr<Slab>& slab) {
   const auto* data = reinterpret_cast<const std::uint8_t*>(slab->data());
   return py::array_t<std::uint8_t>(slab->bytes(), data, py::cast(slab));
@@ -46,8 +46,8 @@ std::vector<std::int64_t> lengths_of(const Slab& slab, std::int64_t row) {
   return read_lengths({slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(), row);
 }
 
-// A Python function from a size to an array of so many bytes as what a pool takes. The arrays are
-// held until their memory is let go.
+// Converts a Python function, which returns a uint8 array of the requested size, to an allocator of
+// a pool. The arrays are kept until the pool frees their memory.
 MemoryPool::Allocate allocator(const py::object& function) {
   if (function.is_none()) {
     return nullptr;

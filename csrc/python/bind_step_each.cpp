@@ -19,8 +19,8 @@ namespace {
 constexpr const char* kSeveralRewards =
     "; for a vector of rewards, give the environment a reward_space, a Box of shape [k]";
 
-// Steps environments one after the other. Each result is copied before the next environment steps:
-// they may share the memory in which they show their observations.
+// Steps environments one after the other. Each result is copied before the next environment steps,
+// because environments may share the memory of their observations.
 class StepEach {
  public:
   StepEach(std::vector<py::object> steps, std::vector<py::object> convert, py::object to_action,
@@ -40,9 +40,10 @@ class StepEach {
         results_(py::make_tuple(std::move(observations), reward_, terminated_, truncated_)) {
     const auto count = static_cast<std::int64_t>(steps_.size());
     if (convert_.size() != steps_.size() || rows_.rank() < 1 || rows_.shape[0] != count) {
-      throw std::invalid_argument(
-          "convert, observations: expected as many as steps, " + std::to_string(count) + ", got " +
-          std::to_string(convert_.size()) + " and " + to_string(rows_.shape));
+      throw std::invalid_argument("convert, observations: expected one entry for each of " +
+                                  std::to_string(count) + " environments, got " +
+                                  std::to_string(convert_.size()) + " and shape " +
+                                  to_string(rows_.shape));
     }
   }
 
@@ -53,7 +54,7 @@ class StepEach {
     return results_;
   }
 
-  // What Python's garbage collector has to know: an environment may hold whoever steps it.
+  // Reports references to Python's garbage collector: an environment may hold this object.
   int traverse(visitproc visit, void* arg) const {
     Py_VISIT(to_action_.ptr());
     for (const auto* objects : {&steps_, &convert_}) {
@@ -84,7 +85,7 @@ class StepEach {
     if (to_action_.is_none()) {
       return actions[py::int_(i)];
     }
-    return to_action_(actions[py::make_tuple(i, py::ellipsis())]);  // an array in any case
+    return to_action_(actions[py::make_tuple(i, py::ellipsis())]);  // never a scalar
   }
 
   void record(std::size_t i, const py::tuple& result) {
@@ -149,11 +150,11 @@ class StepEach {
   double* rewards_;
   py::ssize_t objectives_;  // rewards per environment
   bool *ends_, *cuts_;
-  py::tuple results_;  // holds all of these
+  py::tuple results_;  // holds these arrays
 };
 
-// The object behind Python's; null while that is being made: the garbage collector may run then,
-// and a cast would give it memory that nobody has written.
+// The StepEach of a Python object, or null during its construction. The garbage collector may run
+// then, and a cast would return uninitialized memory.
 StepEach* made(PyObject* self) {
   const auto held = reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder();
   return held.holder_constructed() ? held.value_ptr<StepEach>() : nullptr;

@@ -13,11 +13,11 @@ namespace {
 
 constexpr int kSignals = 32;  // real-time signals are not deferred
 
-// Python calls handlers in the main thread alone, so that only this thread ever defers signals: the
-// GIL guards all but the notes.
+// Python calls signal handlers only in the main thread, so only that thread defers signals. The GIL
+// guards all of this state except `pending`, which note() sets.
 int depth = 0;
-pthread_t deferring{};  // the thread that does, if depth > 0
-std::array<volatile sig_atomic_t, kSignals> came{};
+pthread_t deferring{};  // the thread that defers signals, if depth > 0
+std::array<volatile sig_atomic_t, kSignals> pending{};
 
 struct Deferred {
   int signal;
@@ -25,7 +25,7 @@ struct Deferred {
 };
 std::vector<Deferred> deferred;
 
-void note(int signal) { came[static_cast<std::size_t>(signal)] = 1; }
+void note(int signal) { pending[static_cast<std::size_t>(signal)] = 1; }
 
 void check_signals() {
   if (PyErr_CheckSignals() != 0) {
@@ -48,14 +48,15 @@ unsigned long main_thread() {
   return number;
 }
 
-// A handler for an error of this thread cannot be deferred. Each signal costs 30 ns.
+// A signal that reports an error of this thread cannot be deferred. Each deferred signal costs 30
+// ns.
 bool may_be_deferred(int signal) {
   constexpr std::array kNot{SIGKILL, SIGSTOP, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
   return std::find(kNot.begin(), kNot.end(), signal) == kNot.end();
 }
 
-// Defers the signals for which Python calls a function of the program's. A handler in C, such as
-// faulthandler's, cannot raise.
+// Defers the signals that have a Python handler. Handlers in C, such as those of faulthandler,
+// cannot raise.
 void defer_all() {
   PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> storage;
   const py::object& handler_of =
@@ -73,7 +74,7 @@ void defer_all() {
     if (PyCallable_Check(handler.ptr()) != 0) {
       Deferred& last = deferred.emplace_back();
       last.signal = signal;
-      came[static_cast<std::size_t>(signal)] = 0;
+      pending[static_cast<std::size_t>(signal)] = 0;
       sigaction(signal, &own, &last.usual);
     }
   }
@@ -85,8 +86,8 @@ void leave() {
   }
   for (const Deferred& own : deferred) {
     sigaction(own.signal, &own.usual, nullptr);
-    if (came[static_cast<std::size_t>(own.signal)] != 0) {
-      PyErr_SetInterruptEx(own.signal);  // its handler is called by the next check of signals
+    if (pending[static_cast<std::size_t>(own.signal)] != 0) {
+      PyErr_SetInterruptEx(own.signal);  // the next check of signals calls its handler
     }
   }
   deferred.clear();
@@ -97,16 +98,16 @@ void enter() {
     deferring = pthread_self();
     defer_all();
   }
-  if (PyErr_CheckSignals() != 0) {  // one that came before is not to be raised within
+  if (PyErr_CheckSignals() != 0) {  // handle earlier signals before the block
     py::error_already_set error;
     leave();
     throw error;
   }
 }
 
-// In the child of a fork by another thread, the thread that defers does not exist: nothing would
-// give the signals back their handlers.
-void give_up_in_fork() {
+// If another thread forks, the child lacks the thread that defers signals, so nothing would restore
+// their handlers.
+void restore_in_fork() {
   if (depth > 0 && pthread_equal(deferring, pthread_self()) == 0) {
     for (const Deferred& own : deferred) {
       sigaction(own.signal, &own.usual, nullptr);
@@ -123,7 +124,7 @@ struct Uninterrupted {
 }  // namespace
 
 void bind_uninterrupted(py::module_& module) {
-  pthread_atfork(nullptr, nullptr, give_up_in_fork);
+  pthread_atfork(nullptr, nullptr, restore_in_fork);
   py::class_<Uninterrupted>(module, "Uninterrupted",
                             "A block in which no signal handler of the program is called.")
       .def(py::init<>())

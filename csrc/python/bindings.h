@@ -1,5 +1,5 @@
-// What each binding file adds to the module. A binding converts, releases the GIL where data
-// moves, and calls: it holds no logic.
+// The functions that add each binding file to the module. Bindings convert arguments, release the
+// GIL while data moves, and call the core. They contain no logic.
 #pragma once
 
 #include <pybind11/pybind11.h>

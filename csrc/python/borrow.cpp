@@ -12,7 +12,7 @@
 namespace pycollect::python {
 namespace {
 
-// numpy's type numbers, which are part of its ABI. On Linux `long` is 64 bits wide.
+// NumPy's type numbers, which are part of its ABI. On Linux, `long` has 64 bits.
 std::optional<DType> dtype_of_numpy(int type_num) {
   switch (type_num) {
     case 0:
@@ -56,7 +56,7 @@ int type_of_numpy(DType dtype, const char* what) {
       return type;
     }
   }
-  throw py::type_error(std::string(what) + ": expected a dtype that numpy has, got " +
+  throw py::type_error(std::string(what) + ": expected a NumPy dtype, got " +
                        std::string(name_of(dtype)));
 }
 
@@ -67,7 +67,7 @@ DType dtype_of_dlpack(const dlpack::DataType& type, const char* what) {
       return static_cast<DType>(i);
     }
   }
-  throw py::type_error(std::string(what) + ": expected a numeric dtype, got DLPack's code " +
+  throw py::type_error(std::string(what) + ": expected a numeric dtype, got DLPack's type code " +
                        std::to_string(type.code) + " with " + std::to_string(type.bits) + " bits");
 }
 
@@ -109,13 +109,14 @@ TensorView view_of_dlpack(const dlpack::Tensor& tensor, const char* what) {
   if (tensor.device.type == dlpack::kCuda) {
     view.device = {DeviceKind::cuda, tensor.device.id};
   } else if (tensor.device.type != dlpack::kCpu && tensor.device.type != dlpack::kCudaHost) {
-    throw py::value_error(std::string(what) + ": expected memory of the CPU or of CUDA, got " +
+    throw py::value_error(std::string(what) +
+                          ": expected memory of the CPU or of a CUDA device, got " +
                           "DLPack's device type " + std::to_string(tensor.device.type));
   }
   return view;
 }
 
-// Whether a view of it would differ from that one in the address alone.
+// Whether a view of the tensor would differ from this view only in the address.
 bool has_form(const dlpack::Tensor& tensor, const TensorView& view) {
   const auto item = static_cast<std::int64_t>(item_size(view.dtype));
   const dlpack::DataType type = dlpack::type_of(view.dtype);
@@ -142,15 +143,15 @@ TensorView view_of_capsule(py::handle object, const char* what) {
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
     const auto* managed = static_cast<dlpack::ManagedVersioned*>(
         PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
-    if ((managed->flags & dlpack::kIsCopied) == 0) {  // a copy would die with the capsule
+    if ((managed->flags & dlpack::kIsCopied) == 0) {  // a copy is freed with the capsule
       return view_of_dlpack(managed->tensor, what);
     }
   }
   refuse(object, what);
 }
 
-// torch negates and conjugates lazily: a bit says so, and the memory holds the other value.
-// DLPack's table does not look at the bit, so a tensor that has it would be read wrong.
+// torch negates and conjugates lazily: it sets a bit and leaves the memory unchanged. DLPack
+// ignores the bit, so such a tensor would be read wrong.
 void refuse_lazy(py::handle tensor, DType dtype, const char* what) {
   const bool complex = kind_of(dtype) == DTypeKind::complex;
   if (!complex && kind_of(dtype) != DTypeKind::floating) {
@@ -162,11 +163,11 @@ void refuse_lazy(py::handle tensor, DType dtype, const char* what) {
     const auto answer =
         py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor.ptr(), names[i]));
     if (!answer) {
-      PyErr_Clear();  // another library's tensor, which has no such bit
+      PyErr_Clear();  // a tensor of another library without this bit
     } else if (answer.ptr() == Py_True) {
-      throw py::value_error(std::string(what) + ": expected a tensor in its own memory, got one " +
-                            "with a lazy negation or conjugation; call " +
-                            "resolve_neg() or resolve_conj() on it");
+      throw py::value_error(
+          std::string(what) + ": expected a tensor without lazy operations, got one " +
+          "with a lazy negation or conjugation; call " + "resolve_neg() or resolve_conj() on it");
     }
   }
 }
@@ -177,13 +178,14 @@ TensorView put(ScalarRoom& room, DType dtype, T value) {
   return TensorView::contiguous(room.bytes, dtype, Dims{});
 }
 
-// Python's and numpy's numbers: bool, then whole numbers (__index__), then what has __float__.
+// Views a Python or NumPy number: first bool, then integers (__index__), then objects with
+// __float__.
 std::optional<TensorView> view_of_number(py::handle object, ScalarRoom& room) {
   PyObject* number = object.ptr();
   if (PyFloat_Check(number)) {
     return put(room, DType::float64, PyFloat_AS_DOUBLE(number));
   }
-  if (const auto flag = plain_flag(object)) {  // numpy's before 2 have an __index__
+  if (const auto flag = plain_flag(object)) {  // before NumPy 2, its bools have an __index__
     return put(room, DType::boolean, static_cast<std::uint8_t>(*flag));
   }
   if (PyIndex_Check(number)) {
@@ -224,7 +226,7 @@ TensorView borrow(py::handle object, const char* what, ScalarRoom* room, bool wr
     refuse_lazy(object, view.dtype, what);
     return view;
   }
-  if (offer.capsules) {  // a tensor is a number to Python, too
+  if (offer.capsules) {  // before numbers: Python treats tensors as numbers
     const TensorView view = view_of_capsule(object, what);
     refuse_lazy(object, view.dtype, what);
     return view;
@@ -235,7 +237,8 @@ TensorView borrow(py::handle object, const char* what, ScalarRoom* room, bool wr
     }
   }
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
-    // numpy reads the format string; the view outlives this array because the object lives on.
+    // NumPy parses the format string. The view outlives this array, because the caller keeps the
+    // object.
     return view_of_numpy(py::array::ensure(object), what, writable);
   }
   refuse(object, what);
@@ -256,7 +259,8 @@ const TensorView& Borrower::operator()(py::handle object, const char* what) {
   return view_;
 }
 
-// The descriptors of numpy's own types are one object each; another one is looked at anew.
+// Each native dtype of NumPy has a single descriptor object; arrays with other descriptors are
+// viewed again.
 bool Borrower::is_like_array(py::handle object) {
   if (!dtype_ || !py::isinstance<py::array>(object)) {
     return false;
@@ -284,7 +288,7 @@ bool Borrower::is_like_tensor(py::handle object, const char* what) {
   if (!has_form(tensor, view_)) {
     return false;
   }
-  if (!object.is(tensor_)) {  // a tensor does not become lazy, so one that comes again is not
+  if (!object.is(tensor_)) {  // a tensor never becomes lazy later, so the last one is not
     refuse_lazy(object, view_.dtype, what);
     tensor_ = py::reinterpret_borrow<py::object>(object);
   }
@@ -320,16 +324,16 @@ std::optional<double> plain_number(py::handle object) {
 }
 
 std::optional<bool> plain_flag(py::handle object) {
-  // numpy's bools are two objects, too.
-  const auto numpys = [](const char* name) {
+  // As in Python, True and False of NumPy are single objects.
+  const auto numpy_object = [](const char* name) {
     return py::module_::import("numpy").attr(name).cast<py::object>().release().ptr();
   };
-  static PyObject* const numpys_true = numpys("True_");
-  static PyObject* const numpys_false = numpys("False_");
-  if (object.ptr() == Py_True || object.ptr() == numpys_true) {
+  static PyObject* const numpy_true = numpy_object("True_");
+  static PyObject* const numpy_false = numpy_object("False_");
+  if (object.ptr() == Py_True || object.ptr() == numpy_true) {
     return true;
   }
-  if (object.ptr() == Py_False || object.ptr() == numpys_false) {
+  if (object.ptr() == Py_False || object.ptr() == numpy_false) {
     return false;
   }
   return std::nullopt;

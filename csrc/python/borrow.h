@@ -1,7 +1,7 @@
-// What Python passes, seen as TensorViews: arrays, tensors and numbers.
+// TensorViews of Python arguments: arrays, tensors and numbers.
 //
-// A borrowed view is valid while its Python object lives and is not resized: callers keep the
-// object (an argument of the bound function) for the length of the call.
+// A borrowed view is valid while its Python object is alive and not resized. Callers keep the
+// object (an argument of the bound function) during the call.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,23 +16,24 @@ namespace pycollect::python {
 
 namespace py = pybind11;
 
-// Room for a Python number that was turned into a view of rank 0.
+// Memory for a Python number that is viewed with rank 0.
 struct ScalarRoom {
   alignas(16) std::byte bytes[16];
 };
 
-// A view of a numpy array, a torch tensor (DLPack), anything else with the buffer protocol or
-// __dlpack__, or, if room is given, of a Python or numpy number that is put there. Throws
-// TypeError that names `what`. With `writable`, a read-only array is a ValueError.
+// Returns a view of a NumPy array, a torch tensor (DLPack), or any object with the buffer protocol
+// or __dlpack__. If `room` is not null, also accepts a Python or NumPy number, which is stored
+// there. Throws TypeError, which names `what`, for other objects. If `writable`, throws ValueError
+// for a read-only array.
 TensorView borrow(py::handle object, const char* what, ScalarRoom* room = nullptr,
                   bool writable = false);
 
-// borrow() for an argument that comes again and again: where its type and form are those of the
-// array before, only the address is new.
+// borrow() for a repeated argument. If type, shape and strides are the same as the last time, only
+// the address is read again.
 class Borrower {
  public:
   const TensorView& operator()(py::handle object, const char* what);
-  // True if it is a numpy array that differs from the one before in the address alone.
+  // Whether this is a NumPy array that differs from the last one only in its address.
   bool is_like_array(py::handle object);
 
  private:
@@ -40,21 +41,23 @@ class Borrower {
 
   TensorView view_;
   ScalarRoom room_;
-  py::object dtype_;   // of the numpy array before
-  py::object tensor_;  // or the DLPack tensor before
+  py::object dtype_;   // of the last NumPy array
+  py::object tensor_;  // the last DLPack tensor
 };
 
-// A new numpy array of these values; TypeError that names `what` where numpy has no such dtype.
+// Copies the values to a new NumPy array. Throws TypeError, which names `what`, if NumPy lacks the
+// dtype.
 py::object copied_to_numpy(const ConstTensorView& view, const char* what);
 
-// The numpy array of a list or tuple; other objects unchanged.
+// Converts a list or tuple to a NumPy array. Returns other objects unchanged.
 py::object sequence_as_array(py::handle object);
 
-// A number's value, where it takes no view to read: Python's own, and numpy's bools.
+// The value of a number that can be read without a view: a Python float, or a bool of Python or
+// NumPy.
 std::optional<double> plain_number(py::handle object);
 std::optional<bool> plain_flag(py::handle object);
 
-// Views of several, in their order.
+// Views of several objects, in order.
 std::vector<ConstTensorView> borrow_sources(const std::vector<py::object>& objects,
                                             const char* what);
 std::vector<TensorView> borrow_targets(const std::vector<py::object>& objects, const char* what);

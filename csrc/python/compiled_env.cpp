@@ -15,28 +15,29 @@ namespace pycollect::python {
 
 using detail::EnvTable;
 
-// What the object says of its environments.
+// The environments' own description.
 struct CompiledEnv::Description {
   explicit Description(const py::object& owner) {
-    const py::tuple said = owner.attr(detail::kEnvMethod)();
-    const int form = said[0].cast<int>();
+    const py::tuple fields = owner.attr(detail::kEnvMethod)();
+    const int form = fields[0].cast<int>();
     if (form != detail::kEnvForm) {
-      throw std::invalid_argument(
-          "create_env_fn: expected environments compiled with form " +
-          std::to_string(detail::kEnvForm) + " of pycollect/python_env.h (pycollect " +
-          std::string(version()) + "), got form " + std::to_string(form) + " (pycollect " +
-          said[1].cast<std::string>() + "); compile their module against the installed pycollect");
+      throw std::invalid_argument("create_env_fn: expected environments compiled with form " +
+                                  std::to_string(detail::kEnvForm) +
+                                  " of pycollect/python_env.h (pycollect " +
+                                  std::string(version()) + "), got form " + std::to_string(form) +
+                                  " (pycollect " + fields[1].cast<std::string>() +
+                                  "); compile their module against the installed pycollect");
     }
-    const auto capsule = said[2].cast<py::capsule>();
+    const auto capsule = fields[2].cast<py::capsule>();
     table =
         static_cast<const EnvTable*>(PyCapsule_GetPointer(capsule.ptr(), detail::kEnvTableName));
     if (table == nullptr) {
       throw py::error_already_set();
     }
-    envs = said[3].cast<std::int64_t>();
-    seeds = said[4].cast<std::int64_t>();
-    observations = leaves(said[5]);
-    actions = leaves(said[6]);
+    envs = fields[3].cast<std::int64_t>();
+    seeds = fields[4].cast<std::int64_t>();
+    observations = leaves(fields[5]);
+    actions = leaves(fields[6]);
   }
 
   static std::vector<Leaf> leaves(py::handle described) {
@@ -57,10 +58,10 @@ struct CompiledEnv::Description {
 
 namespace {
 
-// They threw: what, their module knows.
+// The environments threw an exception, which their module has stored.
 struct EnvThrew : std::exception {};
 
-// Environments behind their table.
+// Environments that are called through their EnvTable.
 class TableEnvs final : public detail::AnyEnvBatch {
  public:
   TableEnvs(const EnvTable* table, std::int64_t envs, std::vector<Leaf> observations,
@@ -69,7 +70,7 @@ class TableEnvs final : public detail::AnyEnvBatch {
         envs_(envs),
         observations_(std::move(observations)),
         actions_(std::move(actions)),
-        shown_(observations_.size()),
+        observed_(observations_.size()),
         chosen_(actions_.size()) {}
 
   std::int64_t envs() override { return envs_; }
@@ -77,7 +78,7 @@ class TableEnvs final : public detail::AnyEnvBatch {
   std::vector<Leaf> actions() override { return actions_; }
 
   void reset(std::span<const std::uint8_t> mask, std::span<const TensorView> views) override {
-    check(table_->reset(table_->environments, mask.data(), shown(views)));
+    check(table_->reset(table_->environments, mask.data(), addresses(views)));
   }
 
   void step(std::span<const ConstTensorView> actions, std::span<const TensorView> views,
@@ -86,20 +87,20 @@ class TableEnvs final : public detail::AnyEnvBatch {
     for (std::size_t i = 0; i < chosen_.size(); ++i) {
       chosen_[i] = actions[i].data;
     }
-    check(table_->step(table_->environments, chosen_.data(), shown(views), rewards.data(),
+    check(table_->step(table_->environments, chosen_.data(), addresses(views), rewards.data(),
                        terminated.data(), truncated.data()));
   }
 
  private:
-  void* const* shown(std::span<const TensorView> views) {
-    for (std::size_t i = 0; i < shown_.size(); ++i) {
-      shown_[i] = views[i].data;
+  void* const* addresses(std::span<const TensorView> views) {
+    for (std::size_t i = 0; i < observed_.size(); ++i) {
+      observed_[i] = views[i].data;
     }
-    return shown_.data();
+    return observed_.data();
   }
 
-  static void check(int ended_well) {
-    if (ended_well == 0) {
+  static void check(int succeeded) {
+    if (succeeded == 0) {
       throw EnvThrew();
     }
   }
@@ -107,7 +108,7 @@ class TableEnvs final : public detail::AnyEnvBatch {
   const EnvTable* table_;
   std::int64_t envs_;
   std::vector<Leaf> observations_, actions_;
-  std::vector<void*> shown_;
+  std::vector<void*> observed_;
   std::vector<const void*> chosen_;
 };
 
@@ -146,14 +147,15 @@ void CompiledEnv::reset(std::span<const std::uint8_t> mask) {
   released([&] { envs_.reset(mask); });
 }
 
-// Environments read where the action lies, if it lies as they want it.
+// Lets the environments read the action in place if its memory is as they expect, and copies it
+// otherwise.
 void CompiledEnv::take(std::size_t place, const ConstTensorView& action) {
   const TensorView& room = room_[place];
   if (action.dtype == room.dtype && action.shape == room.shape && action.is_contiguous() &&
       action.device == room.device) {
     actions_[place].data = action.data;
   } else {
-    copy(room, action);  // throws where it has another shape, or is not in host memory
+    copy(room, action);  // throws if the shape differs or the memory is not on the host
     actions_[place].data = room.data;
   }
 }
@@ -173,13 +175,15 @@ std::int64_t CompiledEnv::step(Recorder& recorder, const std::vector<std::size_t
                                std::span<const ConstTensorView> outputs,
                                std::span<const ConstTensorView> states) {
   if (given.size() != actions_.size()) {
-    throw std::invalid_argument("given: expected the places of " + std::to_string(actions_.size()) +
-                                " actions, got " + std::to_string(given.size()));
+    throw std::invalid_argument("given: expected the positions of " +
+                                std::to_string(actions_.size()) + " actions, got " +
+                                std::to_string(given.size()));
   }
   for (std::size_t i = 0; i < actions_.size(); ++i) {
     if (given[i] >= outputs.size()) {
-      throw std::invalid_argument("given: expected places of " + std::to_string(outputs.size()) +
-                                  " outputs, got " + std::to_string(given[i]));
+      throw std::invalid_argument("given: expected positions among " +
+                                  std::to_string(outputs.size()) + " outputs, got " +
+                                  std::to_string(given[i]));
     }
     take(i, outputs[given[i]]);
   }

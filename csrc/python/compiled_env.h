@@ -1,4 +1,4 @@
-// CompiledEnv: environments of another extension module, which has them by python_env.h.
+// CompiledEnv: environments of another extension module, which exports them with python_env.h.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,11 +16,12 @@ namespace pycollect::python {
 
 namespace py = pybind11;
 
-// Steps them without the GIL. What they throw is raised as their module translates it.
+// Environments in C++, stepped without the GIL. Their exceptions are raised as their own module
+// translates them.
 class CompiledEnv {
  public:
-  // Of an object with the method that env_table.h describes. Throws ValueError where its module was
-  // compiled against a python_env.h of another form.
+  // `owner` has the method that env_table.h describes. Throws ValueError if its module was compiled
+  // against an incompatible python_env.h.
   explicit CompiledEnv(py::object owner);
 
   const detail::SteppedEnvs& envs() const { return envs_; }
@@ -31,7 +32,8 @@ class CompiledEnv {
   void reset(std::span<const std::uint8_t> mask);
   // Actions [P, *shape] of any strides, in the order of their leaves.
   void step(std::span<const ConstTensorView> actions);
-  // As detail::SteppedEnvs; `given` are the places of the actions among the outputs.
+  // Steps, records and resets as detail::SteppedEnvs does. `given` are the positions of the actions
+  // among the outputs.
   std::int64_t step(Recorder& recorder, const std::vector<std::size_t>& given,
                     std::span<const ConstTensorView> outputs,
                     std::span<const ConstTensorView> states);
@@ -46,7 +48,7 @@ class CompiledEnv {
   py::object owner_;
   detail::SteppedEnvs envs_;
   std::int64_t seeds_;
-  detail::StepArrays room_;  // for actions that do not lie as environments want them
+  detail::StepArrays room_;  // for actions whose memory the environments cannot read
   std::vector<ConstTensorView> actions_;
 };
 

@@ -5,8 +5,8 @@
 
 namespace pycollect::python::dlpack {
 
-// Looked up once per type, as DLPack says one may; the types are kept alive so that an address
-// cannot come to mean another one. Guarded by the GIL.
+// Looks up each type once, as DLPack allows. The types are kept alive so that no other type can get
+// the same address. Guarded by the GIL.
 Offer offer_of(PyTypeObject* type) {
   static std::vector<std::pair<PyTypeObject*, Offer>> known;
   for (const auto& [other, offer] : known) {

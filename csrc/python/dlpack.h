@@ -1,4 +1,4 @@
-// How Python's arrays hand out DLPack tensors: the table of C functions of a type.
+// DLPack exchange with Python arrays: the C function table of a type.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,7 +9,7 @@ namespace pycollect::python::dlpack {
 
 using namespace pycollect::dlpack;
 
-// The table behind type(tensor).__dlpack_c_exchange_api__, capsule "dlpack_exchange_api".
+// The table at type(tensor).__dlpack_c_exchange_api__, in a capsule named "dlpack_exchange_api".
 struct ExchangeApi {
   Version version;
   ExchangeApi* previous;
@@ -20,8 +20,8 @@ struct ExchangeApi {
   void* current_stream;
 };
 
-// What a type hands out tensors by: the table, null where it has none of this version, and
-// __dlpack__, which makes capsules.
+// The ways in which a type exports tensors: the table, or null if it has none of this version, and
+// whether it has __dlpack__, which makes capsules.
 struct Offer {
   const ExchangeApi* api;
   bool capsules;

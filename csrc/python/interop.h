@@ -1,4 +1,5 @@
-// Names, keys and references that cross the border to Python. Arrays: see borrow.h and lend.h.
+// Conversion of names, keys and references between Python and C++. For arrays, see borrow.h and
+// lend.h.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,15 +15,15 @@ namespace pycollect::python {
 
 namespace py = pybind11;
 
-// A reference that may be dropped on any thread, with or without the GIL; what is left when Python
-// ends goes with the process.
+// A reference that any thread may release, with or without the GIL. References that remain when
+// Python finalizes are leaked.
 std::shared_ptr<PyObject> kept(py::object object);
 
-// Tuples of names and keys; throw TypeError for anything else.
+// Converts a key from and to a tuple of names. Throws TypeError for other objects.
 Key key_from(py::handle object);
 py::tuple key_to_python(const Key& key);
 
-// Of a key, a dtype's name and a shape; throws as these do.
+// Makes a leaf of a key, a dtype name and a shape. Throws as their conversions do.
 Leaf leaf_from(py::handle key, const std::string& dtype, const std::vector<std::int64_t>& shape);
 
 }  // namespace pycollect::python

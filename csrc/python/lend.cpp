@@ -8,7 +8,7 @@
 namespace pycollect::python {
 namespace {
 
-// A leaf in the shape that the batch's tensors have.
+// A view of a leaf, with the shape of the batch's tensors.
 TensorView view_of(const Slab& slab, std::size_t index, const Dims& batch_shape) {
   const Placement& placement = slab.placement();
   const Leaf& leaf = placement.layout()[index];
@@ -34,7 +34,7 @@ py::object lend_by_capsule(const std::shared_ptr<Slab>& slab, std::size_t leaf,
                            const Dims& batch_shape) {
   auto* managed = to_dlpack(slab, view_of(*slab, leaf, batch_shape));
   PyObject* capsule = PyCapsule_New(managed, "dltensor", [](PyObject* object) {
-    // A consumer renames the capsule and takes the tensor over; else it is still ours to free.
+    // A consumer renames the capsule and takes ownership of the tensor; otherwise, free it here.
     if (PyCapsule_IsValid(object, "dltensor") != 0) {
       auto* unused = static_cast<dlpack::Managed*>(PyCapsule_GetPointer(object, "dltensor"));
       unused->deleter(unused);

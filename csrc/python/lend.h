@@ -1,4 +1,4 @@
-// Slabs, seen by Python as tensors.
+// Python tensors over slabs.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,8 +11,9 @@ namespace pycollect::python {
 
 namespace py = pybind11;
 
-// One tensor per leaf over a slab, of shape [*batch_shape, *frame]. Each holds the slab. The type
-// is torch.Tensor, passed in because the core does not import torch.
+// Returns one tensor per leaf of the slab, of shape [*batch_shape, *frame]. Each tensor keeps the
+// slab alive. `tensor_type` is torch.Tensor; it is an argument because the core does not import
+// torch.
 py::tuple lend_tensors(const std::shared_ptr<Slab>& slab, const Dims& batch_shape,
                        py::handle tensor_type);
 

@@ -1,4 +1,4 @@
-// The core's messages <-> Python's bytes.
+// Conversion of messages to and from Python bytes.
 #pragma once
 
 #include <pybind11/pybind11.h>

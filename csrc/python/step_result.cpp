@@ -6,7 +6,7 @@
 namespace pycollect::python {
 namespace {
 
-std::string wanted(std::size_t count) {
+std::string expected_values(std::size_t count) {
   return "step: expected " + std::to_string(count) +
          " values (observation, reward, terminated, truncated, info), got ";
 }
@@ -15,11 +15,11 @@ std::string wanted(std::size_t count) {
 
 py::tuple step_result(const py::object& returned, std::size_t expected) {
   if (PySequence_Check(returned.ptr()) == 0) {
-    throw py::type_error(wanted(expected) + Py_TYPE(returned.ptr())->tp_name);
+    throw py::type_error(expected_values(expected) + Py_TYPE(returned.ptr())->tp_name);
   }
-  py::tuple result(returned);  // the same object where it is one
+  py::tuple result(returned);  // the same object if it is already a tuple
   if (result.size() != expected) {
-    throw std::invalid_argument(wanted(expected) + std::to_string(result.size()));
+    throw std::invalid_argument(expected_values(expected) + std::to_string(result.size()));
   }
   return result;
 }

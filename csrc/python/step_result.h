@@ -1,4 +1,4 @@
-// What an environment's step returns.
+// The return value of an environment's step().
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,8 +9,9 @@ namespace pycollect::python {
 
 namespace py = pybind11;
 
-// Its values: an observation, a reward, two flags, and beside them an info where `expected` is 5.
-// Throws std::invalid_argument where they are not as many, py::type_error where it has none.
+// Returns the values as a tuple: an observation, a reward, two flags and, if `expected` is 5, an
+// info. Throws std::invalid_argument if their number differs, and py::type_error if the object is
+// not a sequence.
 py::tuple step_result(const py::object& returned, std::size_t expected);
 
 }  // namespace pycollect::python

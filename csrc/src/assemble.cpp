@@ -22,7 +22,7 @@ void check_row(const Placement& batch, std::int64_t row, const Placement& rollou
                             std::to_string(row));
   }
   if (batch.layout().fingerprint() != rollout.layout().fingerprint()) {
-    throw std::invalid_argument("rollout: expected the batch's layout, got another one");
+    throw std::invalid_argument("rollout: expected the layout of the batch, got a different one");
   }
 }
 
@@ -44,25 +44,25 @@ TensorView steps(TensorView view, std::int64_t begin, std::int64_t end) {
   return view;
 }
 
-// How many steps each row's rollout has, the same for all of its envs.
+// Number of steps in the rollout of each row. Throws if the environments of a row differ.
 std::vector<std::int64_t> common_lengths(std::span<const std::byte> slab, const Placement& batch) {
   std::vector<std::int64_t> ends;
   for (std::int64_t row = 0; row < batch.geometry().workers; ++row) {
     const std::vector<std::int64_t> lengths = read_lengths(slab, batch, row);
     if (std::adjacent_find(lengths.begin(), lengths.end(), std::not_equal_to<>()) !=
         lengths.end()) {
-      throw std::invalid_argument("slab: expected one valid length for all envs of row " +
-                                  std::to_string(row) + ", got several");
+      throw std::invalid_argument("slab: expected equal valid lengths for all envs of row " +
+                                  std::to_string(row) + ", got different ones");
     }
     ends.push_back(lengths.front());
   }
   return ends;
 }
 
-// Whether workers become envs in a row of P' envs and T' steps; false: they follow each other along
-// time. Throws where they do neither, as they lie in memory.
+// Returns true if the workers become environments of one row, false if their rollouts follow each
+// other in time. Throws std::invalid_argument if the memory order allows neither.
 bool become_envs(const Geometry& from, const Geometry& to) {
-  const bool either = from.workers == 1 || from.envs == 1;  // the same bytes in both orders
+  const bool either = from.workers == 1 || from.envs == 1;  // both orders have the same bytes
   if (to.steps == from.steps && to.envs == from.workers * from.envs &&
       (either || from.order == Order::stack)) {
     return true;
@@ -92,7 +92,7 @@ void check_ids(const TensorView& ids) {
   }
 }
 
-// One env's ids, so many bytes apart; they need no alignment.
+// The ids of one environment, at a fixed stride in bytes. They need no alignment.
 class IdRow {
  public:
   IdRow(const TensorView& ids, std::int64_t env)
@@ -100,7 +100,7 @@ class IdRow {
 
   std::int64_t operator[](std::int64_t t) const { return load(t, stride_); }
 
-  // Where the run of the id at t ends.
+  // The end of the run of equal ids that begins at t.
   std::int64_t run_end(std::int64_t t) const {
     const std::int64_t id = (*this)[t];
     do {
@@ -109,12 +109,12 @@ class IdRow {
     return t;
   }
 
-  // Whether each id is the one before or the next number, none of them -1: what a recorder writes
-  // where no cell is uncollected.
+  // Whether no id is -1 and each one equals its predecessor or is one larger. A recorder writes
+  // such ids if all cells are collected.
   bool counts() const { return stride_ == kBytes ? counts_by(kBytes) : counts_by(stride_); }
 
   void add(std::int64_t begin, std::int64_t end, std::int64_t number) const {
-    if (number != 0) {  // it is, where one env is all that there are
+    if (number != 0) {  // always 0 if the run has a single environment
       stride_ == kBytes ? add_by(kBytes, begin, end, number) : add_by(stride_, begin, end, number);
     }
   }
@@ -128,7 +128,7 @@ class IdRow {
     return id;
   }
 
-  // With a known stride and without a branch, these are vectorised.
+  // Compilers vectorize these functions if the stride is known, because they do not branch.
   [[gnu::always_inline]] bool counts_by(std::int64_t stride) const {
     std::uint64_t differences = 0;
     for (std::int64_t t = 1; t < steps_; ++t) {
@@ -150,7 +150,7 @@ class IdRow {
   std::int64_t steps_;
 };
 
-// Steps [begin, end) of an env, whose ids count from `first` to `last`.
+// Steps [begin, end) of an environment. Their ids count from `first` to `last`.
 struct IdRun {
   std::int64_t env;
   std::int64_t begin;
@@ -159,8 +159,8 @@ struct IdRun {
   std::int64_t last;
 };
 
-// What is collected, by env, then by time. Each env's ids, -1 apart, begin at or after its open
-// trajectory's and never fall.
+// The runs of collected cells, by environment, then by time. In each environment, the ids that are
+// not -1 must not decrease, and must not begin below the id of its open trajectory.
 std::vector<IdRun> runs_of(const TensorView& ids, std::span<const std::int64_t> open,
                            std::int64_t worker, TrajectoryIds::Known known) {
   std::vector<IdRun> runs;
@@ -199,9 +199,9 @@ void check_state(const TrajectoryIds::State& state) {
     }
     if (!fits) {
       throw std::invalid_argument(
-          "state: expected as many local as global ids, all >= -1, and global "
-          "ones below " +
-          std::to_string(state.next) + ", got others in worker " + std::to_string(id));
+          "state: expected equally many local and global ids, all >= -1, and global "
+          "ids below " +
+          std::to_string(state.next) + ", got other values in worker " + std::to_string(id));
     }
   }
   if (state.next < 0) {
@@ -221,7 +221,7 @@ RolloutHeader place_rollout(ThreadPool& pool, std::byte* base, const Placement& 
   const std::int64_t valid = placement.geometry().steps;
   const std::int64_t whole = batch.geometry().steps;
   const Stores stores = stores_for(batch.bytes());
-  // Views are of mutable memory; this one is only read.
+  // Views need mutable memory; this one is only read.
   auto* source = const_cast<std::byte*>(rollout.data());
   for (std::size_t leaf = 0; leaf < batch.layout().size(); ++leaf) {
     const TensorView target = batch.rows(base, leaf, row);
@@ -327,7 +327,7 @@ void TrajectoryIds::renumber(std::int64_t worker, const TensorView& ids, Known k
     const auto env = static_cast<std::size_t>(run.env);
     const IdRow row(ids, run.env);
     std::int64_t begin = run.begin, first = run.first;
-    if (first == open.local[env]) {  // goes on
+    if (first == open.local[env]) {  // the open trajectory continues
       begin = run.first == run.last ? run.end : row.run_end(begin);
       row.add(run.begin, begin, open.global[env] - open.local[env]);
       ++first;

@@ -48,7 +48,7 @@ TensorView Batch::view_of(const Key& key, DType dtype) const {
   const TensorView found = view(key);
   if (found.dtype != dtype) {
     throw std::invalid_argument(to_string(key) + ": expected " + std::string(name_of(found.dtype)) +
-                                ", the leaf's type, got " + std::string(name_of(dtype)));
+                                ", the type of the leaf, got " + std::string(name_of(dtype)));
   }
   if (!found.is_contiguous()) {
     throw std::invalid_argument(to_string(key) +

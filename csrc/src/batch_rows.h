@@ -1,5 +1,5 @@
-// What split and multistep share: batches seen as rows of cells, leaves checked and shared out.
-// Not a part of the public headers.
+// Helpers of split and multistep: batches as rows of cells, checks of leaves, and work sharing. Not
+// part of the public headers.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// How far into an array a row lies: `row` counts all batch dimensions but the last as one.
+// Offset of a row in bytes. `row` counts all batch dimensions except the last as one.
 template <typename View>
 std::int64_t row_offset(const View& view, const Dims& batch, std::int64_t row) {
   std::int64_t offset = 0;
@@ -26,12 +26,11 @@ std::int64_t row_offset(const View& view, const Dims& batch, std::int64_t row) {
   return offset;
 }
 
-// The number of rows.
 inline std::int64_t row_count(const Dims& batch) {
   return element_count(batch.from(0).first(static_cast<std::size_t>(batch.size() - 1)));
 }
 
-// The view from dimension `first` on, which stays there as the first.
+// The view without the dimensions before `first`.
 template <typename View>
 View from_dimension(const View& view, int first) {
   return {view.data, view.dtype, Dims(view.shape.from(first)), Dims(view.strides.from(first)),
@@ -46,7 +45,8 @@ void expect_on_host(const char* what, const View& view) {
   }
 }
 
-// Sources and targets: as many of each, every source of the batch's shape.
+// Checks that there are equally many sources and targets, and that the shape of every source begins
+// with the batch's shape.
 inline void check_batch(std::span<const ConstTensorView> sources,
                         std::span<const TensorView> targets, const Dims& batch) {
   if (sources.size() != targets.size()) {
@@ -57,13 +57,13 @@ inline void check_batch(std::span<const ConstTensorView> sources,
     if (sources[i].rank() < batch.size() ||
         !std::equal(batch.begin(), batch.end(), sources[i].shape.begin())) {
       throw std::invalid_argument("source " + std::to_string(i) +
-                                  ": expected a shape that begins " + to_string(batch) + ", got " +
-                                  to_string(sources[i].shape));
+                                  ": expected a shape that begins with " + to_string(batch) +
+                                  ", got " + to_string(sources[i].shape));
     }
   }
 }
 
-// The same, on the host.
+// As check_batch(), and checks that all arrays are in host memory.
 inline void check_leaves(std::span<const ConstTensorView> sources,
                          std::span<const TensorView> targets, const Dims& batch) {
   check_batch(sources, targets, batch);
@@ -81,7 +81,7 @@ inline std::int64_t total_bytes(std::span<const TensorView> views) {
   return bytes;
 }
 
-// The batch's dimensions, then a frame's.
+// The dimensions of the batch, followed by those of a frame.
 inline Dims joined(const Dims& lead, std::span<const std::int64_t> frame) {
   Dims shape = lead;
   for (std::int64_t extent : frame) {
@@ -97,8 +97,8 @@ inline void check_target(std::size_t i, const TensorView& target, const Dims& ex
   }
 }
 
-// Shares the work on several leaves of `frames` frames each between the threads of the pool, in
-// pieces of about as many bytes: calls leaf.write(begin, end) for ranges that together are all
+// Distributes the work on several leaves of `frames` frames each over the threads of the pool, in
+// pieces of about equal size. Calls leaf.write(begin, end) for ranges that together cover all
 // frames of each leaf. A leaf has a positive frame_bytes().
 template <typename Leaf>
 void share_out(ThreadPool& pool, const std::vector<Leaf>& leaves, std::int64_t frames) {
@@ -109,7 +109,7 @@ void share_out(ThreadPool& pool, const std::vector<Leaf>& leaves, std::int64_t f
   }
   const auto work = [&](std::int64_t begin, std::int64_t end) {
     for (std::size_t i = 0; i < leaves.size(); ++i) {
-      // A frame belongs to whoever has its first byte.
+      // A frame belongs to the piece that contains its first byte.
       const std::int64_t bytes = leaves[i].frame_bytes();
       const auto first = [&](std::int64_t byte) {
         return (std::clamp(byte, ends[i], ends[i + 1]) - ends[i] + bytes - 1) / bytes;
@@ -119,7 +119,7 @@ void share_out(ThreadPool& pool, const std::vector<Leaf>& leaves, std::int64_t f
       }
     }
   };
-  // Below this one thread gathers everything: it takes some 200 us.
+  // Below this size, one thread does all the work, which takes about 200 us.
   constexpr std::int64_t kAlone = std::int64_t{1} << 20;
   constexpr std::int64_t kGrain = std::int64_t{256} << 10;
   if (ends.back() < kAlone) {

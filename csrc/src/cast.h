@@ -1,5 +1,4 @@
-// How a value of one numeric type becomes one of another: the rules that copy.h states.
-// Private to the library.
+// Conversion of values between numeric types, by the rules in copy.h. Private to the library.
 #pragma once
 
 #include <bit>
@@ -15,7 +14,7 @@
 
 namespace pycollect::inline PYCOLLECT_ABI::cast {
 
-// Types that the language lacks, as they lie in memory.
+// Memory representation of types that the language lacks.
 struct Bool {
   std::uint8_t byte;
 };
@@ -32,8 +31,8 @@ template <typename T>
 inline constexpr bool is_complex<std::complex<T>> = true;
 
 inline float to_float(Half half) {
-  // The exponent is moved up by adding; infinities and NaN need more of it, and subnormal numbers
-  // are normalised by a subtraction that the machine rounds for us.
+  // An addition raises the exponent. Infinities and NaN need a second one; subnormal numbers are
+  // normalized by a subtraction, which the hardware rounds.
   const std::uint32_t magnitude = static_cast<std::uint32_t>(half.bits & 0x7fffu) << 13;
   const std::uint32_t exponent = magnitude & 0x0f800000u;
   std::uint32_t bits = magnitude + (112u << 23);
@@ -61,7 +60,7 @@ inline Half to_half(float value) {
   if (bits >= 0x47800000u) {  // 65536 and more, infinity, NaN
     half = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
   } else if (bits < 0x38800000u) {
-    // Subnormal: the last place of 0.5f is the last place of the result, so adding it rounds.
+    // Subnormal: 0.5f and the result have the same last place, so the addition rounds.
     half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits) + 0.5f) - 0x3f000000u;
   } else {
     half = (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
@@ -72,13 +71,13 @@ inline Half to_half(float value) {
 inline BFloat to_bfloat(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) {
-    return {static_cast<std::uint16_t>((bits >> 16) | 0x40u)};  // stays a NaN
+    return {static_cast<std::uint16_t>((bits >> 16) | 0x40u)};  // remains a NaN
   }
   return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-// A float that a second rounding, to 16 bits, takes where one rounding of the double would have
-// gone: where the double lies between two floats, the one whose last bit is set.
+// Rounds to a float such that a second rounding, to 16 bits, gives the result of a single rounding
+// of the double: if the double lies between two floats, the one whose last bit is set.
 inline float round_to_odd(double value) {
   const float nearest = static_cast<float>(value);
   const double back = static_cast<double>(nearest);
@@ -90,7 +89,7 @@ inline float round_to_odd(double value) {
   return std::bit_cast<float>((too_far ? bits - 1 : bits) | 1u);
 }
 
-// The same for integers that a double cannot hold: what is lost leaves its mark in the last bit.
+// For integers that a double cannot hold, any lost bit sets the last bit that remains.
 template <std::integral T>
 float round_to_odd(T value) {
   if constexpr (sizeof(T) < 8) {
@@ -122,7 +121,7 @@ D saturate(S value) {
   return value <= low ? std::numeric_limits<D>::min() : D{0};  // else: NaN
 }
 
-// From an arithmetic type.
+// Converts a value of an arithmetic type.
 template <typename D, typename S>
 D narrow(S value) {
   if constexpr (std::is_same_v<D, Bool>) {

@@ -20,14 +20,14 @@
 namespace pycollect::inline PYCOLLECT_ABI::detail {
 namespace {
 
-// What the exception that is being handled says.
+// Text of the exception that is being handled.
 std::string text_of_current() {
   try {
     throw;
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
-    return "an exception that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 
@@ -59,22 +59,23 @@ CollectorOptions checked(const CollectorOptions& options) {
 
 }  // namespace
 
-// Not in the unnamed namespace: members of such types are warned of in a unity build.
+// Not in an unnamed namespace: in a unity build, compilers warn about members of such types.
 
-// What came of an order.
+// Result of an order.
 struct Answer {
   std::shared_ptr<Slab> slab;
   std::vector<Batch::Episode> episodes;
   std::exception_ptr error;
-  bool complete = false;  // neither failed nor stopped
+  bool complete = false;  // false if the rollout failed or was stopped
 };
 
-// A worker as whoever asks it sees it. What changes is guarded by the state's mutex.
-struct Desk {
+// A worker with its pending order and answer. The mutex of the state guards the members that
+// change.
+struct WorkerEntry {
   std::unique_ptr<Worker> worker;
-  std::optional<Order> order;    // taken by the worker's thread
-  std::optional<Answer> answer;  // taken by next()
-  bool asked = false;            // neither idle nor answered
+  std::optional<Order> order;    // the worker's thread takes it
+  std::optional<Answer> answer;  // next() takes it
+  bool asked = false;            // between ask() and taken()
   Ledger ledger;
 };
 
@@ -86,36 +87,36 @@ struct Collection::State {
 
   void make_workers(const MakeEnvironments& make);
   void start_threads();
-  void serve(Desk& desk, std::int64_t w);
-  Answer answer(Desk& desk, Order order) const;
+  void serve(WorkerEntry& entry, std::int64_t w);
+  Answer answer(WorkerEntry& entry, Order order) const;
   void ask(std::int64_t w, std::shared_ptr<Slab> target, std::int64_t row);
-  // The answer of a desk that has one: its episodes, or its error by a throw.
+  // Takes the answer of a worker that has one. Throws its error if the rollout failed.
   Answer taken(std::int64_t w);
   Batch delivered(const std::shared_ptr<Slab>& whole, std::vector<Batch::Episode> ended);
   Batch next_of_all();
   Batch next_of_first();
   void run_first_worker_here(std::unique_lock<std::mutex>& lock);
   void expect_running() const;
-  void lose(Desk& desk);
+  void lose(WorkerEntry& entry);
 
   const CollectorOptions options;
-  std::deque<Desk> desks;
+  std::deque<WorkerEntry> entries;
   std::optional<SlabPool> pool;
   TrajectoryIds ids;
-  std::size_t ids_leaf = 0;  // where they lie in each batch
+  std::size_t ids_leaf = 0;  // index of the ids' leaf in the layout
 
-  std::mutex turn;  // of next() and stop(), held throughout
+  std::mutex turn;  // next() and stop() hold it throughout
   mutable std::mutex mutex;
   std::condition_variable ordered, answered;
   std::atomic<bool> stopping{false};
   std::shared_ptr<const Version> version;
-  std::deque<std::int64_t> answers;  // workers in the order in which they were done
+  std::deque<std::int64_t> answers;  // workers in the order of completion
   std::vector<std::jthread> threads;
 
-  // With Ready::all: the batch that is being collected, and which of its rows are complete.
+  // With Ready::all: the current batch, and flags of its complete rows.
   std::shared_ptr<Slab> slab;
   std::vector<std::uint8_t> complete;
-  std::vector<std::vector<Batch::Episode>> episodes;  // of each row
+  std::vector<std::vector<Batch::Episode>> episodes;  // by row
 };
 
 Collection::Collection(const CollectorOptions& options, const MakeEnvironments& make,
@@ -136,10 +137,10 @@ void Collection::State::make_workers(const MakeEnvironments& make) {
     } catch (...) {
       rethrow_of(w, std::current_exception());
     }
-    Desk& desk = desks.emplace_back();
-    desk.worker =
+    WorkerEntry& entry = entries.emplace_back();
+    entry.worker =
         std::make_unique<Worker>(options, w, std::move(environments), version->policy.outputs);
-    if (desk.worker->layout().fingerprint() != desks.front().worker->layout().fingerprint()) {
+    if (entry.worker->layout().fingerprint() != entries.front().worker->layout().fingerprint()) {
       throw std::invalid_argument(
           "make: expected the same leaves for all workers, but those of worker " +
           std::to_string(w) + " differ from those of worker 0");
@@ -147,20 +148,21 @@ void Collection::State::make_workers(const MakeEnvironments& make) {
   }
   const std::int64_t rows = is_sync() ? options.workers : 1;
   const std::int64_t kept = is_sync() ? 2 : options.workers + 1;
-  const Layout& layout = desks.front().worker->layout();
+  const Layout& layout = entries.front().worker->layout();
   pool.emplace(Placement(layout, {rows, options.envs, options.steps}), kept, false);
   ids_leaf = static_cast<std::size_t>(layout.find("collector.traj_ids"));
-  complete.resize(desks.size());
-  episodes.resize(desks.size());
+  complete.resize(entries.size());
+  episodes.resize(entries.size());
 }
 
-// With Ready::all the thread in next() waits for the others anyway: it is worker 0's.
+// With Ready::all, the thread that calls next() waits for the other workers anyway, so it runs
+// worker 0.
 void Collection::State::start_threads() {
   try {
-    for (std::size_t w = is_sync() ? 1 : 0; w < desks.size(); ++w) {
-      threads.emplace_back([this, w] { serve(desks[w], static_cast<std::int64_t>(w)); });
+    for (std::size_t w = is_sync() ? 1 : 0; w < entries.size(); ++w) {
+      threads.emplace_back([this, w] { serve(entries[w], static_cast<std::int64_t>(w)); });
     }
-  } catch (...) {  // the system gives no more threads; those that there are wait to be asked
+  } catch (...) {  // out of threads: end those that have started
     const std::lock_guard lock(mutex);
     stopping = true;
     ordered.notify_all();
@@ -168,28 +170,28 @@ void Collection::State::start_threads() {
   }
 }
 
-void Collection::State::serve(Desk& desk, std::int64_t w) {
+void Collection::State::serve(WorkerEntry& entry, std::int64_t w) {
   std::unique_lock lock(mutex);
   for (;;) {
-    ordered.wait(lock, [&] { return stopping || desk.order; });
+    ordered.wait(lock, [&] { return stopping || entry.order; });
     if (stopping) {
       return;
     }
-    Order order = *std::exchange(desk.order, std::nullopt);
+    Order order = *std::exchange(entry.order, std::nullopt);
     lock.unlock();
-    Answer result = answer(desk, std::move(order));
+    Answer result = answer(entry, std::move(order));
     lock.lock();
-    desk.answer = std::move(result);
+    entry.answer = std::move(result);
     answers.push_back(w);
     answered.notify_all();
   }
 }
 
-Answer Collection::State::answer(Desk& desk, Order order) const {
+Answer Collection::State::answer(WorkerEntry& entry, Order order) const {
   Answer result;
   result.slab = order.slab;
   try {
-    if (auto ended = desk.worker->collect(std::move(order), stopping)) {
+    if (auto ended = entry.worker->collect(std::move(order), stopping)) {
       result.episodes = std::move(*ended);
       result.complete = true;
     }
@@ -199,26 +201,26 @@ Answer Collection::State::answer(Desk& desk, Order order) const {
   return result;
 }
 
-// Under the mutex.
+// Requires the mutex.
 void Collection::State::ask(std::int64_t w, std::shared_ptr<Slab> target, std::int64_t row) {
-  Desk& desk = desks[static_cast<std::size_t>(w)];
-  desk.order = Order{std::move(target), row, version};
-  desk.asked = true;
-  desk.ledger.issued += frames();
-  desk.ledger.in_flight += frames();
+  WorkerEntry& entry = entries[static_cast<std::size_t>(w)];
+  entry.order = Order{std::move(target), row, version};
+  entry.asked = true;
+  entry.ledger.issued += frames();
+  entry.ledger.in_flight += frames();
 }
 
-void Collection::State::lose(Desk& desk) {
-  desk.ledger.lost += desk.ledger.in_flight;
-  desk.ledger.in_flight = 0;
+void Collection::State::lose(WorkerEntry& entry) {
+  entry.ledger.lost += entry.ledger.in_flight;
+  entry.ledger.in_flight = 0;
 }
 
 Answer Collection::State::taken(std::int64_t w) {
-  Desk& desk = desks[static_cast<std::size_t>(w)];
-  Answer answer = *std::exchange(desk.answer, std::nullopt);
-  desk.asked = false;
+  WorkerEntry& entry = entries[static_cast<std::size_t>(w)];
+  Answer answer = *std::exchange(entry.answer, std::nullopt);
+  entry.asked = false;
   if (!answer.complete) {
-    lose(desk);
+    lose(entry);
   }
   if (answer.error) {
     rethrow_of(w, answer.error);
@@ -245,19 +247,19 @@ Batch Collection::State::next_of_all() {
     slab = pool->acquire();
     std::fill(complete.begin(), complete.end(), std::uint8_t{0});
   }
-  for (std::size_t w = 0; w < desks.size(); ++w) {
-    if (complete[w] == 0 && !desks[w].asked) {
+  for (std::size_t w = 0; w < entries.size(); ++w) {
+    if (complete[w] == 0 && !entries[w].asked) {
       ask(static_cast<std::int64_t>(w), slab, static_cast<std::int64_t>(w));
     }
   }
   ordered.notify_all();
   run_first_worker_here(lock);
-  // For all of them, also where one has failed: between calls nobody collects.
+  // Wait for all workers, even if one has failed: none may collect between calls.
   answered.wait(lock, [&] {
-    return stopping || std::all_of(desks.begin(), desks.end(),
-                                   [](const Desk& d) { return !d.asked || d.answer; });
+    return stopping || std::all_of(entries.begin(), entries.end(),
+                                   [](const WorkerEntry& s) { return !s.asked || s.answer; });
   });
-  for (std::size_t w = 0; w < desks.size(); ++w) {
+  for (std::size_t w = 0; w < entries.size(); ++w) {
     if (complete[w] == 0) {
       expect_running();
       episodes[w] = taken(static_cast<std::int64_t>(w)).episodes;
@@ -274,20 +276,20 @@ Batch Collection::State::next_of_all() {
 }
 
 void Collection::State::run_first_worker_here(std::unique_lock<std::mutex>& lock) {
-  Desk& desk = desks.front();
-  if (desk.order) {
-    Order order = *std::exchange(desk.order, std::nullopt);
+  WorkerEntry& entry = entries.front();
+  if (entry.order) {
+    Order order = *std::exchange(entry.order, std::nullopt);
     lock.unlock();
-    Answer result = answer(desk, std::move(order));
+    Answer result = answer(entry, std::move(order));
     lock.lock();
-    desk.answer = std::move(result);
+    entry.answer = std::move(result);
   }
 }
 
 Batch Collection::State::next_of_first() {
   std::unique_lock lock(mutex);
-  for (std::size_t w = 0; w < desks.size(); ++w) {
-    if (!desks[w].asked) {
+  for (std::size_t w = 0; w < entries.size(); ++w) {
+    if (!entries[w].asked) {
       ask(static_cast<std::int64_t>(w), pool->acquire(), 0);
     }
   }
@@ -302,14 +304,15 @@ Batch Collection::State::next_of_first() {
   return delivered(done.slab, std::move(done.episodes));
 }
 
-// Under the mutex: ids become those of the whole run, and the ledger counts the batch.
+// Makes the trajectory ids unique over the whole run, and counts the batch in the ledger. Requires
+// the mutex.
 Batch Collection::State::delivered(const std::shared_ptr<Slab>& whole,
                                    std::vector<Batch::Episode> ended) {
   Batch batch(whole, std::move(ended));
   for (std::int64_t row = 0; row < batch.geometry().workers; ++row) {
     const std::int64_t w = batch.header(row).worker;
     ids.renumber(w, whole->rows(ids_leaf, row), TrajectoryIds::Known::counting);
-    Ledger& ledger = desks[static_cast<std::size_t>(w)].ledger;
+    Ledger& ledger = entries[static_cast<std::size_t>(w)].ledger;
     ledger.delivered += frames();
     ledger.in_flight -= frames();
   }
@@ -319,7 +322,8 @@ Batch Collection::State::delivered(const std::shared_ptr<Slab>& whole,
 void Collection::set_policy(AnyPolicy policy) {
   const std::lock_guard lock(state_->mutex);
   if (policy.outputs != state_->version->policy.outputs) {
-    throw std::invalid_argument("policy: expected the outputs of the previous policy, got others");
+    throw std::invalid_argument(
+        "policy: expected the same outputs as the previous policy, got different ones");
   }
   const std::int64_t number = state_->version->number + 1;
   state_->version = std::make_shared<const Version>(Version{number, std::move(policy)});
@@ -331,17 +335,17 @@ Ledger Collection::ledger(std::int64_t worker) const {
     throw std::out_of_range("worker: expected 0 to " + std::to_string(state_->options.workers - 1) +
                             ", got " + std::to_string(worker));
   }
-  return state_->desks[static_cast<std::size_t>(worker)].ledger;
+  return state_->entries[static_cast<std::size_t>(worker)].ledger;
 }
 
 Ledger Collection::ledger() const {
   const std::lock_guard lock(state_->mutex);
   Ledger sum;
-  for (const Desk& desk : state_->desks) {
-    sum.issued += desk.ledger.issued;
-    sum.delivered += desk.ledger.delivered;
-    sum.in_flight += desk.ledger.in_flight;
-    sum.lost += desk.ledger.lost;
+  for (const WorkerEntry& entry : state_->entries) {
+    sum.issued += entry.ledger.issued;
+    sum.delivered += entry.ledger.delivered;
+    sum.in_flight += entry.ledger.in_flight;
+    sum.lost += entry.ledger.lost;
   }
   return sum;
 }
@@ -354,16 +358,16 @@ void Collection::stop() {
     state_->answered.notify_all();
   }
   const std::lock_guard turn(state_->turn);
-  state_->threads.clear();  // joins them
+  state_->threads.clear();  // joins the threads
   const std::lock_guard lock(state_->mutex);
-  for (Desk& desk : state_->desks) {
-    desk.answer.reset();
-    desk.order.reset();
-    state_->lose(desk);
+  for (WorkerEntry& entry : state_->entries) {
+    entry.answer.reset();
+    entry.order.reset();
+    state_->lose(entry);
   }
   state_->slab.reset();
 }
 
-const Layout& Collection::layout() const { return state_->desks.front().worker->layout(); }
+const Layout& Collection::layout() const { return state_->entries.front().worker->layout(); }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI::detail

@@ -13,7 +13,7 @@ std::vector<Leaf> joined(std::vector<Leaf> leaves, const std::vector<Leaf>& more
   return leaves;
 }
 
-// A seed for each copy of a policy (splitmix64).
+// Derives a seed for each copy of a policy (splitmix64).
 std::uint64_t mixed(std::uint64_t seed, std::int64_t worker, std::int64_t version) {
   std::uint64_t x = seed + 0x9e3779b97f4a7c15ULL * (static_cast<std::uint64_t>(worker) + 1) +
                     0xd1b54a32d192ed03ULL * static_cast<std::uint64_t>(version);
@@ -36,7 +36,7 @@ Worker::Worker(const CollectorOptions& options, std::int64_t index,
       actions_(environments_.action_leaves().size()) {
   if (environments_.envs() != options.envs) {
     throw std::invalid_argument("envs: expected " + std::to_string(options.envs) +
-                                " environments of each worker, got " +
+                                " environments per worker, got " +
                                 std::to_string(environments_.envs()));
   }
   const std::span<const TensorView> observed = environments_.observations();

@@ -1,4 +1,5 @@
-// Worker: environments, a policy and a Recorder, and the loop over them. One thread at a time.
+// Worker: the environments, policy and Recorder of one worker, and its collection loop. Used by one
+// thread at a time.
 #pragma once
 
 #include <atomic>
@@ -18,13 +19,13 @@
 
 namespace pycollect::inline PYCOLLECT_ABI::detail {
 
-// A policy as it was given, which each worker makes its own of.
+// A numbered policy. Each worker makes its own copy of it.
 struct Version {
   std::int64_t number;
   AnyPolicy policy;
 };
 
-// What a worker is asked for.
+// A request for one rollout.
 struct Order {
   std::shared_ptr<Slab> slab;
   std::int64_t row;
@@ -33,15 +34,15 @@ struct Order {
 
 class Worker {
  public:
-  // Throws std::invalid_argument where the environments are not as many as the options say.
+  // Throws std::invalid_argument if the number of environments differs from the options.
   Worker(const CollectorOptions& options, std::int64_t index,
          std::unique_ptr<AnyEnvBatch> environments, const std::vector<Leaf>& outputs);
 
   const Layout& layout() const { return layout_; }
 
-  // Records a rollout into the order's row and returns the episodes that ended in it; nothing where
-  // `stopping` became true before its end. Whatever throws or stops it, the rollout is given up and
-  // the next one begins with environments that were reset.
+  // Records a rollout into the order's row and returns the episodes that ended in it. Returns
+  // nothing if `stopping` became true first. If the rollout throws or stops, it is abandoned, and
+  // the next one begins with a reset of all environments.
   std::optional<std::vector<Batch::Episode>> collect(Order order,
                                                      const std::atomic<bool>& stopping);
 
@@ -53,14 +54,14 @@ class Worker {
   std::int64_t index_;
   SteppedEnvs environments_;
   Layout layout_;
-  StepArrays outputs_;                   // of the policy: actions first
-  std::vector<ConstTensorView> chosen_;  // the same, as who reads them has them
-  std::size_t actions_;                  // how many of them are actions
+  StepArrays outputs_;                   // the policy's outputs, actions first
+  std::vector<ConstTensorView> chosen_;  // read-only views of them
+  std::size_t actions_;                  // number of actions among the outputs
   std::unique_ptr<Recorder> recorder_;
   std::shared_ptr<const Version> version_;
   Roll roll_;
   std::int64_t sequence_ = 0;
-  bool running_ = false;  // environments stand where the last rollout ended
+  bool running_ = false;  // the environments can continue after the last rollout
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI::detail

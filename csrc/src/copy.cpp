@@ -23,7 +23,7 @@ namespace {
 using RunKernel = void (*)(std::byte*, std::int64_t, const std::byte*, std::int64_t, std::int64_t,
                            std::int64_t);
 
-// Below this one thread does not even look for help: a copy of 1 MB takes about 100 us.
+// Below this size, one thread copies alone: a copy of 1 MB takes about 100 us.
 constexpr std::int64_t kParallelBytes = std::int64_t{1} << 20;
 constexpr std::int64_t kGrainBytes = std::int64_t{256} << 10;
 
@@ -33,7 +33,7 @@ using Types = std::tuple<cast::Bool, std::uint8_t, std::int8_t, std::int16_t, st
                          cast::BFloat, float, double, std::complex<float>, std::complex<double>>;
 constexpr std::size_t kTypes = std::tuple_size_v<Types>;
 
-// memcpy, because elements need not be aligned; compilers make a plain load or store of it.
+// Elements may be unaligned, hence memcpy; compilers turn it into a plain load or store.
 template <typename T>
 T load(const std::byte* address) {
   T value;
@@ -50,7 +50,7 @@ void cast_one(std::byte* dst, const std::byte* src) {
 template <typename D, typename S>
 void cast_run(std::byte* dst, std::int64_t dst_step, const std::byte* src, std::int64_t src_step,
               std::int64_t n, std::int64_t) {
-  if (dst_step == sizeof(D) && src_step == sizeof(S)) {  // with known steps it is vectorised
+  if (dst_step == sizeof(D) && src_step == sizeof(S)) {  // vectorized: the steps are constants
     for (std::int64_t i = 0; i < n; ++i) {
       cast_one<D, S>(dst + i * static_cast<std::int64_t>(sizeof(D)),
                      src + i * static_cast<std::int64_t>(sizeof(S)));
@@ -74,11 +74,11 @@ RunKernel cast_kernel(DType dst, DType src) {
   return table[static_cast<std::size_t>(dst) * kTypes + static_cast<std::size_t>(src)];
 }
 
-// Below this a piece is not worth non-temporal stores, wherever it goes.
+// Smaller pieces gain nothing from non-temporal stores.
 constexpr std::size_t kStreamBytes = 4096;
 
-// Bytes that lie together on both sides. The lines of the target that a streamed piece shares with
-// others, at its two ends, are written through the caches.
+// Copies bytes that are contiguous on both sides. Streamed stores write whole cache lines; the
+// incomplete lines at both ends are written through the caches.
 template <Stores stores>
 void copy_bytes(std::byte* dst, const std::byte* src, std::size_t bytes) {
   if (stores == Stores::cached || bytes < kStreamBytes) {
@@ -92,7 +92,7 @@ void copy_bytes(std::byte* dst, const std::byte* src, std::size_t bytes) {
   copy_frame(dst + head + body, src + head + body, bytes - head - body);
 }
 
-// Blocks of a size that the compiler knows, for small frames: no call to memcpy.
+// For small frames, blocks of a size known at compile time: they need no call of memcpy.
 template <std::size_t Bytes, Stores stores>
 void copy_small_blocks(std::byte* dst, std::int64_t dst_step, const std::byte* src,
                        std::int64_t src_step, std::int64_t n, std::int64_t) {
@@ -141,15 +141,15 @@ RunKernel block_kernel(std::int64_t block) {
 void check(const TensorView& dst, const ConstTensorView& src) {
   if (!(dst.shape == src.shape)) {
     throw std::invalid_argument("copy: expected a source of shape " + to_string(dst.shape) +
-                                ", as the target's, got " + to_string(src.shape));
+                                ", the target's shape, got " + to_string(src.shape));
   }
   if (dst.device.kind != DeviceKind::cpu || src.device.kind != DeviceKind::cpu) {
     throw std::invalid_argument("copy: expected arrays in host memory, got one on a device");
   }
 }
 
-// The dimension along which a copy is shared out: the outermost one in the target's memory that
-// is long enough, else the longest.
+// The dimension along which threads divide a copy: the outermost one in the target's memory that is
+// long enough, otherwise the longest.
 int widest(const TensorView& dst, std::int64_t wanted) {
   int best = 0;
   for (int i = 1; i < dst.rank(); ++i) {
@@ -202,8 +202,7 @@ void stream_frame(std::byte* dst, const std::byte* src, std::size_t bytes) {
 void stream_fence() {}
 #endif
 
-// What the system reports is not trusted further than 16 MB: a virtual machine may name the caches
-// of the whole machine.
+// Capped at 16 MB because a virtual machine may report the caches of its whole host.
 Stores stores_for(std::int64_t bytes) {
   constexpr std::int64_t kMost = std::int64_t{16} << 20;
 #ifdef _SC_LEVEL3_CACHE_SIZE
@@ -245,8 +244,8 @@ RunCopy::RunCopy(const TensorView& dst, const ConstTensorView& src, int first, S
                                    : block_kernel<Stores::cached>(block_);
 }
 
-// In the order of the target's memory, whatever the order of the dimensions; those that lie equally
-// far apart stay as they are. By insertion: they are a few, and std::stable_sort allocates.
+// Sorts the axes by their stride in the target; axes of equal stride keep their order. Uses
+// insertion because there are few axes and std::stable_sort allocates.
 void RunCopy::sort_axes() {
   for (int i = 2; i < rank_; ++i) {
     const auto at = axes_.begin() + i;
@@ -257,7 +256,7 @@ void RunCopy::sort_axes() {
   }
 }
 
-// Two loops that are one on both sides become one.
+// Merges two loops into one if they are contiguous on both sides.
 void RunCopy::merge_axes() {
   for (int i = rank_ - 1; i > 0; --i) {
     Axis& outer = axes_[static_cast<std::size_t>(i - 1)];
@@ -270,7 +269,7 @@ void RunCopy::merge_axes() {
   }
 }
 
-// Elements of a frame that lie together on both sides are copied as one block.
+// Copies elements of a frame that are contiguous on both sides as one block.
 void RunCopy::absorb_block(bool same_type, std::int64_t item) {
   block_ = item;
   const Axis& last = axes_[static_cast<std::size_t>(rank_ - 1)];

@@ -15,20 +15,20 @@
 namespace pycollect::inline PYCOLLECT_ABI::cuda {
 namespace {
 
-// What was found when it was first looked for. The library is never closed.
+// Result of the first attempt to load the driver. The library is never closed.
 struct Loaded {
   Driver driver;
-  bool complete = false;  // all entry points are there
+  bool complete = false;  // all entry points were found
   int devices = 0;
   std::string why_not;
-  pid_t process = getpid();  // the driver is of no use to children that this one forks
+  pid_t process = getpid();  // forked children cannot use the driver
 
   Loaded();
   void open();
 };
 
 const Loaded& loaded() {
-  // Never destroyed: what is static elsewhere may still hold memory of the driver's at the end.
+  // Never destroyed: static objects elsewhere may still hold the driver's memory at exit.
   static const Loaded& found = *new Loaded;
   return found;
 }
@@ -83,8 +83,8 @@ void Loaded::open() {
   complete = why_not.empty();
 }
 
-// Throws Error where there is none: in a child of a fork, too, so that nothing that it has
-// inherited is given up there.
+// Throws Error if CUDA is not available. This includes forked children, so that they release
+// nothing that they inherited.
 const Driver& driver() {
   if (const std::string reason = why_not(); !reason.empty()) {
     throw Error("CUDA is not available: " + reason);
@@ -92,7 +92,7 @@ const Driver& driver() {
   return loaded().driver;
 }
 
-Error failed_to_take(const char* call, std::int64_t bytes, Result result) {
+Error allocation_failed(const char* call, std::int64_t bytes, Result result) {
   return failed(std::string(call) + " of " + std::to_string(bytes) + " bytes", result);
 }
 
@@ -173,13 +173,13 @@ void Context::copy_to_device(DevicePointer target, const std::byte* source, std:
 
 namespace {
 
-// For destructors: has something given up with the context current, and ignores that it fails.
-template <typename GiveUp>
-void clean_up(const Context& context, const GiveUp& give_up) {
+// For destructors: runs `release` with the context current, and ignores its errors.
+template <typename Release>
+void clean_up(const Context& context, const Release& release) {
   try {
     const Context::Current current(context);
-    give_up(driver());
-  } catch (const Error&) {  // the context is gone, and with it all that it had
+    release(driver());
+  } catch (const Error&) {  // the context and everything in it are gone
   }
 }
 
@@ -275,15 +275,15 @@ std::shared_ptr<Memory> host_memory(int device, std::int64_t bytes) {
   const Result result =
       driver().allocate_host.attempt(&data, static_cast<std::size_t>(bytes), kHostPortable);
   if (result != kSuccess) {
-    throw failed_to_take("cuMemHostAlloc", bytes, result);
+    throw allocation_failed("cuMemHostAlloc", bytes, result);
   }
-  const auto give_up = [context](std::byte* memory) {
+  const auto release = [context](std::byte* memory) {
     clean_up(*context, [memory](const Driver& d) { d.free_host.attempt(memory); });
   };
   try {
-    return std::make_shared<Memory>(static_cast<std::byte*>(data), bytes, give_up);
+    return std::make_shared<Memory>(static_cast<std::byte*>(data), bytes, release);
   } catch (...) {
-    give_up(static_cast<std::byte*>(data));
+    release(static_cast<std::byte*>(data));
     throw;
   }
 }
@@ -294,7 +294,7 @@ Registration::Registration(std::shared_ptr<const Memory> memory, int device)
   const Result result = driver().register_host.attempt(
       memory_->data(), static_cast<std::size_t>(memory_->bytes()), kHostPortable);
   if (result != kSuccess) {
-    throw failed_to_take("cuMemHostRegister", memory_->bytes(), result);
+    throw allocation_failed("cuMemHostRegister", memory_->bytes(), result);
   }
 }
 
@@ -310,7 +310,7 @@ DeviceMemory::DeviceMemory(int device, std::int64_t bytes)
   const Context::Current current(*context_);
   const Result result = driver().allocate.attempt(&address_, static_cast<std::size_t>(bytes));
   if (result != kSuccess) {
-    throw failed_to_take("cuMemAlloc", bytes, result);
+    throw allocation_failed("cuMemAlloc", bytes, result);
   }
 }
 

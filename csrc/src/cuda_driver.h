@@ -1,6 +1,6 @@
-// The entry points of CUDA's driver that are used, and their types, written out so that no CUDA
-// header is needed; where there is one, test_cuda_abi.cpp compares. Not a part of the public
-// headers.
+// The entry points of the CUDA driver that pycollect uses, and their types, declared here so that
+// no CUDA header is needed. If CUDA's headers are installed, test_cuda_abi.cpp compares them. Not
+// part of the public headers.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,7 @@ namespace pycollect::inline PYCOLLECT_ABI::cuda {
 
 using Result = int;
 using DeviceHandle = int;
-using Handle =
-    void*;  // CUcontext, CUstream, CUevent, CUmodule, CUfunction: pointers to the unknown
+using Handle = void*;  // CUcontext, CUstream, CUevent, CUmodule, CUfunction: opaque pointers
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kNotReady = 600;
@@ -22,7 +21,7 @@ inline constexpr Result kNotReady = 600;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventBlockingSync = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
-inline constexpr unsigned kHostPortable = 1;  // pinned for every context; the same for both calls
+inline constexpr unsigned kHostPortable = 1;  // pinned for every context; both calls use this value
 inline constexpr int kCaptureRelaxed = 2;     // CU_STREAM_CAPTURE_MODE_RELAXED
 inline constexpr int kJitErrorLogBuffer = 5;
 inline constexpr int kJitErrorLogBufferBytes = 6;
@@ -30,13 +29,13 @@ inline constexpr int kJitErrorLogBufferBytes = 6;
 // "<call>: <name> (<number>): <text>".
 Error failed(const std::string& call, Result result);
 
-// One entry point, by the symbol that is looked up.
+// One entry point, found by its symbol.
 //
-// Symbols carry the version of the ABI that is declared here: libcuda exports cuMemAlloc as it was
-// in CUDA 3 (32-bit sizes) beside cuMemAlloc_v2, which is what cuda.h means by cuMemAlloc, and
-// keeps all of them. dlsym of the full name thus gives one known ABI in every driver;
-// cuGetProcAddress, which picks a version by number, would only be needed for what is newer than
-// CUDA 11.0.
+// The symbols carry the version of the ABI that is declared here. For example, libcuda exports two
+// versions of cuMemAlloc: that of CUDA 3, with 32-bit sizes, and cuMemAlloc_v2, to which cuda.h
+// maps the name cuMemAlloc. libcuda keeps old versions, so dlsym of the full name gives the same
+// ABI with every driver. cuGetProcAddress, which selects a version by number, would only be needed
+// for functions newer than CUDA 11.0.
 template <typename... Args>
 class Call {
  public:
@@ -94,7 +93,7 @@ struct Driver {
        void**>
       launch{"cuLaunchKernel"};
 
-  // Calls visit(call) for each.
+  // Calls visit(call) for each entry point.
   template <typename Visit>
   void for_each(const Visit& visit) {
     visit(init), visit(error_name), visit(error_string), visit(device_count), visit(device);

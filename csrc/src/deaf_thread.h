@@ -1,4 +1,4 @@
-// A thread that gets no signals: these are for the process's own threads.
+// Threads that receive no signals, which are meant for the threads of the program.
 #pragma once
 
 #include <signal.h>
@@ -10,7 +10,8 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// Blocks all signals in this thread, as long as it lives; threads that start meanwhile keep it so.
+// Blocks all signals in this thread during its lifetime. Threads that start meanwhile inherit the
+// blocked signals and keep them blocked.
 class AllSignalsBlocked {
  public:
   AllSignalsBlocked() {
@@ -26,7 +27,8 @@ class AllSignalsBlocked {
   sigset_t before_;
 };
 
-// Nobody waits for it. Throws std::system_error where no thread can start.
+// Starts a detached thread that receives no signals. Throws std::system_error if no thread can be
+// started.
 template <typename Body>
 void start_deaf_thread(Body body) {
   const AllSignalsBlocked blocked;

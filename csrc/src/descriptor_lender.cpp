@@ -23,8 +23,8 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
-constexpr timeval kServerPatience{1, 0};  // with one who has connected and does not ask
-constexpr timeval kClientPatience{10, 0};
+constexpr timeval kServerTimeout{1, 0};  // for clients that connect but send no request
+constexpr timeval kClientTimeout{10, 0};
 constexpr useconds_t kRetryMicroseconds = 10000;
 
 struct Request {
@@ -32,15 +32,15 @@ struct Request {
   std::uint64_t inode;
 };
 
-// Under which a process is found. Process ids mean something in one namespace only, while several
-// of these may share their sockets.
+// Socket address of a process. It includes the pid namespace because process ids are unique only in
+// one namespace, and several namespaces may share their sockets.
 std::pair<sockaddr_un, socklen_t> name_of(std::int64_t pid) {
   struct stat space{};
-  stat("/proc/self/ns/pid", &space);  // 0 where there is no /proc
+  stat("/proc/self/ns/pid", &space);  // st_ino remains 0 without /proc
   const std::string name = "pycollect-" + std::to_string(space.st_ino) + "-" + std::to_string(pid);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::copy(name.begin(), name.end(), address.sun_path + 1);  // it begins with a zero: no file
+  std::copy(name.begin(), name.end(), address.sun_path + 1);  // a leading zero: an abstract name
   return {address, offsetof(sockaddr_un, sun_path) + 1 + static_cast<socklen_t>(name.size())};
 }
 
@@ -52,9 +52,9 @@ File unix_socket() {
   return file;
 }
 
-void set_patience(const File& socket, const timeval& patience) {
-  setsockopt(socket.fd(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  setsockopt(socket.fd(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+void set_timeout(const File& socket, const timeval& timeout) {
+  setsockopt(socket.fd(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+  setsockopt(socket.fd(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
 }
 
 ucred peer_of(const File& socket) {
@@ -64,42 +64,42 @@ ucred peer_of(const File& socket) {
   return peer;
 }
 
-// A message of one byte with room for one descriptor beside it.
-struct Parcel {
-  Parcel() {
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
+// A message of one byte, with space for one descriptor.
+struct DescriptorMessage {
+  DescriptorMessage() {
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
   }
-  Parcel(const Parcel&) = delete;
-  Parcel& operator=(const Parcel&) = delete;
+  DescriptorMessage(const DescriptorMessage&) = delete;
+  DescriptorMessage& operator=(const DescriptorMessage&) = delete;
 
-  cmsghdr* make_room() {
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    return CMSG_FIRSTHDR(&message);
+  cmsghdr* add_control() {
+    header.msg_control = control;
+    header.msg_controllen = sizeof(control);
+    return CMSG_FIRSTHDR(&header);
   }
 
   char byte = 0;
   iovec part{&byte, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))]{};
-  msghdr message{};
+  msghdr header{};
 };
 
 void send_descriptor(const File& socket, int fd) {
-  Parcel parcel;
-  cmsghdr* header = parcel.make_room();
+  DescriptorMessage message;
+  cmsghdr* header = message.add_control();
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(fd));
   std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  sendmsg(socket.fd(), &parcel.message, MSG_NOSIGNAL);
+  sendmsg(socket.fd(), &message.header, MSG_NOSIGNAL);
 }
 
 int receive_descriptor(const File& socket) {
-  Parcel parcel;
-  parcel.make_room();
-  const ssize_t count = recvmsg(socket.fd(), &parcel.message, MSG_CMSG_CLOEXEC);
-  const cmsghdr* header = count > 0 ? CMSG_FIRSTHDR(&parcel.message) : nullptr;
+  DescriptorMessage message;
+  message.add_control();
+  const ssize_t count = recvmsg(socket.fd(), &message.header, MSG_CMSG_CLOEXEC);
+  const cmsghdr* header = count > 0 ? CMSG_FIRSTHDR(&message.header) : nullptr;
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS) {
     return -1;
   }
@@ -148,7 +148,7 @@ class Lender {
       const File client(accept4(listening_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
       if (client.fd() >= 0) {
         answer(client);
-      } else {  // no descriptor is free, for one
+      } else {  // for example, no descriptor is free
         usleep(kRetryMicroseconds);
       }
     }
@@ -159,12 +159,12 @@ class Lender {
     if (user != geteuid() && user != 0) {
       return;
     }
-    set_patience(client, kServerPatience);
+    set_timeout(client, kServerTimeout);
     Request request{};
     if (recv(client.fd(), &request, sizeof(request), 0) != sizeof(request)) {
       return;
     }
-    std::lock_guard lock(mutex_);  // it is not closed meanwhile
+    std::lock_guard lock(mutex_);  // keeps the descriptor open until it is sent
     const auto found = lent_.find(static_cast<int>(request.fd));
     if (found != lent_.end() && found->second == request.inode) {
       send_descriptor(client, found->first);
@@ -177,14 +177,14 @@ class Lender {
   std::string why_not_;
 };
 
-// This process's, which its thread uses until the very end: never deleted.
+// The lender of this process. Never deleted: its thread uses it until the process ends.
 std::atomic<Lender*> lender{nullptr};
 std::atomic<int> listening_fd{-1};
 std::mutex lender_mutex;
 
-// The child of a fork does not have the lender's thread, and must not look like its parent. It
-// makes a lender of its own when it needs one. A fork waits while another thread makes the first
-// lender: the child would otherwise have a mutex that stays locked.
+// A forked child has no lender thread and must not answer as its parent. It makes its own lender
+// when it needs one. A fork waits until another thread has made the first lender; otherwise the
+// child would inherit a locked mutex.
 [[maybe_unused]] const int fork_handler_of_lenders =
     pthread_atfork([] { lender_mutex.lock(); }, [] { lender_mutex.unlock(); },
                    [] {
@@ -223,12 +223,12 @@ std::string lender_why_not() { return this_process().why_not(); }
 
 int borrow_descriptor(std::int64_t pid, std::int64_t fd, std::uint64_t inode) {
   const File server = unix_socket();
-  set_patience(server, kClientPatience);
+  set_timeout(server, kClientTimeout);
   const auto [address, size] = name_of(pid);
   if (connect(server.fd(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
     throw failed("connect to process " + std::to_string(pid));
   }
-  if (peer_of(server).pid != pid) {  // whoever took its name
+  if (peer_of(server).pid != pid) {  // another process has bound the name
     throw SharedMemoryError("shared memory: process " + std::to_string(peer_of(server).pid) +
                             " answered instead of process " + std::to_string(pid));
   }

@@ -34,8 +34,8 @@ std::int64_t table_bytes(std::int64_t runs, std::int64_t leaves, std::int64_t ti
                      part_bytes<Tile>(tiles));
 }
 
-// Of leaves whose targets have so many bytes in all. Sums have a tile for 1,024 numbers, of four
-// bytes at least.
+// Maximum number of tiles for leaves with targets of `bytes` bytes in total. A tile of sums has
+// 1,024 numbers of at least four bytes.
 std::int64_t most_tiles(std::int64_t leaves, std::int64_t bytes) {
   constexpr std::int64_t kLeast = std::int64_t{gather::kTileNumbers} * 4;
   return checked_add(bytes / kLeast, leaves);
@@ -47,7 +47,7 @@ std::int64_t most_runs(const MultiStepPlan& plan) {
   return checked_mul(static_cast<std::int64_t>(plan.pieces().size()), 2);
 }
 
-// The frames of each trajectory, and with `padded` zeros behind them.
+// The frames of each trajectory, followed by zeros if `padded`.
 std::vector<Run> runs_of(const SplitPlan& plan, bool padded) {
   std::vector<Run> runs;
   runs.reserve(static_cast<std::size_t>(most_runs(plan)));
@@ -62,7 +62,7 @@ std::vector<Run> runs_of(const SplitPlan& plan, bool padded) {
   return runs;
 }
 
-// Of each segment those frames that look n steps ahead, and those that look at its last.
+// For each segment: the frames that look n steps ahead, then those that look at its last frame.
 std::vector<Run> runs_of(const MultiStepPlan& plan) {
   const std::int64_t steps = plan.batch()[plan.batch().size() - 1];
   std::vector<Run> runs;
@@ -96,16 +96,18 @@ void expect_on_device(const std::string& what, const pycollect::Device& given, i
   }
 }
 
-// How far the batch's rows lie from each other; throws where that is not one distance.
+// Distance between rows of the batch in bytes. Throws std::invalid_argument if it varies.
 std::int64_t row_stride(const std::string& what, const ConstTensorView& source, const Dims& batch) {
   std::optional<std::int64_t> stride;
-  std::int64_t next = 0;  // the stride that a further dimension outwards has to have
+  std::int64_t next = 0;  // required stride of the next outer dimension
   for (int i = batch.size() - 2; i >= 0; --i) {
     if (batch[i] == 1) {
       continue;
     }
     if (stride && source.strides[i] != next) {
-      throw std::invalid_argument(what + ": expected rows at equal distances; make it contiguous");
+      throw std::invalid_argument(
+          what +
+          ": expected rows at equal distances, got other strides; make the array contiguous");
     }
     stride = stride.value_or(source.strides[i]);
     next = source.strides[i] * batch[i];
@@ -115,14 +117,13 @@ std::int64_t row_stride(const std::string& what, const ConstTensorView& source, 
 
 }  // namespace
 
-// What a launch is given: runs, and the leaves that are moved by them.
+// The tables of a launch: runs, leaves and tiles.
 class DeviceGather::Tables {
  public:
   Tables(int device, const Dims& batch, std::vector<Run> runs)
       : device_(device), batch_(batch), runs_(std::move(runs)) {}
 
-  // Frames of `source`, which begins with the batch's dimensions, to `target`, which begins with
-  // `lead`.
+  // Adds a leaf: frames of `source`, [*batch, *frame], go to `target`, [*lead, *frame].
   void add(const char* name, std::size_t i, const ConstTensorView& source, const TensorView& target,
            const Dims& lead, bool summed) {
     const std::string what = named(name, i);
@@ -136,7 +137,7 @@ class DeviceGather::Tables {
     }
     if (target.dtype != source.dtype || !target.is_contiguous() || !frame.is_contiguous()) {
       throw std::invalid_argument(what +
-                                  ": expected contiguous frames, and a contiguous target of " +
+                                  ": expected contiguous frames and a contiguous target of type " +
                                   std::string(name_of(source.dtype)));
     }
     Leaf leaf{};
@@ -148,7 +149,7 @@ class DeviceGather::Tables {
     leaf.kind = summed ? sum_kind(what, source.dtype) : gather::kCopy;
     const std::int64_t items = summed ? frame.count() : bytes;
     if (items >= std::int64_t{1} << 31) {
-      throw std::invalid_argument(what + ": expected frames below 2^31 bytes");
+      throw std::invalid_argument(what + ": expected frames of less than 2^31 bytes");
     }
     leaf.items = static_cast<std::uint32_t>(items);
     leaf.per_items = items == 1 ? std::numeric_limits<std::uint32_t>::max()
@@ -166,7 +167,7 @@ class DeviceGather::Tables {
     return static_cast<unsigned>(tiles_.size());
   }
 
-  // As they lie in the workspace: the runs, the leaves, the tiles.
+  // The contents of the workspace: the runs, the leaves, the tiles.
   std::vector<std::byte> bytes() const {
     std::vector<std::byte> all(
         static_cast<std::size_t>(table_bytes(count(runs_), count(leaves_), count(tiles_))));
@@ -198,7 +199,7 @@ class DeviceGather::Tables {
   std::int64_t leaves_at() const { return part_bytes<Run>(count(runs_)); }
   std::int64_t tiles_at() const { return leaves_at() + part_bytes<Leaf>(count(leaves_)); }
 
-  // The tiles of the leaf that is added next, and which runs each meets.
+  // Adds the tiles of the next leaf, with the runs that each tile overlaps.
   void add_tiles(const Leaf& leaf, std::int64_t tile_items) {
     const std::int64_t items = checked_mul(leaf.frames, leaf.items);
     std::size_t run = 0;

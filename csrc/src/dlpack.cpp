@@ -33,7 +33,7 @@ DataType type_of(DType dtype) {
 
 namespace {
 
-// What keeps a lent tensor's memory. Freed by the deleter.
+// Keeps the memory of an exported tensor alive. The deleter frees it.
 template <typename ManagedType>
 struct Lent {
   ManagedType managed{};
@@ -48,8 +48,9 @@ ManagedType* lend(const std::shared_ptr<const void>& lease, const TensorView& vi
   auto lent = std::make_unique<Lent<ManagedType>>();
   for (int i = 0; i < view.rank(); ++i) {
     if (view.strides[i] % item != 0) {
-      throw std::invalid_argument("view: expected strides of whole elements, which have " +
-                                  std::to_string(item) + " bytes, got " + to_string(view.strides));
+      throw std::invalid_argument("view: expected strides that are multiples of " +
+                                  std::to_string(item) + " bytes, the element size, got " +
+                                  to_string(view.strides));
     }
     lent->shape[static_cast<std::size_t>(i)] = view.shape[i];
     lent->strides[static_cast<std::size_t>(i)] = view.strides[i] / item;

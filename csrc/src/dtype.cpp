@@ -13,7 +13,7 @@ struct Traits {
   DTypeKind kind;
 };
 
-// In the order of the enumeration.
+// In the order of DType.
 constexpr std::array<Traits, 15> kTraits{{
     {"bool", 1, DTypeKind::boolean},
     {"uint8", 1, DTypeKind::integer},

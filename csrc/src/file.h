@@ -1,5 +1,4 @@
-// A descriptor that is closed, and errors that tell what the system said. Not a part of the public
-// headers.
+// An owned file descriptor, and errors of system calls. Not part of the public headers.
 #pragma once
 
 #include <unistd.h>
@@ -13,12 +12,12 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// With the error that `errno` names.
+// An error of this call, with the text of `errno`.
 inline SharedMemoryError failed(const std::string& call) {
   return SharedMemoryError("shared memory: " + call + ": " + std::strerror(errno));
 }
 
-// Owns a descriptor; a negative one is none.
+// Owns a descriptor. A negative number means none.
 class File {
  public:
   explicit File(int fd) : fd_(fd) {}

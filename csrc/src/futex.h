@@ -1,4 +1,4 @@
-// Sleeping on a number in memory that several processes may have mapped.
+// Waiting for a number in memory that several processes may have mapped.
 #pragma once
 
 #include <linux/futex.h>
@@ -18,7 +18,7 @@
 
 namespace pycollect::inline PYCOLLECT_ABI::futex {
 
-// The kernel compares 32 bits: the half that changes.
+// The kernel compares 32 bits, so use the half that changes.
 inline const std::uint32_t* word_of(const std::atomic<std::uint64_t>& number) {
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
   static_assert(sizeof(number) == sizeof(std::uint64_t));
@@ -30,13 +30,13 @@ inline void wake_all(const std::atomic<std::uint64_t>& number) {
   syscall(SYS_futex, word_of(number), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Wakes those whose bits are among these, in one call.
+// Wakes all waiters for any bit of `bits`, in one system call.
 inline void wake_bits(const std::atomic<std::uint64_t>& number, std::uint32_t bits) {
   syscall(SYS_futex, word_of(number), FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr, bits);
 }
 
 inline timespec timespec_of(std::chrono::duration<double> timeout) {
-  constexpr double kLongest = 86400;  // longer waits only wake once a day
+  constexpr double kLongest = 86400;  // longer waits wake once a day
   const double seconds = std::fmin(std::fmax(timeout.count(), 0), kLongest);
   timespec parts{};
   parts.tv_sec = static_cast<std::time_t>(seconds);
@@ -44,8 +44,8 @@ inline timespec timespec_of(std::chrono::duration<double> timeout) {
   return parts;
 }
 
-// Sleeps while the number is `seen`, until somebody wakes, the time is over or a signal arrives.
-// Returns whether it was `seen` at first.
+// Sleeps while the number is `seen`, until a wake-up, a signal or the timeout. Returns false if the
+// number differed from `seen` at the start.
 inline bool wait(const std::atomic<std::uint64_t>& number, std::uint64_t seen,
                  std::chrono::duration<double> timeout) {
   const timespec time = timespec_of(timeout);
@@ -54,7 +54,7 @@ inline bool wait(const std::atomic<std::uint64_t>& number, std::uint64_t seen,
   return status == 0 || errno != EAGAIN;
 }
 
-// When a wait of that length that begins now is over, by the monotonic clock.
+// The end of a wait of this length that begins now, on the monotonic clock.
 inline timespec deadline_in(std::chrono::duration<double> timeout) {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -68,8 +68,9 @@ inline timespec deadline_in(std::chrono::duration<double> timeout) {
   return end;
 }
 
-// The same, until a deadline, for one of whose bits wake_bits() names one. Returns whether to look
-// again: somebody woke, or the number was another one; not where the time is over or a signal came.
+// As wait(), but until a deadline, for a call of wake_bits() with any bit of `bits`. Returns true
+// after a wake-up or if the number differed from `seen` at the start; false after a signal or at
+// the deadline.
 inline bool wait_bits(const std::atomic<std::uint64_t>& number, std::uint64_t seen,
                       std::uint32_t bits, const timespec& deadline) {
   const long status = syscall(SYS_futex, word_of(number), FUTEX_WAIT_BITSET,

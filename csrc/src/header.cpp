@@ -10,7 +10,7 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
-// FNV-1a over 64-bit words: headers are short, and only accidents have to be caught.
+// FNV-1a over 64-bit words: headers are short, and only accidental corruption must be detected.
 std::uint64_t checksum_of(RolloutHeader header, std::span<const std::int64_t> lengths) {
   header.checksum = 0;
   std::uint64_t words[sizeof(RolloutHeader) / sizeof(std::uint64_t)];
@@ -27,10 +27,10 @@ std::uint64_t checksum_of(RolloutHeader header, std::span<const std::int64_t> le
 }
 
 template <typename T>
-void expect(const char* what, T expected, T came) {
-  if (expected != came) {
+void expect(const char* what, T expected, T actual) {
+  if (expected != actual) {
     throw std::invalid_argument(std::string("rollout header: expected ") + what + " " +
-                                std::to_string(expected) + ", got " + std::to_string(came));
+                                std::to_string(expected) + ", got " + std::to_string(actual));
   }
 }
 

@@ -17,7 +17,8 @@ class Fnv1a {
       hash_ = (hash_ ^ byte) * 0x100000001b3ULL;
     }
   }
-  // A separator that no key contains unescaped: its length goes before every text.
+  // Adds the length before the text, so that different sequences of texts never give the same
+  // bytes.
   void add_text(std::string_view text) {
     add(std::to_string(text.size()) + ":");
     add(text);
@@ -49,11 +50,11 @@ void check_keys(std::span<const Leaf> leaves) {
   if (leaves.empty()) {
     throw std::invalid_argument("leaves: expected at least one, got none");
   }
-  // Sorted, a prefix stands directly before the first key that it begins.
+  // After sorting, a prefix is directly before the first key that begins with it.
   std::vector<const Key*> keys;
   for (const Leaf& leaf : leaves) {
     if (leaf.key.empty()) {
-      throw std::invalid_argument("leaves: expected keys of at least one name, got an empty one");
+      throw std::invalid_argument("leaves: expected keys with at least one name, got an empty key");
     }
     keys.push_back(&leaf.key);
   }
@@ -62,13 +63,15 @@ void check_keys(std::span<const Leaf> leaves) {
     if (is_prefix(*keys[i - 1], *keys[i])) {
       throw std::invalid_argument(
           "leaves: " + to_string(*keys[i - 1]) +
-          (*keys[i - 1] == *keys[i] ? " occurs twice"
-                                    : " is a leaf, so " + to_string(*keys[i]) + " cannot be one"));
+          (*keys[i - 1] == *keys[i]
+               ? " occurs twice"
+               : " is a leaf, so " + to_string(*keys[i]) + " cannot be a leaf"));
     }
   }
 }
 
-// [*shape, *frame] from its first frame on. Frames of the last extent follow each other.
+// A view of shape [*shape, *frame] that begins at `first`. Frames along the last dimension of
+// `shape` are contiguous.
 TensorView frames_of(const Leaf& leaf, std::byte* first, Dims shape, Dims strides) {
   strides.push_back(leaf.frame_bytes());
   const Dims frame = TensorView::contiguous(nullptr, leaf.dtype, leaf.shape).strides;
@@ -89,7 +92,7 @@ std::int64_t Leaf::frame_bytes() const {
 Layout::Layout(std::vector<Leaf> leaves) : leaves_(std::move(leaves)) {
   check_keys(leaves_);
   for (const Leaf& leaf : leaves_) {
-    leaf.frame_bytes();  // throws for a shape that is none
+    leaf.frame_bytes();  // throws if the shape is invalid
   }
   fingerprint_ = fingerprint_of(leaves_);
 }
@@ -168,7 +171,7 @@ TensorView Placement::view(std::byte* base, std::size_t leaf) const {
 }
 
 TensorView Placement::rows(std::byte* base, std::size_t leaf, std::int64_t worker) const {
-  header_offset(worker);  // throws for a worker that is none
+  header_offset(worker);  // throws for an unknown worker
   const RowStrides strides = row_strides(leaf);
   return frames_of(layout_[leaf], base + offset(leaf) + worker * strides.worker,
                    {geometry_.envs, geometry_.steps}, {strides.env});

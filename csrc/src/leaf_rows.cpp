@@ -14,15 +14,15 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
-// One environment may answer with another width of the same kind of number (float64 where the
-// space says float32): that is cast. A float where integers are promised is a mistake.
+// Environments may return another width of the same kind of number, such as float64 for a float32
+// space; the recorder casts it. A float for an integer space is a mistake.
 bool castable(DType from, DType to) {
   const auto rank = [](DType dtype) { return static_cast<int>(kind_of(dtype)); };
   return rank(from) <= rank(to);
 }
 
-// n frames of `bytes` bytes each, so far apart; small ones by fixed-size moves, which a loop of
-// memcpy is not.
+// Copies n frames of `bytes` bytes each. With a constant size, the compiler emits moves instead of
+// calls of memcpy.
 template <std::size_t bytes>
 void move_small(std::byte* dst, std::int64_t dst_stride, const std::byte* src,
                 std::int64_t src_stride, std::int64_t n) {
@@ -49,11 +49,11 @@ void move_frames(std::byte* dst, std::int64_t dst_stride, const std::byte* src,
   }
 }
 
-// Below this a frame is not worth non-temporal stores, wherever it goes.
+// Smaller frames gain nothing from non-temporal stores.
 constexpr std::int64_t kStreamFrameBytes = 4096;
 
-// Frames up to so many bytes go through a window, where there are so many envs: a cache line of
-// each of them.
+// With at least kWindowEnvs environments, frames of up to kWindowFrameBytes go through a window:
+// one cache line per environment.
 constexpr std::int64_t kWindowFrameBytes = 32;
 constexpr std::int64_t kWindowRowBytes = 64;
 constexpr std::int64_t kWindowEnvs = 8;
@@ -68,8 +68,8 @@ void store16(std::byte* to, __m128i value) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);
 }
 
-// A square of numbers, 16 bytes along each side, with its rows as columns: so many stores, of 16
-// bytes, where numbers one by one took four or two times as many.
+// Transposes a square of numbers with 16 bytes per side, by 16-byte stores. Single numbers would
+// need two or four times as many stores.
 template <std::size_t bytes>
 void transpose(std::byte* to, std::int64_t to_stride, const std::byte* from,
                std::int64_t from_stride) {
@@ -91,7 +91,7 @@ void transpose(std::byte* to, std::int64_t to_stride, const std::byte* from,
 
 #endif
 
-// Steps of all envs, [steps, envs, frame], to their rows.
+// Copies steps of all environments, [steps, envs, frame], to their rows.
 template <std::size_t bytes>
 void move_steps(std::byte* rows, std::int64_t env_stride, const std::byte* window,
                 std::int64_t envs, std::int64_t steps) {
@@ -114,7 +114,7 @@ void move_steps(std::byte* rows, std::int64_t env_stride, const std::byte* windo
   for (; env < envs; ++env) {
     std::byte* const row = rows + env * env_stride;
     const std::byte* const first = window + env * kSize;
-    if (steps == kWhole) {  // so that the compiler knows how many
+    if (steps == kWhole) {  // a constant for the compiler
       move_small<bytes>(row, kSize, first, envs * kSize, kWhole);
     } else {
       move_small<bytes>(row, kSize, first, envs * kSize, steps);

@@ -22,19 +22,19 @@ struct MailboxPages {
   alignas(64) std::atomic<std::uint64_t> done{};
   alignas(64) std::atomic<std::uint64_t> stop{};
   alignas(64) std::atomic<std::uint64_t> steps{};
-  // What was published: odd while it is being written (a sequence lock), then length and bytes.
+  // The published message. The edition is odd while the message is being written (a sequence lock).
   alignas(64) std::atomic<std::uint64_t> edition{};
   std::atomic<std::uint64_t> length{};
   std::atomic<std::uint64_t> words[kAskBytes / sizeof(std::uint64_t)]{};
-  // `capacity` slots for questions follow, then as many for answers.
+  // Followed by `capacity` slots for questions and `capacity` slots for answers.
 };
 
 struct BellPage {
-  static constexpr std::uint64_t kNobody = ~std::uint64_t{};
+  static constexpr std::uint64_t kNoWaiter = ~std::uint64_t{};
 
   std::atomic<std::uint64_t> rings{};
-  std::atomic<std::uint64_t> knocks{};            // rings count here, too, and there first
-  std::atomic<std::uint64_t> wake_from{kNobody};  // the number of knocks that somebody waits for
+  std::atomic<std::uint64_t> knocks{};              // includes rings, which increment `rings` first
+  std::atomic<std::uint64_t> wake_from{kNoWaiter};  // the waiter needs this number of knocks
 };
 
 namespace {
@@ -78,7 +78,7 @@ void write(Slot<bytes>& slot, std::span<const std::byte> message) {
 
 template <std::size_t bytes>
 Message read(const Slot<bytes>& slot) {
-  const std::uint64_t length = slot.length;  // once: the other process could change it
+  const std::uint64_t length = slot.length;  // read once: the other process could change it
   if (length > bytes) {
     throw std::runtime_error("mailbox: expected a message of at most " + std::to_string(bytes) +
                              " bytes, got " + std::to_string(length));
@@ -128,8 +128,8 @@ std::uint64_t Bell::knocks() const {
   return page_in(*memory_).knocks.load(std::memory_order_acquire);
 }
 
-// Both sides write their own number first and then read the other's, in one order for all: so the
-// waiter sees this knock, or whoever knocks that it is waited for.
+// Each side first writes its own number and then reads the other's, in sequentially consistent
+// order. So either the waiter sees this knock, or this thread sees the waiter.
 void Bell::knock(std::uint64_t times) {
   owner_.check();
   BellPage& page = page_in(*memory_);
@@ -143,11 +143,11 @@ bool Bell::wait_knock(std::uint64_t heard, Seconds timeout, std::uint64_t number
   const std::uint64_t enough = heard + number;
   page.wake_from.store(enough);
   std::uint64_t knocks = page.knocks.load();
-  // It does not sleep where somebody has knocked since it looked.
+  // wait() returns false without sleeping if the number of knocks has changed.
   while (knocks < enough && !futex::wait(page.knocks, knocks, timeout)) {
     knocks = page.knocks.load();
   }
-  page.wake_from.store(BellPage::kNobody);
+  page.wake_from.store(BellPage::kNoWaiter);
   return this->knocks() >= enough;
 }
 
@@ -163,7 +163,7 @@ std::uint64_t Mailbox::ask(std::span<const std::byte> message) {
   owner_.check();
   if (asked_ - taken_ >= pages().capacity) {
     throw std::logic_error("ask: expected at most " + std::to_string(pages().capacity) +
-                           " questions whose answers were not taken");
+                           " questions without a taken answer; call take_answer()");
   }
   write(ask_slot(pages(), asked_ + 1), message);
   ++asked_;
@@ -178,7 +178,7 @@ bool Mailbox::has_answer() const { return answered() > taken_; }
 
 Message Mailbox::take_answer() {
   if (!has_answer()) {
-    throw std::logic_error("take_answer: expected an answer, there is none");
+    throw std::logic_error("take_answer: expected an answer, got none; see has_answer()");
   }
   Message message = read(answer_slot(pages(), taken_ + 1));
   ++taken_;
@@ -198,7 +198,8 @@ void Mailbox::publish(std::span<const std::byte> message) {
   check_length(message, kAskBytes);
   MailboxPages& to = pages();
   const std::uint64_t edition = to.edition.load(std::memory_order_relaxed);
-  // Whoever sees any of what follows sees the odd number too: each store releases it.
+  // A reader that sees any of the new words also sees the odd edition, because each store releases
+  // it.
   to.edition.store(edition + 1, std::memory_order_relaxed);
   to.length.store(message.size(), std::memory_order_release);
   for (std::size_t at = 0; at < message.size(); at += sizeof(std::uint64_t)) {
@@ -217,7 +218,7 @@ WorkerMailbox::WorkerMailbox(const SharedAddress& mailbox, const SharedAddress& 
   if (size < sizeof(MailboxPages) || pages().magic != MailboxPages::kMagic ||
       pages().capacity < 1 || pages().capacity > size ||
       bytes_for(static_cast<std::int64_t>(pages().capacity)) != memory_->bytes()) {
-    throw std::invalid_argument("mailbox: expected the address of one, got other memory");
+    throw std::invalid_argument("mailbox: expected the address of a mailbox, got other memory");
   }
 }
 
@@ -235,7 +236,7 @@ bool WorkerMailbox::wait_ask(Seconds timeout) const {
 
 Message WorkerMailbox::question() const {
   if (pages().asked.load(std::memory_order_acquire) <= answered_) {
-    throw std::logic_error("question: expected one, there is none");
+    throw std::logic_error("question: expected an unanswered question, got none; see wait_ask()");
   }
   return read(ask_slot(pages(), number()));
 }
@@ -243,7 +244,7 @@ Message WorkerMailbox::question() const {
 void WorkerMailbox::answer(std::span<const std::byte> message) {
   owner_.check();
   if (pages().asked.load(std::memory_order_acquire) <= answered_) {
-    throw std::logic_error("answer: expected a question, there is none");
+    throw std::logic_error("answer: expected an unanswered question, got none; see wait_ask()");
   }
   write(answer_slot(pages(), number()), message);
   ++answered_;
@@ -266,7 +267,7 @@ Message WorkerMailbox::published() const {
         return message;
       }
     }
-    std::this_thread::yield();  // it is being written, which takes less than a microsecond
+    std::this_thread::yield();  // a write takes less than a microsecond
   }
 }
 

@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The number behind `name` in a file of lines "name number" or "name: number kB", or the first
-// number of a file if no name is given. None where it is not there ("max" is no number).
+// The number after `name` in a file of lines "name number" or "name: number kB". Without a name,
+// the first number of the file. Nothing if there is no number, as for "max".
 std::optional<std::int64_t> number_in(const fs::path& path, std::string_view name = {}) {
   std::ifstream file(path);
   std::string line;
@@ -36,22 +36,23 @@ std::optional<std::int64_t> number_in(const fs::path& path, std::string_view nam
   return std::nullopt;
 }
 
-// Names of the files that say what a memory cgroup may use and does use.
+// Names of the files with the limit and the usage of a memory cgroup.
 struct CgroupFiles {
   const char* limit;
   const char* usage;
-  const char* inactive;  // in memory.stat: file pages that the kernel drops before it refuses
+  const char* inactive;  // in memory.stat: file pages, which the kernel can reclaim
   const char* active;
 };
 constexpr CgroupFiles kV1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
                           "total_active_file"};
 constexpr CgroupFiles kV2{"memory.max", "memory.current", "inactive_file", "active_file"};
 
-// What a cgroup and all those above it leave, from its folder up to where they are mounted.
+// The memory left in a cgroup and all its ancestors, up to the mount point.
 std::optional<std::int64_t> left_in(const fs::path& mount, const std::string& cgroup,
                                     const CgroupFiles& files) {
   std::optional<std::int64_t> least;
-  // In a container the path may be one of the host's; its own limits then stand at the mount.
+  // In a container, the path may belong to the host; the container's own limits are then at the
+  // mount point.
   for (fs::path path = fs::path(cgroup).relative_path(); true; path = path.parent_path()) {
     const fs::path folder = mount / path;
     const auto limit = number_in(folder / files.limit);
@@ -122,7 +123,7 @@ MemoryLimit available_memory(const fs::path& root) {
         number_in(root / "proc/self/statm").value_or(0) * sysconf(_SC_PAGESIZE);
     consider(std::max<std::int64_t>(*limit - used, 0), "RLIMIT_AS");
   }
-  consider(limit_of(RLIMIT_FSIZE), "RLIMIT_FSIZE");  // of one block: memory files are files
+  consider(limit_of(RLIMIT_FSIZE), "RLIMIT_FSIZE");  // limits a memory file as any other file
   return least;
 }
 

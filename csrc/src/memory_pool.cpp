@@ -13,9 +13,9 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
-// Room to grow, up to a quarter, so that the next result fits where this one was: pages that are
-// not touched cost nothing.
-std::int64_t with_room(std::int64_t bytes) {
+// Adds up to a quarter to the size, so that the next result fits into the same block. Untouched
+// pages cost nothing.
+std::int64_t with_spare_bytes(std::int64_t bytes) {
   const auto step =
       static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(bytes)) / 4);
   return step == 0 ? bytes : checked_mul((checked_add(bytes, step) - 1) / step, step);
@@ -29,7 +29,7 @@ struct MemoryPool::State {
     std::uint64_t generation = 0;
   };
 
-  // The smallest free block that fits, or none.
+  // Takes the smallest free block that fits and is not more than twice too large, if any.
   Block take(std::int64_t bytes) {
     std::lock_guard lock(mutex);
     auto best = free.end();
@@ -52,7 +52,7 @@ struct MemoryPool::State {
     if (poison) {
       std::memset(block.memory->data(), 0xA5, static_cast<std::size_t>(block.memory->bytes()));
     }
-    Block oldest;  // freed after the mutex
+    Block oldest;  // freed after the mutex is unlocked
     std::lock_guard lock(mutex);
     --lent;
     free.push_back(std::move(block));
@@ -66,7 +66,7 @@ struct MemoryPool::State {
   bool poison;
   Allocate allocate;
   mutable std::mutex mutex;
-  std::vector<Block> free;  // the oldest first
+  std::vector<Block> free;  // oldest first
   std::int64_t created = 0;
   std::int64_t lent = 0;
 };
@@ -79,7 +79,8 @@ MemoryPool::MemoryPool(std::int64_t max_free, bool poison, Allocate allocate)
   state_->max_free = max_free;
   state_->poison = poison;
   state_->allocate = std::move(allocate);
-  state_->free.reserve(static_cast<std::size_t>(max_free) + 1);  // a return never allocates
+  // So that take_back() never allocates.
+  state_->free.reserve(static_cast<std::size_t>(max_free) + 1);
 }
 
 std::shared_ptr<Slab> MemoryPool::acquire(std::shared_ptr<const Placement> placement) {
@@ -87,7 +88,7 @@ std::shared_ptr<Slab> MemoryPool::acquire(std::shared_ptr<const Placement> place
   const bool fresh = !block.memory;
   if (fresh) {
     block.memory = state_->allocate ? state_->allocate(placement->bytes())
-                                    : Memory::allocate(with_room(placement->bytes()));
+                                    : Memory::allocate(with_spare_bytes(placement->bytes()));
   }
   ++block.generation;
   auto slab = std::make_unique<Slab>(block.memory, std::move(placement), block.generation);

@@ -11,7 +11,7 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
-// Frames that are summed at once, at least: their sums stay in the first cache.
+// Minimum number of frames per chunk of a sum. The sums of a chunk fit into the first-level cache.
 constexpr std::int64_t kSumFrames = 1024;
 
 // Address of a cell.
@@ -20,7 +20,7 @@ auto cell_of(const View& view, const Dims& batch, std::int64_t row, std::int64_t
   return view.data + row_offset(view, batch, row) + t * view.strides[batch.size() - 1];
 }
 
-// The view of one row, from dimension time on; its address is not used.
+// The view of one row, beginning with the time dimension. Its address is not used.
 template <typename View>
 View row_of(const View& view, const Dims& batch) {
   return from_dimension(view, batch.size() - 1);
@@ -35,10 +35,10 @@ std::vector<double> powers_of(double gamma, std::int64_t count) {
   return powers;
 }
 
-// out[t], t < wanted, becomes the sum of powers[k] * in[t + k] over k < n, t + k < given, for each
-// of `width` lanes that lie together. There are powers for all k that occur. A sum is that of the
-// rest of its block of n, made backwards, and that of the next block's beginning, made forwards.
-// `running` has room for `width` of them.
+// Sets out[t], for t < wanted, to the sum of powers[k] * in[t + k] over k < n and t + k < given,
+// for each of `width` contiguous lanes. `powers` has all k that occur. Each sum has two parts: the
+// rest of its own block of n, summed backward, and the beginning of the next block, summed forward.
+// `running` is scratch memory for `width` sums.
 void sum_ahead(const double* in, std::int64_t given, double* out, std::int64_t wanted,
                std::int64_t width, std::int64_t n, std::span<const double> powers,
                std::vector<double>& running) {
@@ -49,7 +49,8 @@ void sum_ahead(const double* in, std::int64_t given, double* out, std::int64_t w
     for (std::int64_t t = end - 1; t >= begin; --t) {
       for (std::int64_t lane = 0; lane < width; ++lane) {
         double& sum = running[static_cast<std::size_t>(lane)];
-        // The last one as it is: 0 * gamma + x would be another NaN, and -0 would become 0.
+        // The last number is copied, because 0 * gamma + x could change a NaN and would turn -0
+        // into 0.
         sum = t == end - 1 ? in[t * width + lane] : in[t * width + lane] + gamma * sum;
         if (t < wanted) {
           out[t * width + lane] = sum;
@@ -94,7 +95,7 @@ void MultiStepPlan::walk(std::int64_t begin, std::int64_t end, const Visit& visi
   }
 }
 
-// One leaf whose frames are moved.
+// Moves the frames of one leaf ahead by n - 1 steps.
 class MultiStepPlan::Shift {
  public:
   Shift(const MultiStepPlan& plan, const ConstTensorView& source, const TensorView& target,
@@ -112,7 +113,7 @@ class MultiStepPlan::Shift {
     plan_.walk(begin, end, [this](const Piece& piece, std::int64_t from, std::int64_t to) {
       const std::int64_t ahead = piece.collected ? plan_.n_steps_ - 1 : 0;
       const Segment& cells = piece.cells;
-      // Those that lead to the last frame or beyond it begin here.
+      // The remaining frames look ahead to the last frame of the segment or beyond it.
       const std::int64_t tail = std::clamp(cells.length - ahead, from, to);
       std::byte* target = target_at(cells, from);
       if (from < tail) {
@@ -144,8 +145,9 @@ class MultiStepPlan::Shift {
   std::int64_t frame_bytes_;
 };
 
-// One leaf whose frames are summed up. The cells of a segment are done in chunks, each by whoever
-// has its first cell: a chunk looks n cells behind its own, and must not be much shorter than that.
+// Sums the frames of one leaf. The cells of a segment are processed in chunks; a chunk belongs to
+// the range that contains its first cell. A chunk also reads the n - 1 cells after it, so it must
+// not be much shorter than n.
 class MultiStepPlan::Sum {
  public:
   Sum(const MultiStepPlan& plan, std::span<const double> powers, const ConstTensorView& source,
@@ -182,7 +184,7 @@ class MultiStepPlan::Sum {
   }
 
  private:
-  // Frames as doubles, one after the other.
+  // Contiguous frames of doubles.
   TensorView numbers() const {
     Dims shape{1};
     for (std::int64_t extent : source_.shape.from(plan_.batch_.size())) {

@@ -35,10 +35,10 @@ std::atomic<unsigned> fork_epoch{0};
 
 namespace {
 
-constexpr auto kKillTime = std::chrono::seconds(2);  // a process in the kernel may not die sooner
+constexpr auto kKillTime = std::chrono::seconds(2);  // system calls may delay the end
 constexpr useconds_t kPause = 1000;
 
-// The parent of a process, 0 if it is gone. Reads "pid (name) state ppid ...".
+// The parent of a process; 0 if the process is gone. Reads "pid (name) state ppid ...".
 pid_t parent_of(std::string_view pid) {
   const std::string path = "/proc/" + std::string(pid) + "/stat";
   const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -54,7 +54,7 @@ pid_t parent_of(std::string_view pid) {
   return parent;
 }
 
-// Kills the children of this process and reaps those that are dead; returns whether there were any.
+// Kills the children of this process and reaps dead ones. Returns whether there were any children.
 bool kill_children() {
   DIR* const processes = opendir("/proc");
   if (processes == nullptr) {
@@ -75,7 +75,7 @@ bool kill_children() {
   return any;
 }
 
-// Registered while the program is loaded. The child of a process with threads may only use
+// Registered when the library is loaded. A forked child of a process with threads may only use
 // lock-free atomics.
 [[maybe_unused]] const int fork_handler_of_epoch =
     pthread_atfork(nullptr, nullptr, [] { fork_epoch.fetch_add(1); });
@@ -91,7 +91,7 @@ void wait_end(int pid, int pidfd) {
     pollfd event{pidfd, POLLIN, 0};
     while (poll(&event, 1, -1) < 0 && errno == EINTR) {
     }
-  } else {  // before Linux 5.3, or where it is not permitted
+  } else {  // pidfd_open needs Linux 5.3 and may be forbidden
     while (kill(pid, 0) == 0 || errno == EPERM) {
       sleep(1);
     }
@@ -104,7 +104,8 @@ void wait_end(int pid, int pidfd) {
 void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); }
 
 void kill_descendants() {
-  // A descendant whose parent dies becomes a child of this process, if that has adopted it.
+  // This process adopts orphans (see adopt_orphans()), so a descendant becomes its child when the
+  // parent dies.
   const auto end = std::chrono::steady_clock::now() + kKillTime;
   while (kill_children() && std::chrono::steady_clock::now() < end) {
     usleep(kPause);
@@ -114,20 +115,22 @@ void kill_descendants() {
 OwningProcess::OwningProcess() : epoch_(fork_epoch.load()), pid_(getpid()) {}
 
 void OwningProcess::refuse() const {
-  throw std::runtime_error("collector: it belongs to process " + std::to_string(pid_) +
-                           ", and this process is a fork of it; make a collector in this process");
+  throw std::runtime_error(
+      "collector: expected a call in process " + std::to_string(pid_) +
+      ", which made it, got one in a forked child; make a new collector in the child");
 }
 
 void end_with_process(int pid) {
   static std::mutex lock;
-  static std::pair<int, int> watching{0, 0};  // who, whom: a fork has the pair, but no thread
+  // Watcher and watched. A forked child inherits the pair, but not the thread.
+  static std::pair<int, int> watching{0, 0};
   const std::lock_guard held(lock);
   const std::pair<int, int> wanted{getpid(), pid};
   if (watching == wanted) {
     return;
   }
   adopt_orphans();
-  setpgid(0, 0);  // fails for a leader of a session, which has its own group already
+  setpgid(0, 0);  // fails for a session leader, which already has its own group
   File pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (pidfd.fd() < 0 && (errno == ESRCH || errno == EINVAL)) {
     throw std::system_error(errno, std::generic_category(), "pidfd_open");

@@ -87,13 +87,13 @@ void Recorder::State::begin(std::shared_ptr<Slab> slab, std::int64_t row,
   if (placement.layout().fingerprint() != layout_.fingerprint() ||
       placement.geometry().envs != all_envs()) {
     throw std::invalid_argument("slab: expected this recorder's layout and " +
-                                std::to_string(all_envs()) + " envs, got another one");
+                                std::to_string(all_envs()) + " envs, got a different slab");
   }
-  placement.header_offset(row);  // throws for a row that is none
+  placement.header_offset(row);  // throws for an unknown row
   const std::int64_t most = placement.geometry().steps;
   if (steps < 0 || steps > most) {
     throw std::invalid_argument("steps: expected 1 to " + std::to_string(most) +
-                                ", which the slab has, or 0 for these, got " +
+                                ", the steps of the slab, or 0 for all of them, got " +
                                 std::to_string(steps));
   }
   leaves_.bind(*slab, row, options_.first_env);
@@ -148,14 +148,15 @@ bool Recorder::State::stop(std::span<State* const> beside) {
   return true;
 }
 
-// What is the same in all frames, or in all but a few, which are written when they come.
+// Writes the values that are equal in all frames or in almost all. Exceptions are written with
+// their step.
 void Recorder::State::write_constants() {
   if (leaves_.standard) {
     const RecorderLeaves::Standard& flags = *leaves_.standard;
     for (const LeafRows* flag : {&flags.done, &flags.terminated, &flags.truncated}) {
       flag->put_first(steps_, std::uint8_t{0});
     }
-    // An env that ended is reset before its next step: the state acted on is never a done one.
+    // An environment that ended is reset before its next step, so the root flags are never set.
     for (const LeafRows& flag : flags.root_flags) {
       flag.put_first(steps_, std::uint8_t{0});
     }
@@ -182,7 +183,7 @@ void Recorder::State::write_first_roots() {
       state.root->write(0, state.view, Fit::plain);
     }
   }
-  if (leaves_.is_init) {  // the other steps are constants, most of them, which stand in the rows
+  if (leaves_.is_init) {  // write_constants() has cleared the other steps
     for (std::int64_t p = 0; p < options_.envs; ++p) {
       leaves_.is_init->root.write_env(p, 0, leaves_.is_init->view, Fit::plain);
     }
@@ -194,7 +195,8 @@ void Recorder::State::flag_last_frames() {
   if (leaves_.standard) {
     flags = {&leaves_.standard->done, &leaves_.standard->truncated};
   } else {
-    // Each "truncated" and the "done" beside it; a "done" without one tells of terminals alone.
+    // Set each "truncated" and the "done" with the same parent. A "done" without a "truncated"
+    // marks terminal states only.
     std::set<Key> truncating;
     const auto node = [](const Key& key) { return key.parent(); };
     for (const RecorderLeaves::Observation& observation : leaves_.observations) {
@@ -223,7 +225,7 @@ void Recorder::State::flag_last_frames() {
   }
 }
 
-// The cells that the rollout has not come to.
+// Clears the cells after the end of the rollout.
 void Recorder::State::clear_after_end() {
   const std::int64_t left = slab_->placement().geometry().steps - steps_;
   for (std::int64_t p = 0; left > 0 && p < options_.envs; ++p) {
@@ -264,16 +266,17 @@ RolloutHeader Recorder::State::finish(const RolloutName& name, std::span<State* 
   return header;
 }
 
-// These are the recorders of all environments, and each step of them was recorded.
+// Checks that these recorders cover all environments and that all their steps were recorded.
 void Recorder::State::check_complete(const std::vector<State*>& all) const {
   std::int64_t envs = 0;
   for (const State* recorder : all) {
     if (!recorder->slab_ || recorder->steps_left() > 0) {
-      throw std::logic_error("finish: expected a rollout whose every step was recorded, " +
-                             std::to_string(recorder->steps_left()) + " are left");
+      throw std::logic_error("finish: expected a complete rollout, but " +
+                             std::to_string(recorder->steps_left()) +
+                             " steps are not recorded yet");
     }
     if (recorder->slab_ != slab_ || recorder->row_ != row_ || recorder->steps_ != steps_) {
-      throw std::logic_error("finish: expected recorders of one rollout");
+      throw std::logic_error("finish: expected recorders of the same rollout");
     }
     envs += recorder->options_.envs;
   }
@@ -285,7 +288,7 @@ void Recorder::State::check_complete(const std::vector<State*>& all) const {
 
 void Recorder::State::abandon() {
   if (slab_) {
-    episodes_.resize(episodes_before_);  // they ended in frames that nobody will see
+    episodes_.resize(episodes_before_);  // their frames are discarded
     slab_.reset();
   }
 }

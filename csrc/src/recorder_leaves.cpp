@@ -26,26 +26,26 @@ struct Rows {
     return {layout[i], i, envs, batched};
   }
 
-  // A leaf of the recorder's own, which is one number of that type for each frame.
+  // A leaf that the recorder computes: one number of this type per frame.
   LeafRows number(const Key& key, DType dtype) const {
     LeafRows rows = of(key);
     if (rows.leaf().dtype != dtype ||
         rows.frame_bytes() != static_cast<std::int64_t>(item_size(dtype))) {
       throw std::invalid_argument("layout: expected " + to_string(key) + " to be one " +
-                                  std::string(name_of(dtype)) + " for each frame, got " +
+                                  std::string(name_of(dtype)) + " per frame, got " +
                                   std::string(name_of(rows.leaf().dtype)) + " of shape " +
                                   to_string(rows.leaf().shape));
     }
     return rows;
   }
 
-  // The reward: one number for each frame, or one for each objective.
+  // The reward: one number per frame, or one per objective.
   LeafRows reward() const {
     LeafRows rows = of({"next", "reward"});
     if (rows.leaf().dtype != DType::float32 || rows.frame_bytes() == 0) {
-      throw std::invalid_argument(
-          "layout: expected next.reward to be float32 numbers for each frame, got " +
-          std::string(name_of(rows.leaf().dtype)) + " of shape " + to_string(rows.leaf().shape));
+      throw std::invalid_argument("layout: expected next.reward to have float32 numbers, got " +
+                                  std::string(name_of(rows.leaf().dtype)) + " of shape " +
+                                  to_string(rows.leaf().shape));
     }
     return rows;
   }
@@ -58,22 +58,23 @@ struct Rows {
     return layout.find(key) < 0 ? std::nullopt : std::optional(number(key, dtype));
   }
 
-  // The root of what an environment shows or a policy passes on; nothing where that is an output.
+  // The root leaf of an observation or a state; nothing if the key is an output.
   std::optional<LeafRows> root_of(const Key& key, const std::vector<Key>& outputs) const {
     const bool is_output = std::find(outputs.begin(), outputs.end(), key) != outputs.end();
     return is_output ? std::nullopt : std::optional(of(key));
   }
 
-  // The caller's memory that holds one step of that leaf.
+  // The caller's memory for one step of this leaf.
   LeafRows bound(const Key& key, const TensorView& memory) const {
     LeafRows result = of(key);
     result.bind(memory);
     return result;
   }
 
-  // The same beside a root that is there or, where there is none, of that memory's own form.
-  LeafRows bound_beside(const std::optional<LeafRows>& root, const Key& key,
-                        const TensorView& memory) const {
+  // The caller's memory for one step of `root`. Without a root, the memory itself defines dtype and
+  // shape.
+  LeafRows bound_as(const std::optional<LeafRows>& root, const Key& key,
+                    const TensorView& memory) const {
     const Dims frame(memory.shape.from(batched ? 1 : 0));
     LeafRows result = root ? *root : LeafRows({key, memory.dtype, frame}, 0, envs, batched);
     result.bind(memory);
@@ -81,19 +82,20 @@ struct Rows {
   }
 };
 
-// One array is written to both, so they have one form.
-void expect_one_form(const std::optional<LeafRows>& next, const LeafRows& current) {
+// Checks that both leaves have the same dtype and shape, because the recorder writes one array to
+// both.
+void expect_same_form(const std::optional<LeafRows>& next, const LeafRows& current) {
   const auto form = [](const LeafRows& rows) {
     return std::string(name_of(rows.leaf().dtype)) + " of shape " + to_string(rows.leaf().shape);
   };
   if (next && form(*next) != form(current)) {
     throw std::invalid_argument(to_string(next->leaf().key) + ": expected " + form(current) +
-                                ", as " + to_string(current.leaf().key) + ", got " + form(*next));
+                                ", the same as " + to_string(current.leaf().key) + ", got " +
+                                form(*next));
   }
 }
 
-// `has_twin`: another spec of that key says what is carried where this one does not, or the
-// reverse.
+// `has_twin`: there are two specs with this key, of which one is carried and the other is not.
 RecorderLeaves::Observation observation_of(const ObservationSpec& spec, bool has_twin,
                                            const std::vector<Key>& outputs, const Rows& rows) {
   const Key next_key = next_of(spec.key);
@@ -106,8 +108,8 @@ RecorderLeaves::Observation observation_of(const ObservationSpec& spec, bool has
   }
   std::optional<LeafRows> root = rows.root_of(spec.key, outputs);
   std::optional<LeafRows> next = has_twin ? std::nullopt : rows.if_any(next_key);
-  LeafRows current = rows.bound_beside(root, spec.key, spec.current);
-  expect_one_form(next, current);
+  LeafRows current = rows.bound_as(root, spec.key, spec.current);
+  expect_same_form(next, current);
   return {std::move(root), std::move(next), std::move(current), spec.current, spec.live};
 }
 
@@ -124,10 +126,10 @@ RecorderLeaves::State state_of(const StateSpec& spec, const std::vector<Key>& ou
     root = rows.root_of(spec.key, outputs);
     next = rows.if_any(next_of(spec.key));
   }
-  LeafRows current = rows.bound_beside(root, spec.key, spec.current);
-  expect_one_form(next, current);
+  LeafRows current = rows.bound_as(root, spec.key, spec.current);
+  expect_same_form(next, current);
   ConstTensorView initial = spec.initial;
-  if (rows.batched && initial.shape == current.leaf().shape) {  // one frame for all envs
+  if (rows.batched && initial.shape == current.leaf().shape) {  // one frame for all environments
     Dims strides{0};
     for (std::int64_t stride : initial.strides) {
       strides.push_back(stride);
@@ -148,7 +150,7 @@ RecorderLeaves::Standard standard_of(const Rows& rows) {
           {flag({"done"}), flag({"terminated"}), flag({"truncated"})}};
 }
 
-// Every leaf that is written, each once.
+// All leaves that are written, each once.
 std::vector<LeafRows*> all_of(RecorderLeaves& leaves) {
   std::vector<LeafRows*> all{&leaves.ids};
   for (RecorderLeaves::Observation& observation : leaves.observations) {
@@ -192,7 +194,7 @@ std::vector<LeafRows*> all_of(RecorderLeaves& leaves) {
   return all;
 }
 
-// Every leaf of the layout is written, and by one part of the recorder alone.
+// Checks that every leaf of the layout is written by exactly one part of the recorder.
 void check_each_once(const Layout& layout, const std::vector<LeafRows*>& written) {
   std::vector<int> writers(layout.size());
   for (const LeafRows* leaf : written) {
@@ -207,7 +209,7 @@ void check_each_once(const Layout& layout, const std::vector<LeafRows*>& written
   }
 }
 
-// What the observations say of rewards and ends; nothing where these are the recorder's own.
+// The rewards and ends among the observations; nothing if the recorder gets them with each step.
 std::optional<StepSummary> summary_of(const std::vector<ObservationSpec>& specs,
                                       const std::vector<RecorderLeaves::Observation>& observations,
                                       const RecorderOptions& options) {
@@ -226,7 +228,8 @@ std::optional<StepSummary> summary_of(const std::vector<ObservationSpec>& specs,
   }
   if (summary.has_rewards() && !summary.has_ends()) {
     throw std::invalid_argument(
-        "observations: expected one that ends episodes, because others are rewards");
+        "observations: expected one with the meaning `end`, because others have the meaning "
+        "`reward`");
   }
   return summary.has_ends() ? std::optional(std::move(summary)) : std::nullopt;
 }
@@ -247,9 +250,9 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   }
   if (options.all_envs != 0 &&
       (options.first_env < 0 || options.first_env + options.envs > options.all_envs)) {
-    throw std::invalid_argument("first_env: expected " + std::to_string(options.envs) + " of " +
-                                std::to_string(options.all_envs) + " envs, got the one at " +
-                                std::to_string(options.first_env));
+    throw std::invalid_argument("first_env: expected a range of " + std::to_string(options.envs) +
+                                " in " + std::to_string(options.all_envs) +
+                                " environments, got one from " + std::to_string(options.first_env));
   }
   const Rows rows{layout, options.envs, options.has_env_dimension()};
   for (const ObservationSpec& spec : observation_specs) {

@@ -1,7 +1,7 @@
-// What a Recorder does with each step, and the short way of a plain one: its arrays are those of
-// the leaves as they are, there is one reward and one set of flags, and the recorder keeps nothing
-// of it but the trajectories. What can be decided for all such steps is decided before the first
-// one. What is written is what record() writes.
+// The fast path of Recorder::step() for plain steps. A plain step has arrays that match their
+// leaves exactly, one reward and one set of flags per environment, and no data beyond that except
+// trajectories. Conditions that hold for all plain steps are checked once, in advance. The result
+// is the same as that of record().
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -21,7 +21,7 @@ namespace {
 constexpr const char* kSeveralRewards =
     "; for a vector of rewards, give the environment a reward_space, a Box of shape [k]";
 
-// Whether it is a [P] array without gaps, or one number where P is 1: what is most often given.
+// Whether the view is a contiguous [P] array, or one number if P is 1. This is the usual case.
 bool is_dense(const ConstTensorView& view, std::size_t n, std::size_t item) {
   const bool is_row = view.rank() == 1 && view.shape[0] == static_cast<std::int64_t>(n) &&
                       view.strides[0] == static_cast<std::int64_t>(item);
@@ -39,7 +39,7 @@ void convert_flat(const char* name, const ConstTensorView& view, const TensorVie
   copy(TensorView::contiguous(target.data, target.dtype, view.shape), view);
 }
 
-// The values of a [P] array (or [P, 1], or one number) of any numeric type.
+// Reads the values of an array of shape [P], [P, 1] or, for P = 1, [], of any numeric type.
 template <typename T>
 void read_flat(const char* name, const ConstTensorView& view, DType dtype, std::vector<T>& values) {
   const std::size_t n = values.size();
@@ -48,7 +48,7 @@ void read_flat(const char* name, const ConstTensorView& view, DType dtype, std::
   } else if (view.dtype == DType::float32 && std::is_same_v<T, double> &&
              is_dense(view, n, sizeof(float))) {
     for (std::size_t i = 0; i < n; ++i) {
-      float number = 0;  // by memcpy, because it need not be aligned
+      float number = 0;  // memcpy, because it may be unaligned
       std::memcpy(&number, view.data + i * sizeof(number), sizeof(number));
       values[i] = static_cast<T>(number);
     }
@@ -58,7 +58,7 @@ void read_flat(const char* name, const ConstTensorView& view, DType dtype, std::
   }
 }
 
-// Whether an array is of one number, whose address needs no sum.
+// Whether the array has one number, at its address.
 bool is_one(const ConstTensorView& view) {
   return view.device.kind == DeviceKind::cpu &&
          (view.rank() == 0 || (view.rank() == 1 && view.shape[0] == 1));
@@ -66,7 +66,7 @@ bool is_one(const ConstTensorView& view) {
 
 template <typename T>
 double number_in(const ConstTensorView& view) {
-  T number{};  // by memcpy, because it need not be aligned
+  T number{};  // memcpy, because it may be unaligned
   std::memcpy(&number, view.data, sizeof(number));
   return number;
 }
@@ -122,14 +122,14 @@ std::int64_t Recorder::State::step(const StepData& data) {
 std::int64_t Recorder::State::step(const OneStep& data) {
   check_step_is_due();
   if (!is_one()) {
-    throw std::logic_error("step: expected arrays of " + std::to_string(rewards_.size()) +
+    throw std::logic_error("step: expected an array of " + std::to_string(rewards_.size()) +
                            " rewards, got one number");
   }
   return may_be_plain_ && data.states.empty() ? record_one<false>(data, data)
                                               : record_any(data, data);
 }
 
-// The short way is that of one environment: of several, looking is a small part of a step.
+// Only single environments skip the checks: with several, checking is a small part of a step.
 void Recorder::State::repeat(const StepData& data) {
   Outcome outcome;
   repeated_ = data;
@@ -161,7 +161,7 @@ void Recorder::State::refuse_step() const {
                          " after its episode ended");
 }
 
-// Whether steps may be plain, by what the recorder is told at construction.
+// Whether steps can be plain, given the constructor's arguments.
 bool Recorder::State::may_be_plain() const {
   const bool keeps_more = leaves_.summary || leaves_.is_init || leaves_.step_count ||
                           leaves_.next_step_count || leaves_.steps_had || !leaves_.states.empty();
@@ -184,7 +184,7 @@ void Recorder::State::plan_moves() {
   moves_.add_kept(leaves_.standard->reward, reward_row_.data());
 }
 
-// Reward and flags stand in rewards_, terminated_ and truncated_.
+// Records a plain step. Reward and flags are in rewards_, terminated_ and truncated_.
 std::int64_t Recorder::State::record_many(const StepData& data) {
   const std::size_t envs = done_.size(), numbers = rewards_.size();
   for (std::size_t i = 0; i < numbers; ++i) {
@@ -207,7 +207,7 @@ std::int64_t Recorder::State::record_many(const StepData& data) {
   return end_plain(static_cast<std::int64_t>(envs), stopped);
 }
 
-// The same of one environment, whose reward and flags, members of `numbers`, need no arrays.
+// Records a plain step of one environment. Its reward and flags are members of `numbers`.
 template <bool known, typename Data, typename Numbers>
 std::int64_t Recorder::State::record_one(const Data& data, const Numbers& numbers) {
   reward_row_[0] = static_cast<float>(numbers.reward);
@@ -229,7 +229,7 @@ std::int64_t Recorder::State::record_one(const Data& data, const Numbers& number
   return end_plain(1, stopped);
 }
 
-// One environment's step of any kind.
+// Records any step of one environment.
 template <typename Data, typename Numbers>
 std::int64_t Recorder::State::record_any(const Data& data, const Numbers& numbers) {
   rewards_[0] = numbers.reward;
@@ -238,10 +238,10 @@ std::int64_t Recorder::State::record_any(const Data& data, const Numbers& number
   return record(data.observation, data.outputs, data.states);
 }
 
-// Returns false where an array is not one of its leaf as it is: record() casts it or refuses it.
-// Cells of the step may be written then. They are written anew with the step, or nobody sees them:
-// they lie behind the rollout's end, or the rollout is abandoned. `stopped`: it ends with this
-// step. `known`: the arrays are known to fit.
+// Writes a plain step. Returns false if an array does not match its leaf exactly; record() then
+// casts it or throws. Some cells may have been written by then. A retry overwrites them, or they
+// never become visible because they are after the end of the rollout or the rollout is abandoned.
+// `stopped`: the rollout ends with this step. `known`: the arrays are known to match.
 template <bool known, typename Data>
 bool Recorder::State::write_plain(const Data& data, bool stopped) {
   const bool is_last = stopped || step_ + 1 == steps_;
@@ -261,8 +261,9 @@ bool Recorder::State::write_plain(const Data& data, bool stopped) {
 void Recorder::State::write_current(std::span<const ConstTensorView> observation, bool is_last) {
   for (std::size_t i = 0; i < observation.size(); ++i) {
     RecorderLeaves::Observation& leaves = leaves_.observations[i];
-    const bool is_there = observation[i].data == leaves.view.data;  // asked first: mostly so
-    if (!is_there && leaves.current && (is_last || leaves.live)) {
+    const bool is_same_memory =
+        observation[i].data == leaves.view.data;  // checked first: the usual case
+    if (!is_same_memory && leaves.current && (is_last || leaves.live)) {
       leaves.write_current(observation[i], Fit::plain);
     }
   }

@@ -1,5 +1,6 @@
-// Recorder::State: what a Recorder is behind its pointer. recorder.cpp has what it does with each
-// rollout, recorder_step.cpp what with each step, recorder_plain.cpp the short way of most steps.
+// Recorder::State: the implementation of Recorder. recorder.cpp has the functions that run once per
+// rollout, recorder_step.cpp those of each step, and recorder_plain.cpp the fast path of most
+// steps.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// Methods are those of Recorder, which says what they do.
+// Public methods are documented in Recorder.
 class Recorder::State {
  public:
   State(Layout layout, const std::vector<ObservationSpec>& observations,
@@ -41,7 +42,7 @@ class Recorder::State {
   std::int64_t steps_left() const { return slab_ ? steps_ - step_ : 0; }
   std::int64_t frames() const { return frames_; }
 
-  // Whether the rollout's last step took the short way; it shows in nothing else but time.
+  // Whether the last step of the rollout took the fast path. The path affects only the time.
   friend bool was_plain(const Recorder& recorder) {
     const State& state = of(recorder);
     return state.moves_.is_at(state.step_);
@@ -50,25 +51,25 @@ class Recorder::State {
  private:
   static const State& of(const Recorder& recorder) { return *recorder.state_; }
 
-  // The trajectory that each env is in, as arrays that are stored like any other.
+  // The open trajectory of each environment, in arrays that are recorded like any other.
   struct Trajectories {
-    std::vector<std::int64_t> ids;      // local, each grows by one with each trajectory
+    std::vector<std::int64_t> ids;      // local to the environment; incremented by each trajectory
     std::vector<std::int64_t> lengths;  // frames so far
-    std::vector<double> returns;        // their rewards, added up; as `rewards_`
+    std::vector<double> returns;        // sums of their rewards, shaped as `rewards_`
   };
 
-  // Environments that are not at the same step, since their dummies are left out.
+  // Positions of environments that are at different steps because their dummy steps are left out.
   struct Apart {
-    std::vector<std::int64_t> at;       // frames that the rollout has of each
-    std::vector<std::uint8_t> records;  // is this step a frame of it
+    std::vector<std::int64_t> at;       // frames in the rollout
+    std::vector<std::uint8_t> records;  // whether this step is one of its frames
     std::vector<std::uint8_t> behind;
-    std::vector<std::uint8_t> cut;  // was it this recorder that ended its trajectory
+    std::vector<std::uint8_t> cut;  // whether max_frames_per_traj ended its trajectory
   };
 
-  // Whether a step is one reward and one set of flags.
+  // Whether a step has one reward and one set of flags.
   bool is_one() const { return rewards_.size() == 1; }
   void read_rewards(const ConstTensorView& view);
-  // Adds these of rewards_ to the returns, and casts them for the leaf.
+  // Adds rewards_[first, end) to the returns, and casts them for the leaf.
   void add_rewards(std::size_t first, std::size_t end) {
     for (std::size_t i = first; i < end; ++i) {
       open_.returns[i] += rewards_[i];
@@ -109,7 +110,7 @@ class Recorder::State {
   bool is_recorded(std::size_t env) const {
     return !options_.leaves_out_dummies || apart_.records[env];
   }
-  // The step of the rollout that an env comes to next.
+  // The next step of an environment in the rollout.
   std::int64_t step_of(std::int64_t env) const {
     return options_.leaves_out_dummies ? apart_.at[static_cast<std::size_t>(env)] : step_;
   }
@@ -150,16 +151,16 @@ class Recorder::State {
   RecorderOptions options_;
   RecorderLeaves leaves_;
 
-  // How the arrays fit that are being recorded.
+  // How the arrays of the current step fit their leaves.
   std::vector<Fit> observation_fits_, output_fits_, state_fits_;
-  // A number or a flag of each env.
+  // One number or flag per environment.
   Trajectories open_;
-  std::size_t objectives_ = 1;     // numbers of one env's reward
+  std::size_t objectives_ = 1;     // numbers in the reward of one environment
   std::vector<double> rewards_;    // [envs, objectives]
-  std::vector<float> reward_row_;  // the same as it is stored
-  ConstTensorView reward_view_;    // of reward_row_
+  std::vector<float> reward_row_;  // rewards_ as they are recorded
+  ConstTensorView reward_view_;    // a view of reward_row_
   std::vector<std::uint8_t> terminated_, truncated_, done_;
-  std::vector<std::uint8_t> skips_, skipped_;  // is the next step a dummy, was the last one
+  std::vector<std::uint8_t> skips_, skipped_;  // whether the next or the last step is a dummy
   Apart apart_;
   std::int64_t resets_due_ = 0;
   std::vector<Episode> episodes_;
@@ -167,19 +168,19 @@ class Recorder::State {
   std::shared_ptr<Slab> slab_;
   std::int64_t row_ = 0;
   RolloutControl control_;
-  std::int64_t steps_ = 0;  // of the rollout, which ends earlier once it was stopped
-  std::int64_t step_ = 0;   // that all envs have come to
+  std::int64_t steps_ = 0;  // in the rollout; reduced when it is stopped
+  std::int64_t step_ = 0;   // all environments have reached this step
   std::int64_t policy_version_ = 0;
   std::int64_t collected_ = 0;
-  std::size_t episodes_before_ = 0;  // of episodes_, when the rollout began
+  std::size_t episodes_before_ = 0;  // size of episodes_ at the start of the rollout
   std::int64_t frames_ = 0;
   bool restarted_ = false;
   // See recorder_plain.cpp.
   bool may_be_plain_ = false;
-  bool has_live_ = false;  // is there an observation whose `current` each step writes
+  bool has_live_ = false;  // whether each step writes the `current` of an observation
   StepMoves moves_;
-  std::optional<StepData> repeated_;  // what step_again() records
-  bool is_repeated_plain_ = false;    // so that nothing of it need be looked at
+  std::optional<StepData> repeated_;  // the arrays that step_again() records
+  bool is_repeated_plain_ = false;    // so that step_again() need not check them
 };
 
 bool was_plain(const Recorder& recorder);

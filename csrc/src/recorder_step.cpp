@@ -1,5 +1,5 @@
-// How a Recorder records any step; recorder_plain.cpp has the short way of most, recorder.cpp what
-// is done with each rollout.
+// The general path of Recorder::step(), for any step. See recorder_plain.cpp for the fast path of
+// most steps, and recorder.cpp for the functions that run once per rollout.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -14,18 +14,19 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
-[[noreturn]] void refuse_count(const char* what, std::size_t expected, std::size_t came) {
+[[noreturn]] void refuse_count(const char* what, std::size_t expected, std::size_t actual) {
   throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(expected) +
-                              " arrays, got " + std::to_string(came));
+                              " arrays, got " + std::to_string(actual));
 }
 
-void check_count(const char* what, std::size_t expected, std::size_t came) {
-  if (expected != came) {
-    refuse_count(what, expected, came);
+void check_count(const char* what, std::size_t expected, std::size_t actual) {
+  if (expected != actual) {
+    refuse_count(what, expected, actual);
   }
 }
 
-// Calls visit(p) for the envs whose flag is 1 and not 0. Few are: eight are looked at together.
+// Calls visit(p) for each environment with a flag of 1. Few flags are set, so it checks eight at
+// once.
 template <typename Visit>
 void for_each_set(const std::vector<std::uint8_t>& flags, const Visit& visit) {
   constexpr std::size_t kTogether = sizeof(std::uint64_t);
@@ -56,7 +57,7 @@ std::int64_t Recorder::State::record(std::span<const ConstTensorView> observatio
   const std::int64_t reached = this->reached();
   const bool stopped = is_stopped(reached);
   if (stopped) {
-    steps_ = reached;  // all that is written or not because of a rollout's end follows
+    steps_ = reached;  // before the writes below, which depend on it
   }
   write_outputs(outputs);
   write_observations(observation);
@@ -78,7 +79,7 @@ std::int64_t Recorder::State::record(std::span<const ConstTensorView> observatio
   return stopped ? -1 - resets_due_ : resets_due_;
 }
 
-// Those of a step go to other leaves than those of a reset.
+// Checks the arrays. `stepped`: they are from a step, not from a reset, and go to other leaves.
 void Recorder::State::check_observation(std::span<const ConstTensorView> values, bool stepped) {
   check_count("observation", leaves_.observations.size(), values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -103,7 +104,7 @@ void Recorder::State::check_states(std::span<const ConstTensorView> values) {
   }
 }
 
-// Where dummies are left out: which envs this step is a frame of, and of which it is a dummy.
+// With leaves_out_dummies: decides for each environment whether this step is a frame or a dummy.
 void Recorder::State::choose_envs() {
   if (!options_.leaves_out_dummies) {
     return;
@@ -115,13 +116,13 @@ void Recorder::State::choose_envs() {
   }
 }
 
-// The steps that there are, of the env that has most.
+// The number of steps of the most advanced environment.
 std::int64_t Recorder::State::most_steps() const {
   return options_.leaves_out_dummies ? *std::max_element(apart_.at.begin(), apart_.at.end())
                                      : step_;
 }
 
-// The steps that there are with this one, of the env that has most.
+// The number of steps of the most advanced environment, including this step.
 std::int64_t Recorder::State::reached() const {
   if (!options_.leaves_out_dummies) {
     return step_ + 1;
@@ -133,7 +134,7 @@ std::int64_t Recorder::State::reached() const {
   return most;
 }
 
-// Into the step that each env comes to with this one, or `ahead` steps behind it.
+// Writes into the current step of each environment, or `ahead` steps after it.
 void Recorder::State::write_ahead(LeafRows& leaf, std::int64_t ahead, const ConstTensorView& value,
                                   Fit fit) const {
   if (!options_.leaves_out_dummies) {
@@ -149,7 +150,7 @@ void Recorder::State::write_ahead(LeafRows& leaf, std::int64_t ahead, const Cons
   });
 }
 
-// Into the memory that the next action is chosen on.
+// Writes into the memory from which the policy chooses the next action.
 void Recorder::State::write_now(LeafRows& current, const ConstTensorView& value, Fit fit) const {
   if (current.is_memory_of(value, fit)) {
     return;
@@ -212,7 +213,7 @@ void Recorder::State::write_states(std::span<const ConstTensorView> values) {
   }
 }
 
-// What the recorder itself knows of the step's frames.
+// Records the values that the recorder computes for the frames of this step.
 void Recorder::State::count_frames() {
   put_numbers(leaves_.ids, open_.ids);
   if (leaves_.step_count) {
@@ -253,7 +254,8 @@ void Recorder::State::count_frames() {
   frames_ += frames;
 }
 
-// Which flags count: a trajectory is cut where it is as long as it may be, and a dummy has none.
+// Adjusts the flags: truncates trajectories at max_frames_per_traj, and clears the flags of dummy
+// steps.
 void Recorder::State::complete_flags() {
   if (options_.leaves_out_dummies) {
     for (std::size_t p = 0; p < truncated_.size(); ++p) {
@@ -285,7 +287,7 @@ void Recorder::State::cut_trajectories() {
   }
 }
 
-// Ends are rare: the rollout's flags are zeros, and only those that are set are written.
+// Ends are rare: the flags of the rollout are zeros at first, and only set flags are written.
 void Recorder::State::end_episodes() {
   const std::uint8_t* const terminated = terminated_.data();
   const std::uint8_t* const truncated = truncated_.data();
@@ -330,7 +332,7 @@ void Recorder::State::end_episode(std::int64_t p) {
   }
 }
 
-// The cells of dummies are uncollected; a trajectory begins behind each.
+// Marks the cells of dummy steps as uncollected, and starts a trajectory after each.
 void Recorder::State::drop_dummies() {
   if (!options_.skips_after_done) {
     return;
@@ -359,7 +361,7 @@ void Recorder::State::advance() {
   }
 }
 
-// A trajectory whose first action is chosen at this step (of the rollout, if there is one).
+// Starts a trajectory of environment p, at `step` of the rollout if one is open.
 void Recorder::State::start_trajectory(std::int64_t p, std::int64_t step) {
   const auto i = static_cast<std::size_t>(p);
   ++open_.ids[i];
@@ -390,7 +392,7 @@ void Recorder::State::reset(std::span<const ConstTensorView> observation) {
   resets_due_ = 0;
 }
 
-// Trajectories of these envs begin at that observation, which was checked.
+// Starts trajectories of `envs` at `observation`, which was checked.
 void Recorder::State::start_at(const std::vector<std::uint8_t>& envs,
                                std::span<const ConstTensorView> observation) {
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
@@ -399,12 +401,12 @@ void Recorder::State::start_at(const std::vector<std::uint8_t>& envs,
       continue;
     }
     const Fit fit = observation_fits_[i];
-    const bool is_there = target.current->is_memory_of(observation[i], fit);
+    const bool is_same_memory = target.current->is_memory_of(observation[i], fit);
     for_each_set(envs, [&](std::int64_t p) {
       if (target.root && slab_ && step_of(p) < steps_) {
         target.root->write_env(p, step_of(p), observation[i], fit);
       }
-      if (!is_there) {
+      if (!is_same_memory) {
         target.current->write_env(p, 0, observation[i], fit);
       }
     });

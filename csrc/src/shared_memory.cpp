@@ -16,7 +16,7 @@
 #include "pycollect/detail/checked.h"
 #include "pycollect/detail/memory_limits.h"
 
-// Newer than some C libraries' headers.
+// Missing in the headers of older C libraries.
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -35,7 +35,7 @@ struct stat status_of(const File& file) {
   return result;
 }
 
-// A file in memory that others may have as long as it is open here.
+// A file in memory, lent to other processes while it is open.
 class SharedFile {
  public:
   explicit SharedFile(File file) : file_(std::move(file)) {
@@ -74,11 +74,11 @@ std::byte* map(int fd, std::int64_t offset, std::int64_t bytes, int flags) {
   return static_cast<std::byte*>(data);
 }
 
-// Takes every page now. Asked for by one call, a lack of memory is an error; found on first touch,
-// it would be a signal.
+// Allocates every page now. With one call, a lack of memory is an error; at first access it would
+// be a signal.
 void touch(std::byte* data, std::int64_t bytes) {
   const auto size = static_cast<std::size_t>(bytes);
-  madvise(data, size, MADV_HUGEPAGE);  // only a wish
+  madvise(data, size, MADV_HUGEPAGE);  // a hint that may fail
   if (madvise(data, size, MADV_POPULATE_WRITE) == 0) {
     return;
   }
@@ -100,7 +100,7 @@ std::string path_of(const SharedAddress& address) {
   return "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
 }
 
-// Where it may not be looked into the other process, that one hands it out.
+// Opens the file through /proc. If that is forbidden, borrows a descriptor from its owner.
 File open_file(const SharedAddress& address) {
   File file(open(path_of(address).c_str(), O_RDWR | O_CLOEXEC));
   if (file.fd() >= 0) {
@@ -130,7 +130,8 @@ std::string shared_memory_why_not() {
   }
   const std::string why_not = lender_why_not();
   if (!why_not.empty() && prctl(PR_GET_DUMPABLE) != 1 && geteuid() != 0) {
-    return "shared memory: this process is not dumpable, so that no other may look into it; " +
+    return "shared memory: this process is not dumpable, so other processes cannot open its "
+           "files; " +
            why_not;
   }
   return "";
@@ -143,7 +144,7 @@ std::shared_ptr<Memory> share_memory(std::int64_t bytes) {
   if (ftruncate(file.fd(), static_cast<off_t>(size)) != 0) {
     throw failed("ftruncate to " + std::to_string(size) + " bytes");
   }
-  // Nobody can shrink it under those who have mapped it.
+  // The seals prevent a process from shrinking the file while others have mapped it.
   if (fcntl(file.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     throw failed("fcntl(F_ADD_SEALS)");
   }

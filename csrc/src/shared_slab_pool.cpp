@@ -30,14 +30,14 @@ TensorView bytes_of(Slab& slab) {
 struct SharedSlabPool::State {
   struct Block {
     std::shared_ptr<Memory> memory;
-    std::unique_ptr<const cuda::Registration> registration;  // of a block added later, if pinned
+    std::unique_ptr<const cuda::Registration> registration;  // of later blocks, if pinned
     std::uint64_t generation = 0;
     bool delivered = false;
   };
-  using Blocks = std::list<Block>;  // moved between lists by splicing: a return never allocates
+  using Blocks = std::list<Block>;  // spliced between lists, so take_back() never allocates
 
-  // Lends the block that has been free the longest, so that all blocks are used alike, or a new one
-  // of that many bytes.
+  // Lends the block that has been free the longest, so that all blocks are used equally, or a new
+  // block of this size.
   Blocks::iterator take(std::int64_t bytes) {
     {
       std::lock_guard lock(mutex);
@@ -49,7 +49,7 @@ struct SharedSlabPool::State {
     return add(bytes);
   }
 
-  // Lends new memory, pinned as the first blocks are.
+  // Lends a new block, pinned as the first blocks are.
   Blocks::iterator add(std::int64_t bytes) {
     Blocks added;
     Block& block = added.emplace_back();
@@ -72,14 +72,15 @@ struct SharedSlabPool::State {
     free.splice(free.end(), lent, block);
   }
 
-  // Whether the user may have this slab itself.
+  // Returns whether the user may get this slab itself instead of a copy.
   bool give(const Slab& slab) {
     std::lock_guard lock(mutex);
     const auto block = std::find_if(lent.begin(), lent.end(), [&](const Block& candidate) {
       return candidate.memory == slab.memory();
     });
     if (block == lent.end()) {
-      throw std::invalid_argument("slab: expected one that this pool has lent, got another one");
+      throw std::invalid_argument(
+          "slab: expected a slab that this pool has lent, got a different one");
     }
     if (!block->delivered && delivered >= spare) {
       ++copied;
@@ -92,14 +93,14 @@ struct SharedSlabPool::State {
 
   std::int64_t spare = 0;
   bool poison = false;
-  std::optional<int> device;  // that reads the blocks; set before the first slab is lent
+  std::optional<int> device;  // reads the blocks; set before the first slab is lent
   mutable std::mutex mutex;
   Blocks free;
   Blocks lent;
   std::int64_t delivered = 0;
   std::int64_t copied = 0;
-  std::shared_ptr<Memory> memory;                          // of the first blocks
-  std::unique_ptr<const cuda::Registration> registration;  // ends before the memory is unmapped
+  std::shared_ptr<Memory> memory;                          // contains the first blocks
+  std::unique_ptr<const cuda::Registration> registration;  // must end before the memory is unmapped
 };
 
 SharedSlabPool::SharedSlabPool(Placement placement, std::int64_t working, std::int64_t spare,

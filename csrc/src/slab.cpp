@@ -18,8 +18,8 @@ constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
 class AllocationError : public std::bad_alloc {
  public:
   explicit AllocationError(std::int64_t bytes)
-      : text_("cannot allocate the " + std::to_string(bytes) +
-              " bytes of a batch or of weights; a smaller frames_per_batch needs less") {}
+      : text_("cannot allocate " + std::to_string(bytes) +
+              " bytes for a batch or weights; reduce frames_per_batch") {}
 
   [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
 
@@ -40,8 +40,8 @@ std::shared_ptr<Memory> Memory::allocate(std::int64_t bytes) {
     throw AllocationError(bytes);
   }
   if (huge) {
-    // First touch of 2 MB pages is ten times cheaper than of 4 kB ones. Only a wish: an error
-    // means that the kernel has none, and nothing is lost.
+    // The first access is ten times cheaper with 2 MB pages than with 4 kB pages. An error is
+    // harmless: the kernel then uses small pages.
     madvise(data, size, MADV_HUGEPAGE);
   }
   return std::make_shared<Memory>(data, bytes, [](std::byte* p) { std::free(p); });

@@ -32,7 +32,7 @@ void check_size(std::uint64_t size) {
 
 }  // namespace
 
-// Not in the unnamed namespace: members of such types are warned of in a unity build.
+// Not in an unnamed namespace: in a unity build, compilers warn about members of such types.
 struct SlotMessage {
   std::uint64_t length = 0;
   std::byte bytes[kSlotBytes];
@@ -44,21 +44,21 @@ struct SlotMessage {
   }
 
   Message read() const {
-    const std::uint64_t size = length;  // once: the other process could change it
+    const std::uint64_t size = length;  // read once: the other process could change it
     check_size(size);
     return {bytes, bytes + size};
   }
 };
 
-// A question and its number, which changes before the bytes do: the replacement of a dead worker
-// may write while the server reads.
+// A question and its number. The number changes before the bytes, because the replacement of a dead
+// worker may write while the server reads.
 struct SlotQuestion {
   std::atomic<std::uint64_t> number{};
   std::atomic<std::uint64_t> length{};
   std::atomic<std::uint64_t> words[kSlotBytes / sizeof(std::uint64_t)]{};
 
-  // A reader of the new length, or of any new word, also reads the new number: each store releases
-  // it.
+  // A reader that sees the new length or any new word also sees the new number, because each store
+  // releases it.
   void write(std::uint64_t own, std::span<const std::byte> message) {
     check_length(message);
     number.store(own, std::memory_order_relaxed);
@@ -70,7 +70,7 @@ struct SlotQuestion {
     }
   }
 
-  // Returns nothing if its number has changed.
+  // Returns nothing if the number has changed.
   std::optional<Message> read(std::uint64_t wanted) const {
     const std::uint64_t size = length.load(std::memory_order_acquire);
     check_size(size);
@@ -99,8 +99,8 @@ struct SlotTable {
 
   std::uint64_t magic = kMagic;
   std::atomic<std::uint64_t> count{};
-  // How often somebody was answered. All workers sleep on this one, so that those who are answered
-  // together are woken by one call of the kernel, before any of them has the server's CPU.
+  // Number of answers. All workers sleep on this number, so one system call wakes all workers that
+  // are answered together, before any of them takes the server's CPU.
   alignas(64) std::atomic<std::uint64_t> answers{};
   SlotPage pages[kMostSlots];
 };
@@ -109,17 +109,19 @@ namespace {
 
 static_assert(kMostSlots <= Bell::kUrgent, "a server may wait for a knock of each slot");
 
-// By which a sleeper is woken. From 33 slots on some share theirs: then one is woken in vain,
-// looks, and sleeps again.
+// The bit that wakes this slot's worker. With more than 32 slots, some share a bit; a worker that
+// is woken for another slot checks its own slot and sleeps again.
 std::uint32_t bit_of(std::size_t slot) { return std::uint32_t{1} << (slot % 32); }
 
 SlotTable& table_in(const Memory& memory) {
   if (static_cast<std::size_t>(memory.bytes()) < sizeof(SlotTable)) {
-    throw std::invalid_argument("slots: expected their address, got other memory");
+    throw std::invalid_argument(
+        "slots: expected the address of a server's slots, got other memory");
   }
   auto& table = *reinterpret_cast<SlotTable*>(memory.data());
   if (table.magic != SlotTable::kMagic) {
-    throw std::invalid_argument("slots: expected their address, got other memory");
+    throw std::invalid_argument(
+        "slots: expected the address of a server's slots, got other memory");
   }
   return table;
 }
@@ -127,7 +129,7 @@ SlotTable& table_in(const Memory& memory) {
 SlotPage& page_in(SlotTable& table, std::size_t slot) {
   const std::uint64_t count = table.count.load(std::memory_order_acquire);
   if (slot >= std::min<std::uint64_t>(count, kMostSlots)) {
-    throw std::out_of_range("slot: expected one of " + std::to_string(count) + ", got " +
+    throw std::out_of_range("slot: expected a slot below " + std::to_string(count) + ", got " +
                             std::to_string(slot));
   }
   return table.pages[slot];
@@ -149,11 +151,11 @@ bool ServerSlots::is_asking(std::size_t slot) const {
   return found_[slot] != table().pages[slot].answered.load(std::memory_order_relaxed);
 }
 
-// That of a question that asking() found and that was not answered.
+// The page of an unanswered question that asking() has found.
 SlotPage& ServerSlots::page_asking(std::size_t slot) const {
   if (slot >= found_.size() || !is_asking(slot)) {
     throw std::logic_error("slot " + std::to_string(slot) +
-                           ": expected a question that asking() found, there is none");
+                           ": expected an unanswered question, got none; see asking()");
   }
   return table().pages[slot];
 }
@@ -168,7 +170,7 @@ std::size_t ServerSlots::add() {
   const std::size_t slot = count();
   if (slot == kMostSlots) {
     throw std::length_error("slots: expected at most " + std::to_string(kMostSlots) +
-                            " in the life of one server, got one more");
+                            " slots per server, got one more");
   }
   table().count.store(slot + 1, std::memory_order_release);
   return slot;
@@ -246,9 +248,10 @@ void WorkerSlot::ask(std::span<const std::byte> message) {
   owner_.check();
   SlotPage& to = page();
   const std::uint64_t before = to.asked.load(std::memory_order_relaxed);
-  // The question of a worker that died may stand there for ever.
+  // The question of a worker that died may remain unanswered forever.
   if (asked_ != 0 && to.answered.load(std::memory_order_acquire) != before) {
-    throw std::logic_error("ask: expected the question before to be answered");
+    throw std::logic_error(
+        "ask: expected an answer to the previous question first; call wait_answer()");
   }
   to.question.write(before + 1, message);
   asked_ = before + 1;
@@ -263,7 +266,7 @@ bool WorkerSlot::wait_answer(Seconds timeout) const {
     if (is_answered()) {
       return true;
     }
-    again = futex::wait_bits(*answers_, seen, bit_, deadline);  // others are answered meanwhile
+    again = futex::wait_bits(*answers_, seen, bit_, deadline);  // others may wake it, too
   }
   return is_answered();
 }
@@ -284,7 +287,8 @@ std::uint64_t WorkerSlot::note() const {
 
 void WorkerSlot::check_answered() const {
   if (asked_ == 0 || !is_answered()) {
-    throw std::logic_error("answer: expected one to the last question, there is none");
+    throw std::logic_error(
+        "answer: expected an answer to the last question, got none; call wait_answer()");
   }
 }
 

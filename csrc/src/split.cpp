@@ -11,7 +11,7 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
-// One of done, ids and mask: the batch's shape, then nothing but ones.
+// Checks done, ids or mask: the shape must be that of the batch, optionally followed by ones.
 void check_signal(const char* what, const ConstTensorView& view, DType dtype, const Dims& batch) {
   expect_on_host(what, view);
   bool fits = view.dtype == dtype && view.rank() >= batch.size();
@@ -26,7 +26,7 @@ void check_signal(const char* what, const ConstTensorView& view, DType dtype, co
   }
 }
 
-// One row of done, ids or mask; none where there is no such array.
+// One row of done, ids or mask. Without an array, `data` is null.
 struct Signal {
   const std::byte* data = nullptr;
   std::int64_t step = 0;
@@ -40,12 +40,12 @@ struct Signal {
   }
 };
 
-// Calls add(start, end) for the segments of one row, and for some that are empty.
+// Calls add(start, end) for the segments of one row. Some of them may be empty.
 template <typename Add>
 void cut_row(const Signal& done, const Signal& ids, const Signal& mask, std::int64_t steps,
              const Add& add) {
-  std::int64_t start = 0;    // of the open segment; empty where it is t
-  std::int64_t open_id = 0;  // of the cell before t
+  std::int64_t start = 0;    // start of the open segment, which is empty if start == t
+  std::int64_t open_id = 0;  // id of the cell before t
   for (std::int64_t t = 0; t < steps; ++t) {
     const std::int64_t id = ids ? ids.id(t) : 0;
     const bool collected = id != -1 && (!mask || mask.flag(t));
@@ -64,7 +64,7 @@ void cut_row(const Signal& done, const Signal& ids, const Signal& mask, std::int
 
 }  // namespace
 
-// One leaf on its way from the batch to its target.
+// Copies one leaf from the batch to its target.
 class SplitPlan::Gather {
  public:
   Gather(const SplitPlan& plan, const ConstTensorView& source, const TensorView& target,
@@ -83,7 +83,8 @@ class SplitPlan::Gather {
   // Bytes written per frame.
   std::int64_t frame_bytes() const { return frame_bytes_; }
 
-  // Frames [begin, end) of the flat order, and the padding behind each trajectory that ends there.
+  // Writes frames [begin, end) of the flat order, and the padding after each trajectory that ends
+  // in this range.
   void write(std::int64_t begin, std::int64_t end) const {
     const std::vector<std::int64_t>& offsets = plan_.offsets_;
     auto i = static_cast<std::size_t>(std::upper_bound(offsets.begin(), offsets.end(), begin) -
@@ -230,7 +231,7 @@ void SplitPlan::mask(const TensorView& target) const {
 void SplitPlan::pad(const TensorView& target, std::int64_t value) const {
   expect_on_host("target", target);
   if (target.rank() < 2 || target.shape[0] != count() || target.shape[1] != longest_) {
-    throw std::invalid_argument("target: expected a shape that begins " +
+    throw std::invalid_argument("target: expected a shape that begins with " +
                                 to_string(Dims{count(), longest_}) + ", got " +
                                 to_string(target.shape));
   }

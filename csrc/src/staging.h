@@ -1,4 +1,4 @@
-// Staging: small pieces of host memory to a device, read at once, so that the host never waits.
+// Staging: copies small pieces of host memory to a device without waiting for the stream.
 #pragma once
 
 #include <algorithm>
@@ -15,26 +15,26 @@
 
 namespace pycollect::inline PYCOLLECT_ABI::cuda {
 
-// A copy from ordinary memory may wait for all that its stream was given before; one from pinned
-// memory does not, but reads it later. So the bytes go through pinned blocks, each of which is
-// written again once its copy is complete. Thread-safe.
+// A copy from pageable memory may wait for all earlier work of its stream. A copy from pinned
+// memory does not wait, but reads the memory later. Staging therefore copies the bytes into pinned
+// blocks and reuses each block when its copy is complete. Thread-safe.
 class Staging {
  public:
   explicit Staging(std::shared_ptr<const Context> context) : context_(std::move(context)) {}
-  // Waits for the copies that are under way.
+  // Waits for pending copies.
   ~Staging() {
     try {
       for (const Block& block : blocks_) {
         block.sent.wait();
       }
-    } catch (const Error&) {  // the device is lost, and reads no host memory any more
+    } catch (const Error&) {  // the device is lost and no longer reads host memory
     }
   }
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Has the bytes copied to the device, behind what the stream was given before; they may be
-  // written again when this returns. Waits where kMost copies are under way. Throws Error.
+  // Copies the bytes to the device, after the earlier work of the stream. The caller may change the
+  // bytes when this returns. Waits if kMost copies are pending. Throws Error.
   void send(DevicePointer target, std::span<const std::byte> bytes, Stream stream) {
     const auto size = static_cast<std::int64_t>(bytes.size());
     Block block = take(size);
@@ -43,7 +43,7 @@ class Staging {
     try {
       block.sent.record(stream);
     } catch (const Error&) {
-      wait_for(stream);  // nothing else tells when the copy is complete
+      wait_for(stream);  // without the event, nothing reports the end of the copy
       throw;
     }
     const std::lock_guard lock(mutex_);
@@ -59,7 +59,7 @@ class Staging {
     Event sent;
   };
 
-  // A block with room for so many bytes that no copy reads; those that are too small go.
+  // Returns a block of at least this size that no copy reads. Frees blocks that are too small.
   Block take(std::int64_t bytes) {
     const std::lock_guard lock(mutex_);
     if (blocks_.size() >= kMost) {
@@ -85,7 +85,7 @@ class Staging {
 
   std::shared_ptr<const Context> context_;
   std::mutex mutex_;
-  std::deque<Block> blocks_;  // in the order in which they were sent
+  std::deque<Block> blocks_;  // in the order of their copies
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI::cuda

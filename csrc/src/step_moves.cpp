@@ -20,7 +20,7 @@ StepMoves::Form::Form(const LeafRows& rows)
   }
 }
 
-bool StepMoves::Form::fits_otherwise(const ConstTensorView& view) const {
+bool StepMoves::Form::fits_by_leaf(const ConstTensorView& view) const {
   return leaf->is_plain(view);
 }
 
@@ -57,10 +57,10 @@ bool StepMoves::fit(std::span<const ConstTensorView> outputs,
 }
 
 void StepMoves::begin_runs(std::int64_t step, bool is_last) {
-  const bool anew = step != next_;
+  const bool restart = step != next_;
   full_at_ = std::numeric_limits<std::int64_t>::max();
   const auto begin = [&](Run& run, std::int64_t ahead) {
-    if (anew || run.end == step + ahead) {
+    if (restart || run.end == step + ahead) {
       run.begin(step + ahead);
     }
     full_at_ = std::min(full_at_, run.end - ahead);

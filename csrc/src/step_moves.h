@@ -1,9 +1,10 @@
-// StepMoves: what is copied with each plain step, and to where.
+// StepMoves: the copies of each plain step, with their targets.
 //
-// The arrays of a plain step are those of the leaves as they are, and most lie behind those of the
-// step before. So a step is a list of copies, each to where the one before it ended; only where a
-// run of steps is full is its leaf asked for another one. A leaf without runs, whose frames are
-// large, or of a few envs, is written by itself. What is written is what LeafRows::write() writes.
+// The arrays of a plain step match their leaves exactly, and most targets directly follow those of
+// the previous step. So a step is a list of copies, each to the end of the previous one; a leaf is
+// only asked for a new target when its run of steps is full. A leaf without runs (with large
+// frames, or few environments) writes each step itself. The result is the same as that of
+// LeafRows::write().
 #pragma once
 
 #include <array>
@@ -21,27 +22,27 @@ namespace pycollect::inline PYCOLLECT_ABI {
 
 class StepMoves {
  public:
-  // Leaves must outlive this and stay where they are. Outputs and observations are given with each
-  // step, in the order in which they were added.
+  // The leaves must outlive this object and must not move. Each step passes outputs and
+  // observations in the order in which they were added.
   void add_output(LeafRows& leaf);
-  // An array of that form: of the step itself and, ahead, of what the next one begins with. Either
-  // leaf may be missing.
+  // Adds an array of this form. It is written to `next` at the same step and to `root` one step
+  // ahead. Either leaf may be null.
   void add_observation(const LeafRows& form, LeafRows* next, LeafRows* root);
-  // What the caller keeps, at an address that stays.
+  // Adds an array of the caller at a fixed address.
   void add_kept(LeafRows& leaf, const void* address);
 
-  // Whether the step before that one was written here.
+  // Whether write() wrote the step before this one.
   bool is_at(std::int64_t step) const { return next_ == step; }
-  // A step was written in another way, or the leaves were bound anew.
+  // Call this after a step was written in another way, or after the leaves were bound again.
   void forget() { next_ = -1; }
 
-  // Whether the arrays are those of their leaves as they are.
+  // Whether the arrays match their leaves exactly.
   bool fit(std::span<const ConstTensorView> outputs,
            std::span<const ConstTensorView> observations) const;
 
-  // Writes a step; with the last one nothing is written ahead. Returns false where an array is not
-  // one of its leaf as it is: some of the step may be written then, and forget() is due. Arrays
-  // that are `known` to fit are not looked at.
+  // Writes a step. The last step writes nothing ahead. Returns false if an array does not match its
+  // leaf exactly; a part of the step may then be written, and the caller must call forget().
+  // `known`: the arrays are known to match and are not checked.
   template <bool known>
   bool write(std::int64_t step, bool is_last, std::span<const ConstTensorView> outputs,
              std::span<const ConstTensorView> observations) {
@@ -50,7 +51,7 @@ class StepMoves {
       return false;
     }
     if (step != next_ || step == full_at_) [[unlikely]] {
-      // Where the step before was not written here, this one may well be of its kind.
+      // If the previous step was not written here, this one may not be plain either.
       if (!known && step != next_ && !fit(outputs, observations)) {
         return false;
       }
@@ -84,7 +85,8 @@ class StepMoves {
   }
 
  private:
-  // What is_plain() of a leaf looks at, side by side; an array of more dimensions is left to it.
+  // The members that LeafRows::is_plain() checks, side by side. For arrays of more dimensions,
+  // is_plain() is called.
   struct Form {
     static constexpr int kMostDims = 2;
 
@@ -96,23 +98,23 @@ class StepMoves {
           (rank < 2 || (view.shape[1] == extents[1] && view.strides[1] == strides[1]))) [[likely]] {
         return true;
       }
-      return fits_otherwise(view);
+      return fits_by_leaf(view);
     }
-    bool fits_otherwise(const ConstTensorView& view) const;
+    bool fits_by_leaf(const ConstTensorView& view) const;
 
     DType dtype;
-    int rank;  // -1: there are more dimensions
+    int rank;  // -1: more than kMostDims
     std::array<std::int64_t, kMostDims> extents{}, strides{};
     const LeafRows* leaf;
   };
 
-  // Where the next step of a leaf goes.
+  // The target of a leaf's next step.
   struct Run {
     void begin(std::int64_t step);
     void write(std::int64_t step, const std::byte* from) {
       std::byte* const target = to;
       to += bytes;
-      // A call for a few bytes would cost more than they do.
+      // For a few bytes, a call costs more than the copy.
       if (bytes == 4) {
         std::memcpy(target, from, 4);
       } else if (bytes == 8) {
@@ -126,10 +128,10 @@ class StepMoves {
       }
     }
 
-    LeafRows* leaf;  // null: there is none
+    LeafRows* leaf;  // null: no leaf
     std::byte* to = nullptr;
-    std::size_t bytes = 0;  // of a step; 0 where the leaf has no runs
-    std::int64_t end = 0;   // the first step that is not of the run
+    std::size_t bytes = 0;  // per step; 0 if the leaf has no runs
+    std::int64_t end = 0;   // the first step after the run
   };
 
   struct Output {
@@ -145,14 +147,14 @@ class StepMoves {
     const std::byte* address;
   };
 
-  // Those that are full, or all of them where the step before was not written here.
+  // Begins new runs for full ones, or for all if the previous step was not written here.
   void begin_runs(std::int64_t step, bool is_last);
 
   std::vector<Output> outputs_;
   std::vector<Observation> observations_;
   std::vector<Kept> kept_;
-  std::int64_t next_ = -1;    // the step at which the runs stand
-  std::int64_t full_at_ = 0;  // the step at which the first of them is full
+  std::int64_t next_ = -1;    // the step that continues the runs
+  std::int64_t full_at_ = 0;  // the first step at which a run is full
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -8,14 +8,14 @@ namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 template <typename T>
-std::span<const T> numbers_of(const ConstTensorView& view, DType dtype, std::vector<T>& room) {
-  copy(TensorView::contiguous(room.data(), dtype, view.shape), view);
-  return room;
+std::span<const T> numbers_of(const ConstTensorView& view, DType dtype, std::vector<T>& buffer) {
+  copy(TensorView::contiguous(buffer.data(), dtype, view.shape), view);
+  return buffer;
 }
 
 template <typename T>
-void make_room(std::vector<T>& room, std::int64_t size) {
-  room.resize(std::max(room.size(), static_cast<std::size_t>(size)));
+void grow(std::vector<T>& buffer, std::int64_t size) {
+  buffer.resize(std::max(buffer.size(), static_cast<std::size_t>(size)));
 }
 
 }  // namespace
@@ -30,12 +30,12 @@ StepSummary::Part StepSummary::part(std::size_t place, const LeafRows& leaf) con
 
 void StepSummary::add_end(std::size_t place, const LeafRows& leaf) {
   ends_.push_back(part(place, leaf));
-  make_room(flags_, envs_ * ends_.back().count);
+  grow(flags_, envs_ * ends_.back().count);
 }
 
 void StepSummary::add_reward(std::size_t place, const LeafRows& leaf) {
   rewards_.push_back(part(place, leaf));
-  make_room(numbers_, envs_ * rewards_.back().count);
+  grow(numbers_, envs_ * rewards_.back().count);
 }
 
 void StepSummary::read(std::span<const ConstTensorView> values, std::span<double> earned,

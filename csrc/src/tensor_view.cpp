@@ -54,9 +54,9 @@ std::int64_t TensorView::bytes() const {
   return checked_mul(count(), static_cast<std::int64_t>(item_size(dtype)));
 }
 
-void detail::refuse_dtype(DType wanted, DType came) {
-  throw std::invalid_argument("dtype: expected " + std::string(name_of(wanted)) +
-                              ", the array is " + std::string(name_of(came)));
+void detail::refuse_dtype(DType wanted, DType actual) {
+  throw std::invalid_argument("dtype: expected " + std::string(name_of(wanted)) + ", got " +
+                              std::string(name_of(actual)));
 }
 
 void detail::expect_count(std::size_t numbers, const Dims& shape) {
@@ -69,8 +69,8 @@ void detail::expect_count(std::size_t numbers, const Dims& shape) {
 
 TensorView TensorView::operator[](std::int64_t i) const {
   if (rank() == 0 || i < 0 || i >= shape[0]) {
-    throw std::out_of_range("index: " + std::to_string(i) + " is outside of shape " +
-                            to_string(shape));
+    throw std::out_of_range("index: expected an index into shape " + to_string(shape) + ", got " +
+                            std::to_string(i));
   }
   return {data + i * strides[0], dtype, Dims(shape.from(1)), Dims(strides.from(1)), device};
 }

@@ -20,27 +20,27 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
-// Ranges per thread: enough that a thread which is interrupted does not hold up the others.
+// Ranges per thread: enough that one interrupted thread does not delay the others.
 constexpr std::int64_t kRangesPerThread = 4;
 
 std::atomic<ThreadPool*> shared_pool{nullptr};
 
-// Registered while the program is loaded, before there is a pool. Only lock-free atomics are
-// touched, as the child of a process with threads must. The parent's pool is left as it is: its
-// mutex may be locked by a thread that does not exist here.
+// Registered when the library is loaded, before there is a pool. It uses only a lock-free atomic,
+// as required in the child of a process with threads. The parent's pool stays untouched: a thread
+// that does not exist in the child may have locked its mutex.
 [[maybe_unused]] const int fork_handler_of_pools =
     pthread_atfork(nullptr, nullptr, [] { shared_pool.store(nullptr); });
 
 }  // namespace
 
-// A loop that is being run; lives on the stack of its caller.
+// A running loop, on the stack of its caller.
 struct ThreadPool::Job {
   Body body;
   void* context;
   std::int64_t n;
   std::int64_t step;
   std::atomic<std::int64_t> next{0};
-  int helpers = 0;  // that work on it now; guarded by the pool's mutex
+  int helpers = 0;  // helpers at work; guarded by the pool's mutex
   std::mutex error_mutex{};
   std::exception_ptr error{};
 
@@ -67,10 +67,10 @@ struct ThreadPool::State {
   std::mutex mutex;
   std::condition_variable work;
   std::condition_variable done;
-  std::vector<Job*> jobs;  // with ranges left, as far as is known; the oldest first
+  std::vector<Job*> jobs;  // that may have ranges left; oldest first
   bool stopping = false;
   bool started = false;
-  std::vector<std::jthread> helpers;  // last, so that they end before what they use
+  std::vector<std::jthread> helpers;  // the last member, so that the threads end first
 
   ~State() {
     {
@@ -80,7 +80,7 @@ struct ThreadPool::State {
     work.notify_all();
   }
 
-  // The mutex is held.
+  // Requires the mutex.
   void start(int count) {
     if (started) {
       return;
@@ -91,7 +91,7 @@ struct ThreadPool::State {
         helpers.emplace_back([this] { help(); });
       }
     } catch (const std::system_error&) {
-      // No more threads to be had: those that there are, and the caller, do the work.
+      // Out of threads: the caller and the threads that have started do the work.
     }
   }
 
@@ -124,7 +124,7 @@ ThreadPool::ThreadPool(int threads)
 
 ThreadPool::~ThreadPool() {
   if (forked()) {
-    // The helpers are not in this process, and the mutex may be locked for ever: give both up.
+    // The helpers do not exist in this process, and the mutex may be locked forever, so leak both.
     static_cast<void>(state_.release());
   }
 }
@@ -162,7 +162,7 @@ void ThreadPool::run(std::int64_t n, std::int64_t grain, void* context, Body bod
 ThreadPool& ThreadPool::shared() {
   ThreadPool* pool = shared_pool.load();
   if (pool == nullptr) {
-    auto fresh = std::make_unique<ThreadPool>(cores());  // starts nothing yet
+    auto fresh = std::make_unique<ThreadPool>(cores());  // starts no thread yet
     if (shared_pool.compare_exchange_strong(pool, fresh.get())) {
       pool = fresh.release();
     }
@@ -171,10 +171,10 @@ ThreadPool& ThreadPool::shared() {
 }
 
 int ThreadPool::cores() {
-  // The mask is as long as the kernel's, which may be longer than the 1024 cores of cpu_set_t.
-  for (int room = CPU_SETSIZE; room <= (1 << 20); room *= 2) {
-    const std::size_t bytes = CPU_ALLOC_SIZE(room);
-    cpu_set_t* mask = CPU_ALLOC(room);
+  // The mask must have the kernel's size, which may exceed the 1024 cores of cpu_set_t.
+  for (int size = CPU_SETSIZE; size <= (1 << 20); size *= 2) {
+    const std::size_t bytes = CPU_ALLOC_SIZE(size);
+    cpu_set_t* mask = CPU_ALLOC(size);
     if (mask == nullptr) {
       break;
     }

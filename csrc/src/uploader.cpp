@@ -20,7 +20,7 @@ void Upload::wait() {
 void Upload::hold_back(Stream stream) { event_.hold_back(stream); }
 
 void Upload::let_go() {
-  std::shared_ptr<const void> owner;  // ends after the mutex: it may run a pool's code
+  std::shared_ptr<const void> owner;  // destroyed after the unlock: it may call a pool
   const std::lock_guard lock(mutex_);
   owner.swap(owner_);
 }
@@ -30,7 +30,7 @@ Uploader::Uploader(int device) : context_(Context::of(device)), stream_(context_
 Uploader::~Uploader() {
   try {
     wait();
-  } catch (const Error&) {  // the device is lost, and reads no host memory any more
+  } catch (const Error&) {  // the device is lost and no longer reads host memory
   }
 }
 
@@ -41,7 +41,7 @@ std::shared_ptr<Upload> Uploader::upload(std::shared_ptr<const void> owner,
   std::shared_ptr<Upload> upload(new Upload(context_, std::move(owner)));
   {
     const std::lock_guard lock(mutex_);
-    under_way_.push_back(upload);  // what may fail without the driver comes before the copy
+    under_way_.push_back(upload);  // may throw, so it comes before the copy
     try {
       copy(*upload, source, target, after);
     } catch (...) {
@@ -65,7 +65,8 @@ void Uploader::copy(Upload& upload, std::span<const std::byte> source, DevicePoi
   try {
     upload.event_.record(stream());
   } catch (const Error&) {
-    // The copy runs, and nothing tells when it is complete: it must be before the owner goes.
+    // Without the event, nothing reports the end of the copy, so wait for it before the owner is
+    // released.
     try {
       context_->wait(stream());
     } catch (const Error&) {  // the device is lost, see above

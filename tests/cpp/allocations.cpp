@@ -1,5 +1,5 @@
-// What step() and reset() allocate: nothing. A program of its own, because it replaces the global
-// operator new.
+// Tests that step() and reset() allocate nothing. A separate program, because it replaces the
+// global operator new.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
@@ -16,7 +16,7 @@
 
 namespace {
 
-std::int64_t allocations = 0;  // by this program's one thread
+std::int64_t allocations = 0;  // the program has one thread
 
 void* allocate(std::size_t size, std::size_t alignment) {
   ++allocations;
@@ -27,12 +27,12 @@ void* allocate(std::size_t size, std::size_t alignment) {
   throw std::bad_alloc();
 }
 
-// Not inlined, or gcc sees free() beside a new that it does not know to be this file's.
+// Not inlined: otherwise gcc warns that free() releases memory from operator new.
 [[gnu::noinline]] void release(void* memory) { std::free(memory); }
 
 }  // namespace
 
-// The forms for arrays, and those that do not throw, come to these.
+// The array and nothrow forms call these.
 void* operator new(std::size_t size) { return allocate(size, alignof(std::max_align_t)); }
 void* operator new(std::size_t size, std::align_val_t alignment) {
   return allocate(size, static_cast<std::size_t>(alignment));
@@ -70,7 +70,7 @@ std::vector<Leaf> leaves_of(bool own_flags) {
   return leaves;
 }
 
-// Everything that a recorder can be given, in memory that is made before it records.
+// A recorder with all optional inputs. Their memory is allocated before it records.
 class Loop {
  public:
   Loop(RecorderOptions options, bool own_flags)
@@ -106,7 +106,7 @@ class Loop {
   ConstTensorView& observation(std::size_t i) { return observation_[i]; }
   TensorView& reward() { return reward_; }
 
-  // How many allocations the steps and resets of a rollout make.
+  // Records a rollout and returns the number of allocations of its steps and resets.
   std::int64_t roll() {
     recorder_->begin(pool_.acquire(), 0, 1);
     const std::int64_t before = allocations;
@@ -144,7 +144,7 @@ class Loop {
   TensorView reward_, ends_, none_;
 };
 
-// After a rollout that makes room for the list of episodes.
+// The first rollout allocates the list of episodes.
 void check_allocates_nothing(Loop& loop) {
   loop.roll();
   CHECK(loop.take_episodes() > 0);
@@ -160,7 +160,7 @@ TEST_CASE("the counter counts") {
   CHECK(allocations == before + 1);
 }
 
-TEST_CASE("steps and resets allocate nothing, whatever is recorded") {
+TEST_CASE("steps and resets allocate nothing for any kind of recorded data") {
   for (bool own_flags : {false, true}) {
     for (bool skips : {false, true}) {
       for (std::int64_t envs : {1, 3}) {
@@ -176,7 +176,7 @@ TEST_CASE("steps and resets allocate nothing, whatever is recorded") {
   }
 }
 
-TEST_CASE("steps and resets allocate nothing where numbers are cast or have gaps between them") {
+TEST_CASE("steps and resets allocate nothing if numbers are cast or strided") {
   Loop loop({.envs = 3}, false);
   SUBCASE("wider numbers") {
     loop.observation(0) = loop.array<double>(DType::float64, {2});
@@ -186,7 +186,7 @@ TEST_CASE("steps and resets allocate nothing where numbers are cast or have gaps
     loop.observation(0) = loop.array<std::int32_t>(DType::int32, {2});
     loop.reward() = loop.array<std::int32_t>(DType::int32, {});
   }
-  SUBCASE("axes in another order") {
+  SUBCASE("permuted axes") {
     ConstTensorView& pixels = loop.observation(1);
     pixels.strides = {24, 1, 2, 6};
   }

@@ -1,4 +1,5 @@
-// What tests of CUDA's part share: a fake driver as new, and whether it was left as it was found.
+// Shared by the tests of CUDA code: resets the fake driver, and checks at the end that everything
+// was freed.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -11,7 +12,7 @@
 
 struct FakeCuda {
   FakeCuda() {
-    pycollect::cuda::available();  // so that opening the library is in nobody's log
+    pycollect::cuda::available();  // opens the library before the log is cleared
     fake_cuda_reset();
   }
   ~FakeCuda() {
@@ -20,7 +21,7 @@ struct FakeCuda {
     fake_cuda_reset();
   }
   std::string log() const { return fake_cuda_log(); }
-  // How many calls of that symbol were made, failed ones included.
+  // The number of calls of this symbol, including failed ones.
   int calls(const std::string& symbol) const {
     int count = 0;
     const std::string lines = "\n" + log();

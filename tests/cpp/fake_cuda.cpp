@@ -18,12 +18,12 @@
 #include <vector>
 
 #include "cuda/gather.h"
-#ifdef FAKE_CUDA_KERNEL  // a file with ptx::pycollect_gather, to be run in place of the twin
+#ifdef FAKE_CUDA_KERNEL  // a file with ptx::pycollect_gather, which replaces the kernel in C++
 #include FAKE_CUDA_KERNEL
 #endif
 
-// Reimplements the driver's behaviour; its numbers are written out again so that a mistake there is
-// not repeated here.
+// Reimplements the driver's behavior. Its constants are defined again here, so that the tests find
+// mistakes in the core's constants.
 namespace {
 
 using Result = int;
@@ -36,25 +36,25 @@ constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kInvalidDevice
 
 struct EventState {
   Handle context = nullptr;
-  long recorded = 0;  // how often record was asked for, and how often that was done
-  long done = 0;
+  long recorded = 0;  // number of calls of record
+  long done = 0;      // number of completed records
 };
 
-// Memory that work reads or writes, or the address of a module's handle.
+// Memory that an operation reads or writes, or the address of a module's handle.
 struct Range {
   std::uint64_t begin;
   std::uint64_t end;
 };
 
-// One piece of work, and what it needs until it is done.
+// One queued operation, with the memory that it needs until it is done.
 struct Work {
-  std::function<bool()> run;  // false: it must wait
+  std::function<bool()> run;  // returns false if it must wait
   std::vector<Range> uses;
 };
 
 struct StreamState {
   Handle context = nullptr;
-  bool destroyed = false;  // by the host: what it was given is still done
+  bool destroyed = false;  // by the host; queued operations still run
   std::deque<Work> queue;
 };
 
@@ -65,7 +65,7 @@ struct Fake {
   bool initialized = false;
   bool hold = false;
   bool captured = false;
-  std::array<int, kMostDevices> contexts{};  // how often each device's was retained
+  std::array<int, kMostDevices> contexts{};  // reference count of each device's context
   int freed_while_queued = 0;
   std::uint64_t last_stream = 0;
   std::map<std::uint64_t, StreamState> streams{{0, {}}};
@@ -73,7 +73,7 @@ struct Fake {
   std::map<Pointer, std::size_t> device;
   std::map<const std::byte*, std::size_t> pinned;
   std::set<void*> allocated_host;
-  std::map<Handle, Handle> modules;  // and the context that each was loaded in
+  std::map<Handle, Handle> modules;  // with the context in which each was loaded
   std::map<std::string, std::pair<int, Result>> failures;
   std::ostringstream log;
   std::string log_text;
@@ -85,14 +85,14 @@ Fake& fake() {
 }
 
 thread_local std::vector<Handle> current;
-thread_local int capture_mode = 0;  // global, as the driver has it by default
-// Their addresses are the contexts' handles, by device.
+thread_local int capture_mode = 0;  // global, the driver's default
+// The addresses are the handles of the contexts, by device.
 std::array<int, kMostDevices> context_objects;
 std::uint64_t last_handle = 0;
 
 Handle new_handle() { return reinterpret_cast<Handle>(++last_handle * 64); }
 
-// Whether this call is to fail, and how; else logs it.
+// Returns the injected error of this call, if any; otherwise logs the call.
 template <typename... Parts>
 Result enter(const char* symbol, const Parts&... parts) {
   Fake& f = fake();
@@ -113,7 +113,7 @@ Result enter(const char* symbol, const Parts&... parts) {
 
 Result in_context() { return current.empty() ? kInvalidContext : kOk; }
 
-// What ends a capture of another thread's where this one's mode is the default.
+// Fails while another thread captures a graph, if this thread has the default mode.
 Result beside_capture() {
   return fake().captured && capture_mode == 0 ? kCaptureUnsupported : in_context();
 }
@@ -128,7 +128,7 @@ int advance(std::uint64_t stream, int most) {
   return done;
 }
 
-// Everything that can be done, in all streams: what time brings.
+// Runs all operations that can run, in all streams.
 void pass_time() {
   bool any = true;
   while (any) {
@@ -145,8 +145,8 @@ Range range(const void* begin, std::size_t bytes) {
   return range(reinterpret_cast<std::uint64_t>(begin), bytes);
 }
 
-// A real driver would let the device read what is gone, or wait for it in silence: here it is
-// counted, and then waited for.
+// A real driver would let the device read freed memory, or would wait silently. The fake counts the
+// error, then waits.
 void give_up(const Range& range) {
   Fake& f = fake();
   for (const auto& [stream, state] : f.streams) {
@@ -163,8 +163,8 @@ void give_up(const Range& range) {
   }
 }
 
-// The stream by its handle, where it is one of the current context's; the default one is
-// everybody's.
+// The stream with this handle, or null if it does not belong to the current context. The default
+// stream belongs to every context.
 StreamState* stream_of(Handle handle) {
   const auto found = fake().streams.find(reinterpret_cast<std::uint64_t>(handle));
   if (found == fake().streams.end() || found->second.destroyed) {
@@ -216,7 +216,8 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 
 }  // namespace
 
-// Runs one call: locked, failing if told to, logged, with a current context where one is needed.
+// The beginning of each call: locks, returns injected errors, logs and, in the second form,
+// requires a current context.
 #define FAKE_CALL(...)                                       \
   const Lock lock(fake().mutex);                             \
   if (const Result code = enter(__VA_ARGS__); code != kOk) { \
@@ -228,7 +229,7 @@ using Lock = std::lock_guard<std::recursive_mutex>;
     return code;                                       \
   }
 
-// The same of what a capture in the default mode forbids to other threads.
+// The beginning of calls that fail while another thread captures a graph in the default mode.
 #define FAKE_CALL_BESIDE_CAPTURE(...)                      \
   FAKE_CALL(__VA_ARGS__)                                   \
   if (const Result code = beside_capture(); code != kOk) { \
@@ -416,7 +417,7 @@ Result cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
     return kInvalidHandle;
   }
   const auto state = found->second;
-  const auto waiting = fake().streams.find(number(stream));  // of whatever device
+  const auto waiting = fake().streams.find(number(stream));  // of any device
   return give(waiting == fake().streams.end() ? nullptr : &waiting->second,
               [state, which = state->recorded] { return state->done >= which; });
 }
@@ -488,7 +489,7 @@ Result cuMemFree_v2(Pointer pointer) {
   if (found == fake().device.end()) {
     return kInvalidValue;
   }
-  pass_time();  // as CUDA does, in every version so far
+  pass_time();  // as CUDA does in every version so far
   fake().device.erase(found);
   std::free(reinterpret_cast<void*>(pointer));
   return kOk;
@@ -546,7 +547,7 @@ Result cuMemcpyHtoDAsync_v2(Pointer target, const void* source, std::size_t byte
                 },
                 {range(source, bytes), range(target, bytes)});
   }
-  pass_time();  // staged memory is waited for behind what the stream was given, as a driver may do
+  pass_time();  // a driver may wait for the stream before it copies pageable memory
   const auto* begin = static_cast<const std::byte*>(source);
   return give(stream,
               [to, staged = std::vector<std::byte>(begin, begin + bytes)] {
@@ -583,7 +584,7 @@ Result cuModuleGetFunction(Handle* function, Handle module, const char* name) {
   if (!fake().modules.contains(module)) {
     return kInvalidHandle;
   }
-  *function = module;  // it has one
+  *function = module;  // a module has one function
   return std::strcmp(name, "pycollect_gather") == 0 ? kOk : kNotFound;
 }
 

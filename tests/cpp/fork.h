@@ -1,6 +1,6 @@
 #pragma once
 
-// Children of a fork, for the tests of what such a child may do.
+// Runs code in forked children, for tests of their restrictions.
 
 #include <doctest/doctest.h>
 #include <sched.h>
@@ -12,7 +12,7 @@
 #include <fstream>
 #include <string>
 
-// ThreadSanitizer does not allow threads to start after a fork of a process that has some.
+// ThreadSanitizer does not allow a process with threads to start threads after a fork.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kMayFork = false;
 #else
@@ -35,15 +35,15 @@ inline bool other_threads_sleep() {
   return true;
 }
 
-// AddressSanitizer's allocator is not made for forks: a thread that starts or ends meanwhile leaves
-// its locks held in the child for ever. A thread that waits for work holds none.
+// AddressSanitizer's allocator does not support forks: if a thread starts or ends during the fork,
+// its locks stay locked in the child forever. Sleeping threads hold no locks.
 inline void wait_until_other_threads_sleep() {
   while (!other_threads_sleep()) {
     sched_yield();
   }
 }
 
-// Runs `body` in a child and returns whether it ended well within ten seconds.
+// Runs `body` in a child and returns whether it returned true within ten seconds.
 template <typename Body>
 bool child_succeeds(const Body& body) {
   const pid_t child = fork();

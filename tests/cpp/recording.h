@@ -1,4 +1,4 @@
-// Recording: a recorder over environments that count, and what tests ask of what it wrote.
+// Recording: a recorder with counting environments, and access to the recorded values.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -67,7 +67,7 @@ inline constexpr DType kDType<std::int32_t> = DType::int32;
 template <>
 inline constexpr DType kDType<std::uint8_t> = DType::uint8;
 
-// An array of numbers, in memory that ends where they end.
+// An array of numbers whose memory ends with the last number.
 template <typename T>
 struct Array {
   Dims shape;
@@ -87,7 +87,7 @@ inline Dims with_envs(std::int64_t envs, bool batched, const Dims& frame) {
   return shape;
 }
 
-// Environments that count: env p of step n observes (n, p); what ends is told to each step.
+// Environment p observes (n, p) at step n. The caller of step() chooses the flags.
 class Recording {
  public:
   Recording(RecorderOptions options, std::int64_t steps, std::vector<Leaf> leaves = usual_leaves(),
@@ -112,7 +112,7 @@ class Recording {
     recorder.begin(slab, 0, version, std::move(control), steps);
   }
 
-  // A step of every env to observation n, with reward n; objective k has reward n + 100 * k.
+  // Steps every environment to observation n, with reward n; objective k has reward n + 100 * k.
   std::int64_t step(float n, std::vector<std::uint8_t> terminated = {},
                     std::vector<std::uint8_t> truncated = {}) {
     const auto count = static_cast<std::size_t>(P);
@@ -139,7 +139,7 @@ class Recording {
     return recorder.step({observations, reward.view(), ends.view(), cuts.view(), outputs});
   }
 
-  // The envs that are done are reset to observation n; the other rows hold nonsense.
+  // Resets the environments that are done to observation n. Other rows hold invalid values.
   void reset(float n) {
     auto observation = observe(n);
     const auto done = recorder.done();
@@ -180,9 +180,9 @@ class Recording {
 
   const std::int64_t P;
   const bool batched;
-  std::int64_t objectives = 1;  // of the rewards that are given
-  bool as_numbers = false;      // steps are given as OneStep
-  bool as_doubles = false;      // observations are, which have to be cast
+  std::int64_t objectives = 1;  // number of rewards per environment
+  bool as_numbers = false;      // pass steps as OneStep
+  bool as_doubles = false;      // pass observations as float64, so that they are cast
   SlabPool pool;
   Array<float> current;
   Recorder recorder;

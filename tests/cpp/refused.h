@@ -1,6 +1,6 @@
 #pragma once
 
-// Checks of errors by class and argument, not by their wording.
+// Checks errors by class and argument, independent of their wording.
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 
 namespace pycollect::tests {
 
-// The text before the first colon of the `Error` that `call` throws: the argument that is refused.
+// Returns the refused argument: the text before the first colon of the `Error` that `call` throws.
 template <typename Error, typename Call>
 std::string refused(const Call& call) {
   try {

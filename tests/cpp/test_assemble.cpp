@@ -26,7 +26,7 @@ Layout sample() {
 
 using Bytes = std::vector<std::byte>;
 
-// A rollout whose every byte tells where it is from; flags are 0 or 1.
+// A rollout in which every byte depends on its position and the worker. Flags are 0 or 1.
 Bytes rollout_of(const Placement& placement, std::int64_t worker) {
   Bytes bytes(static_cast<std::size_t>(placement.bytes()), std::byte{1});
   TensorView observation = placement.rows(bytes.data(), 0, 0);
@@ -72,7 +72,7 @@ using Values = std::vector<std::int64_t>;
 
 }  // namespace
 
-TEST_CASE("rollouts become rows in both orders, from unaligned memory, padded where short") {
+TEST_CASE("rollouts become rows in both orders, from unaligned memory, padded if short") {
   ThreadPool pool(2);
   constexpr std::int64_t kWorkers = 3, kEnvs = 2, kSteps = 5;
   for (Order order : {Order::stack, Order::time}) {
@@ -110,7 +110,7 @@ TEST_CASE("rollouts become rows in both orders, from unaligned memory, padded wh
   }
 }
 
-TEST_CASE("a whole batch becomes a row of another: workers as envs, or along time") {
+TEST_CASE("a whole batch becomes a row of another, with workers as envs or along time") {
   ThreadPool pool(2);
   constexpr std::int64_t kWorkers = 3, kEnvs = 2, kSteps = 5, kRow = 1;
   for (Order inner : {Order::stack, Order::time}) {
@@ -180,7 +180,7 @@ TEST_CASE("a rollout that does not fit changes nothing") {
   const auto place = [&](const Bytes& bytes, const Placement& from, std::int64_t row = 0) {
     place_rollout(pool, slab.data(), batch, row, bytes, from);
   };
-  SUBCASE("a row that is not there") {
+  SUBCASE("an unknown row") {
     CHECK_REFUSED(place(good, placement, 2), "row", std::out_of_range);
     CHECK_THROWS_AS(place(good, placement, -1), std::out_of_range);
   }
@@ -192,10 +192,10 @@ TEST_CASE("a rollout that does not fit changes nothing") {
     broken[sizeof(RolloutHeader)] ^= std::byte{1};  // a length
     CHECK_THROWS_AS(place(broken, placement), std::invalid_argument);
   }
-  SUBCASE("a length past the end, although the checksum is right") {
-    Bytes liar = good;
-    write_header(liar.data(), placement, 0, {}, Values{5, 6});
-    CHECK_REFUSED(place(liar, placement), "rollout header", std::invalid_argument);
+  SUBCASE("a length past the end with a valid checksum") {
+    Bytes invalid = good;
+    write_header(invalid.data(), placement, 0, {}, Values{5, 6});
+    CHECK_REFUSED(place(invalid, placement), "rollout header", std::invalid_argument);
   }
   SUBCASE("another geometry or layout") {
     const Placement longer(sample(), {1, 2, 6, Order::stack});
@@ -210,7 +210,7 @@ TEST_CASE("a rollout that does not fit changes nothing") {
   CHECK(slab == before);
 }
 
-TEST_CASE("ids are numbered by env, then time, and go on in the next rollout") {
+TEST_CASE("ids are numbered by env, then time, and continue in the next rollout") {
   TrajectoryIds ids;
   CHECK(renumbered(ids, 0, {0, 0, 1, 1, 0, 1, 2, 2}, 2) == Values{0, 0, 1, 1, 2, 3, 4, 4});
   CHECK(renumbered(ids, 1, {0, 0}, 1) == Values{5, 5});
@@ -218,14 +218,14 @@ TEST_CASE("ids are numbered by env, then time, and go on in the next rollout") {
   CHECK(ids.next() == 8);
 }
 
-TEST_CASE("uncollected cells stay -1 and end nothing") {
+TEST_CASE("uncollected cells stay -1 and end no trajectory") {
   TrajectoryIds ids;
   CHECK(renumbered(ids, 0, {-1, -1}, 1) == Values{-1, -1});
   CHECK(renumbered(ids, 0, {0, -1, 0, -1, 1}, 1) == Values{0, -1, 0, -1, 1});
   CHECK(renumbered(ids, 0, {-1, 1}, 1) == Values{-1, 1});
 }
 
-TEST_CASE("a replaced worker starts anew") {
+TEST_CASE("a replaced worker starts new trajectories") {
   TrajectoryIds ids;
   renumbered(ids, 0, {3, 3}, 1);
   ids.forget(0);
@@ -233,7 +233,7 @@ TEST_CASE("a replaced worker starts anew") {
   CHECK(renumbered(ids, 0, {0, 3}, 1) == Values{1, 2});
 }
 
-TEST_CASE("ids that no worker can have sent are refused, and nothing changes") {
+TEST_CASE("invalid ids are refused and change nothing") {
   TrajectoryIds ids;
   renumbered(ids, 0, {4, 4, 4, 4}, 2);
   const TrajectoryIds::State before = ids.state();
@@ -252,7 +252,7 @@ TEST_CASE("ids that no worker can have sent are refused, and nothing changes") {
   CHECK(ids.state() == before);
 }
 
-TEST_CASE("a state is taken over, and checked") {
+TEST_CASE("a state is restored and checked") {
   TrajectoryIds ids;
   renumbered(ids, 3, {0, 1, 0, 0}, 2);
   TrajectoryIds copy(ids.state());
@@ -264,7 +264,7 @@ TEST_CASE("a state is taken over, and checked") {
   CHECK_THROWS_AS(TrajectoryIds({1, {{0, {{-1}, {0}}}}}), std::invalid_argument);
 }
 
-TEST_CASE("ids that are known to count become what they are where nothing is known") {
+TEST_CASE("renumbering gives the same result whether or not ids are known to count") {
   std::mt19937 random(11);
   for (const std::int64_t envs : {1, 3}) {
     TrajectoryIds told, untold;
@@ -272,7 +272,7 @@ TEST_CASE("ids that are known to count become what they are where nothing is kno
     for (int round = 0; round < 100; ++round) {
       Values local;
       for (std::int64_t& id : open) {
-        id += static_cast<std::int64_t>(random() % 4);  // between rollouts it may skip
+        id += static_cast<std::int64_t>(random() % 4);  // ids may skip between rollouts
         for (int t = 0; t < 9; ++t) {
           id += static_cast<std::int64_t>(t > 0 && random() % 3 == 0);
           local.push_back(id);
@@ -289,7 +289,7 @@ TEST_CASE("ids that are known to count become what they are where nothing is kno
   CHECK(ids.state() == TrajectoryIds::State{});
 }
 
-TEST_CASE("over random rollouts ids are unique, without gaps, and stable") {
+TEST_CASE("ids of random rollouts are unique, without gaps, and stable") {
   std::mt19937 random(7);
   TrajectoryIds ids;
   std::map<std::tuple<std::int64_t, int, std::int64_t, std::int64_t>, std::int64_t> known;
@@ -326,7 +326,7 @@ TEST_CASE("over random rollouts ids are unique, without gaps, and stable") {
   CHECK(ids.next() == highest + 1);
 }
 
-TEST_CASE("a batch of stopped rollouts is joined without the cells behind their ends") {
+TEST_CASE("a batch of stopped rollouts is joined without the cells after their ends") {
   ThreadPool pool(2);
   constexpr std::int64_t kEnvs = 2, kSteps = 5;
   const std::vector<std::int64_t> ends{5, 1, 3};

@@ -20,7 +20,7 @@ using namespace pycollect;
 
 namespace {
 
-// Observes its seed and how many steps the episode had; an episode ends after `length` of them.
+// Observes its seed and the number of steps in the episode, which ends after `length` steps.
 struct Counter {
   using Number = float;
   using Action = std::int64_t;
@@ -47,7 +47,8 @@ struct Counter {
   int steps = 0;
 };
 
-// The same with an observation that is written by itself, not behind the one before.
+// As Counter, but with an observation so large that it is written on its own, not in a run of
+// steps.
 struct Wide {
   using Number = float;
   using Action = std::int64_t;
@@ -67,7 +68,7 @@ struct Wide {
   Counter counter;
 };
 
-// The action is the number of steps that were seen.
+// Chooses the observed number of steps as the action.
 template <typename E>
 constexpr auto kCountOf = [](std::span<const float> observation, std::span<std::int64_t> action) {
   for (std::size_t p = 0; p < action.size(); ++p) {
@@ -76,7 +77,7 @@ constexpr auto kCountOf = [](std::span<const float> observation, std::span<std::
 };
 constexpr auto kCount = kCountOf<Counter>;
 
-// Where trajectories begin and end, and the episodes that ended, in whatever order.
+// Compares the starts and ends of trajectories, and the episodes in any order.
 void check_same_trajectories(const Batch& batch, const Batch& expected) {
   const auto segments = [](const Batch& of) {
     std::vector<std::array<std::int64_t, 3>> found;
@@ -119,7 +120,7 @@ std::string nested_text(Function&& function, std::int64_t& worker) {
 
 }  // namespace
 
-TEST_CASE("a batch of all workers has every frame in its place") {
+TEST_CASE("a batch of all workers has every frame in its cell") {
   Collector<Counter> collector({.workers = 3, .envs = 2, .steps = 4, .seed = 10}, kCount);
   CHECK(collector.ledger().issued == 0);
   for (int b = 0; b < 3; ++b) {
@@ -134,9 +135,9 @@ TEST_CASE("a batch of all workers has every frame in its place") {
       for (std::size_t t = 0; t < 4; ++t) {
         const std::size_t cell = row * 4 + t;
         const auto step = static_cast<float>((4 * static_cast<std::size_t>(b) + t) % 5);
-        CHECK(observation[2 * cell] == 10.0F + static_cast<float>(row));  // seeds follow each other
+        CHECK(observation[2 * cell] == 10.0F + static_cast<float>(row));  // consecutive seeds
         CHECK(observation[2 * cell + 1] == step);
-        CHECK(next[2 * cell + 1] == step + 1);  // the true successor, also at an end
+        CHECK(next[2 * cell + 1] == step + 1);  // the true successor, even at an end
         CHECK(reward[cell] == step);
         CHECK(done[cell] == (step == 4));
       }
@@ -151,9 +152,9 @@ TEST_CASE("a batch of all workers has every frame in its place") {
   }
 }
 
-// The arrays of one environment are looked at once, those of several with each step.
-TEST_CASE_TEMPLATE("environments that are recorded one by one give what they give together", E,
-                   Counter, Wide) {
+// The arrays of one environment are checked once, those of several at each step.
+TEST_CASE_TEMPLATE("environments give the same frames recorded one by one and together", E, Counter,
+                   Wide) {
   for (const std::int64_t most : {0, 3}) {
     for (const bool set_truncated : {false, true}) {
       CollectorOptions together{.workers = 1, .envs = 3, .steps = 7, .seed = 10};
@@ -185,7 +186,7 @@ TEST_CASE_TEMPLATE("environments that are recorded one by one give what they giv
   }
 }
 
-TEST_CASE("trajectories go on from batch to batch, and episodes are told where they end") {
+TEST_CASE("trajectories continue in the next batch, and episodes are reported when they end") {
   Collector<Counter> collector({.workers = 2, .envs = 2, .steps = 4}, kCount);
   const Batch first = collector.next();
   CHECK(first.trajectories().count() == 4);
@@ -199,7 +200,7 @@ TEST_CASE("trajectories go on from batch to batch, and episodes are told where t
   }
   CHECK(second.episodes()[3].worker == 1);
   CHECK(second.episodes()[3].env == 1);
-  // Ids are unique over workers, and a trajectory that goes on keeps its own.
+  // Ids are unique over workers, and a trajectory that continues keeps its id.
   const auto before = first.get<std::int64_t>("collector.traj_ids");
   const auto after = second.get<std::int64_t>("collector.traj_ids");
   std::vector<std::int64_t> seen;
@@ -210,7 +211,7 @@ TEST_CASE("trajectories go on from batch to batch, and episodes are told where t
   CHECK(seen == std::vector<std::int64_t>{0, 1, 2, 3});
 }
 
-TEST_CASE("the first worker that is done is delivered, and no other is waited for") {
+TEST_CASE("the first finished rollout is delivered without waiting for other workers") {
   std::mutex mutex;
   std::condition_variable opened;
   bool open = false;
@@ -229,7 +230,7 @@ TEST_CASE("the first worker that is done is delivered, and no other is waited fo
     CHECK(batch.header(0).worker == 0);
     CHECK(batch.header(0).sequence == b);
     check_balance(collector.ledger());
-    CHECK(collector.ledger().in_flight == 16);  // that one was asked again at once
+    CHECK(collector.ledger().in_flight == 16);  // the worker was asked again at once
   }
   {
     const std::lock_guard lock(mutex);
@@ -249,7 +250,7 @@ TEST_CASE("the first worker that is done is delivered, and no other is waited fo
   CHECK_THROWS_AS(collector.next(), std::logic_error);
 }
 
-TEST_CASE("an exception of a worker is told, and what others had collected comes next") {
+TEST_CASE("an exception of a worker is thrown, and the next batch keeps the other rollouts") {
   std::atomic<int> calls{0};
   // Worker 1 fails in its second rollout, once.
   const auto failing = [&](std::span<const float> observation, std::span<std::int64_t> action) {
@@ -267,20 +268,20 @@ TEST_CASE("an exception of a worker is told, and what others had collected comes
   check_balance(after);
   CHECK(after.lost == 4);
   CHECK(collector.ledger(1).lost == 4);
-  CHECK(after.in_flight == 4);  // worker 0's, which waits
+  CHECK(after.in_flight == 4);  // the finished rollout of worker 0
 
   const Batch second = collector.next();
   const auto steps = second.get<float>("observation");
-  CHECK(steps[1] == 4);                            // worker 0 went on where it was
+  CHECK(steps[1] == 4);                            // worker 0 continued
   CHECK(steps[9] == 0);                            // worker 1's environment was reset
-  CHECK(first.get<float>("observation")[1] == 0);  // and what was delivered is as it was
+  CHECK(first.get<float>("observation")[1] == 0);  // and the delivered batch is unchanged
   check_balance(collector.ledger());
   CHECK(collector.ledger().delivered == 16);
   const auto ids = second.get<std::int64_t>("collector.traj_ids");
-  CHECK(ids[4] > ids[0]);  // what was lost does not go on
+  CHECK(ids[4] > ids[0]);  // a lost trajectory does not continue
 }
 
-TEST_CASE("a worker that fails with the first to be ready is asked again") {
+TEST_CASE("a worker that failed is asked again with Ready::first") {
   std::atomic<int> calls{0};
   const auto failing = [&](std::span<const float> observation, std::span<std::int64_t> action) {
     if (++calls == 2) {
@@ -295,7 +296,7 @@ TEST_CASE("a worker that fails with the first to be ready is asked again") {
   check_balance(collector.ledger());
 }
 
-TEST_CASE("environments that cannot be made say whose they are") {
+TEST_CASE("an error in the constructor of environments names the worker") {
   struct Broken : Counter {
     explicit Broken(std::uint64_t given) : Counter(given) {
       if (given == 2) {
@@ -309,7 +310,7 @@ TEST_CASE("environments that cannot be made say whose they are") {
   CHECK(worker == 1);
 }
 
-TEST_CASE("options that do not fit are refused by name") {
+TEST_CASE("invalid options are refused by name") {
   CHECK_THROWS_AS(Collector<Counter>({.workers = 0}, kCount), std::invalid_argument);
   CHECK_THROWS_AS(Collector<Counter>({.envs = 0}, kCount), std::invalid_argument);
   CHECK_THROWS_AS(Collector<Counter>({.steps = 0}, kCount), std::invalid_argument);
@@ -320,7 +321,7 @@ TEST_CASE("options that do not fit are refused by name") {
 
 namespace {
 
-// Two observations and two actions: the fast door.
+// An EnvBatch with two observations and two actions.
 struct Pairs {
   Pairs(std::int64_t count, std::uint64_t) : n(count) {}
 
@@ -352,7 +353,7 @@ struct Pairs {
   std::int64_t n;
 };
 
-// Actions, and a value besides; counts its own copy's calls.
+// Chooses actions and returns a value. Counts the calls of its own copy.
 struct Driver {
   std::vector<Leaf> outputs() const { return {{"value", DType::float32, {}}}; }
   void seed(std::uint64_t given) { mine = given; }
@@ -377,10 +378,10 @@ TEST_CASE("environments with several observations and actions, and a policy with
   CHECK(batch.get<double>("next.sensors.speed")[1] == 4);
   CHECK(batch.get<std::int32_t>("gear")[0] == 3);
   const auto value = batch.get<float>("value");
-  CHECK(value[0] != value[6]);  // each worker's copy has a seed of its own
+  CHECK(value[0] != value[6]);  // each worker's copy has its own seed
 }
 
-TEST_CASE("a new policy is every worker's from its next rollout on") {
+TEST_CASE("a new policy is used from each worker's next rollout on") {
   Collector<Pairs> collector({.workers = 2, .envs = 1, .steps = 2}, Driver{});
   CHECK(collector.next().header(1).policy_version == 0);
   Driver faster;
@@ -396,7 +397,7 @@ TEST_CASE("a new policy is every worker's from its next rollout on") {
   CHECK_THROWS_AS(collector.set_policy(by_views), std::invalid_argument);  // no "value"
 }
 
-TEST_CASE("a policy that is passed by reference is changed between batches") {
+TEST_CASE("a policy that is passed by reference can change between batches") {
   Driver driver;
   Collector<Pairs> collector({.envs = 1, .steps = 1}, std::ref(driver));
   driver.speed = 5;
@@ -404,7 +405,7 @@ TEST_CASE("a policy that is passed by reference is changed between batches") {
   CHECK(batch.get<float>("steer")[0] == 5);
 }
 
-TEST_CASE("a batch outlives its collector, and says what was asked wrongly") {
+TEST_CASE("a batch outlives its collector, and refuses invalid arguments") {
   std::optional<Batch> kept;
   {
     Collector<Counter> collector({.envs = 2, .steps = 3}, kCount);
@@ -418,7 +419,7 @@ TEST_CASE("a batch outlives its collector, and says what was asked wrongly") {
   CHECK(copy.lease() == kept->lease());
 }
 
-TEST_CASE("the same seed gives the same batches, however many threads are busy") {
+TEST_CASE("the same seed gives the same batches, independent of thread timing") {
   const auto collected = [] {
     Collector<Counter> collector({.workers = 4, .envs = 3, .steps = 7, .seed = 3}, kCount);
     std::vector<std::int64_t> ids;
@@ -432,7 +433,7 @@ TEST_CASE("the same seed gives the same batches, however many threads are busy")
   CHECK(collected() == collected());
 }
 
-TEST_CASE("several threads ask one collector, look at it and stop it") {
+TEST_CASE("several threads use one collector, read its ledger and stop it") {
   for (const Ready ready : {Ready::all, Ready::first}) {
     Collector<Counter> collector({.workers = 3, .envs = 2, .steps = 8, .ready = ready}, kCount);
     std::atomic<long long> frames{0};
@@ -445,7 +446,7 @@ TEST_CASE("several threads ask one collector, look at it and stop it") {
               frames += collector.next().frames();
               check_balance(collector.ledger());
             }
-          } catch (const std::logic_error&) {  // it was stopped
+          } catch (const std::logic_error&) {  // the collector was stopped
           }
         });
       }

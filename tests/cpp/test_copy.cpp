@@ -23,7 +23,7 @@ TensorView view_of(std::vector<T>& values, DType dtype, const Dims& shape) {
   return TensorView::contiguous(values.data(), dtype, shape);
 }
 
-// One value through copy().
+// Casts one value with copy().
 template <typename To, typename From>
 To cast(From value, DType from, DType to) {
   To result;
@@ -31,7 +31,7 @@ To cast(From value, DType from, DType to) {
   return result;
 }
 
-// The value of a 16-bit float, computed by the book.
+// The value of a 16-bit float, computed from its definition.
 double half_value(std::uint16_t bits) {
   const int exponent = (bits >> 10) & 31;
   const int mantissa = bits & 1023;
@@ -55,7 +55,7 @@ TensorView transposed(const TensorView& view) {
   return result;
 }
 
-// Element by element, as a specification.
+// Copies element by element, as a reference.
 template <typename T>
 void check_equal(const TensorView& a, const TensorView& b) {
   REQUIRE(a.shape == b.shape);
@@ -73,7 +73,7 @@ void check_equal(const TensorView& a, const TensorView& b) {
 
 }  // namespace
 
-TEST_CASE("all 65536 half floats widen to what they mean, and come back") {
+TEST_CASE("all 65536 half floats widen to their value and convert back") {
   for (int bits = 0; bits < 65536; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);
     const float wide = cast<float>(half, DType::float16, DType::float32);
@@ -89,7 +89,7 @@ TEST_CASE("all 65536 half floats widen to what they mean, and come back") {
   }
 }
 
-TEST_CASE("between two half floats, the nearer one is taken, and the even one of equally near") {
+TEST_CASE("a value between two half floats rounds to nearest, ties to even") {
   for (int bits = 0; bits < 0x7bff; ++bits) {
     const auto low = static_cast<std::uint16_t>(bits);
     const auto high = static_cast<std::uint16_t>(bits + 1);
@@ -102,7 +102,7 @@ TEST_CASE("between two half floats, the nearer one is taken, and the even one of
             cast<std::uint16_t>(sign * value, DType::float64, DType::float16) ^ mark);
       };
       REQUIRE(to_half(middle) == even);
-      // So close that a float in between would lose the difference.
+      // So close to the middle that an intermediate float would lose the difference.
       REQUIRE(to_half(std::nextafter(middle, 1e9)) == high);
       REQUIRE(to_half(std::nextafter(middle, -1e9)) == low);
       REQUIRE(cast<std::uint16_t>(static_cast<float>(sign * middle), DType::float32,
@@ -125,11 +125,11 @@ TEST_CASE("bfloat16 rounds once, to nearest, ties to even") {
   CHECK(to_bfloat(1.0 + 1.0 / 256 + 1e-12) == 0x3f81);
   CHECK(to_bfloat(1e300) == 0x7f80);
   CHECK(cast<float>(std::uint16_t{0x3f81}, DType::bfloat16, DType::float32) == 1.0f + 1.0f / 128);
-  // A NaN whose upper bits are zero stays one.
+  // A NaN remains a NaN even if its upper bits are zero.
   CHECK(std::isnan(cast<float>(
       cast<std::uint16_t>(std::bit_cast<float>(0x7f800001u), DType::float32, DType::bfloat16),
       DType::bfloat16, DType::float32)));
-  // An integer too long for a double, just above a tie.
+  // An integer that a double cannot hold, just above a tie.
   const std::int64_t above = (std::int64_t{1} << 62) + (std::int64_t{1} << 54) + 1;
   CHECK(cast<std::uint16_t>(above, DType::int64, DType::bfloat16) == 0x5e81);
   CHECK(cast<std::uint16_t>(above - 1, DType::int64, DType::bfloat16) == 0x5e80);
@@ -138,7 +138,7 @@ TEST_CASE("bfloat16 rounds once, to nearest, ties to even") {
   CHECK(cast<std::uint16_t>(std::int16_t{-3}, DType::int16, DType::float16) == 0xc200);
 }
 
-TEST_CASE("floats become integers toward zero, saturated, NaN 0") {
+TEST_CASE("floats are truncated to integers, saturated, and NaN becomes 0") {
   constexpr double inf = std::numeric_limits<double>::infinity();
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   const auto to_int8 = [](double v) { return cast<std::int8_t>(v, DType::float64, DType::int8); };
@@ -181,7 +181,7 @@ TEST_CASE("bool, integers, complex") {
                                   DType::complex64) == std::complex<float>(1, -2));
 }
 
-TEST_CASE("every pair of types copies small whole numbers") {
+TEST_CASE("every pair of types copies small integers") {
   for (int from = 0; from <= static_cast<int>(DType::complex128); ++from) {
     for (int to = 0; to <= static_cast<int>(DType::complex128); ++to) {
       std::vector<double> values{0, 1, 0, 1, 1};
@@ -213,7 +213,7 @@ TEST_CASE("strides: transposed, reversed, broadcast, with gaps, unaligned") {
     copy(transposed(view_of(again, DType::int32, {2, 3, 4})), dst);
     CHECK(again == source);
   }
-  SUBCASE("both transposed are one run") {
+  SUBCASE("two transposed arrays are one run") {
     std::vector<std::int32_t> target(24);
     copy(transposed(view_of(target, DType::int32, {2, 3, 4})), transposed(src));
     CHECK(target == source);
@@ -271,7 +271,7 @@ TEST_CASE("empty arrays, scalars, many dimensions") {
   CHECK(a == b);
 }
 
-TEST_CASE("what is refused") {
+TEST_CASE("invalid arguments are refused") {
   std::vector<float> a(6), b(6);
   CHECK_REFUSED(copy(view_of(a, DType::float32, {2, 3}), view_of(b, DType::float32, {3, 2})),
                 "copy", std::invalid_argument);
@@ -280,7 +280,7 @@ TEST_CASE("what is refused") {
   CHECK_THROWS_AS(copy(view_of(a, DType::float32, {2, 3}), device), std::invalid_argument);
 }
 
-TEST_CASE("zero clears what is meant and nothing else") {
+TEST_CASE("zero clears its view and nothing else") {
   std::vector<float> values(24, 1);
   TensorView view = view_of(values, DType::float32, {4, 6});
   view.shape[1] = 3;
@@ -292,7 +292,7 @@ TEST_CASE("zero clears what is meant and nothing else") {
   CHECK(values == std::vector<float>(24));
 }
 
-TEST_CASE("a parallel copy is the same copy") {
+TEST_CASE("a parallel copy gives the same result") {
   ThreadPool pool(3);
   std::mt19937 random(1);
   std::vector<float> source(3 * 700 * 500);
@@ -348,7 +348,7 @@ TEST_CASE("a source may be constant") {
   CHECK(target == std::array<float, 6>{4, 5, 6, 4, 5, 6});
 }
 
-TEST_CASE("what is streamed past the caches is the same copy, wherever it begins and ends") {
+TEST_CASE("a streamed copy gives the same result at any alignment") {
   ThreadPool pool(3);
   std::vector<std::uint8_t> source(3 << 20), plain(source.size()), streamed(source.size());
   for (std::size_t i = 0; i < source.size(); ++i) {
@@ -356,7 +356,7 @@ TEST_CASE("what is streamed past the caches is the same copy, wherever it begins
   }
   const auto part = [](std::vector<std::uint8_t>& bytes, std::int64_t begin, const Dims& shape) {
     TensorView view = TensorView::contiguous(bytes.data() + begin, DType::uint8, shape);
-    view.strides[0] += 3;  // rows that do not touch
+    view.strides[0] += 3;  // gaps between rows
     return view;
   };
   for (const std::int64_t begin : {0, 1, 63}) {

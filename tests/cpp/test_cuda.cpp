@@ -20,7 +20,7 @@ using namespace pycollect;
 
 extern "C" int cuThreadExchangeStreamCaptureMode(int* mode);
 
-TEST_CASE("a driver is found, and its devices") {
+TEST_CASE("the driver and its devices are found") {
   const FakeCuda fake;
   CHECK(cuda::available());
   CHECK(cuda::why_not() == "");
@@ -29,7 +29,7 @@ TEST_CASE("a driver is found, and its devices") {
   CHECK_THROWS_AS(cuda::Context::of(-1), std::invalid_argument);
 }
 
-TEST_CASE("a context is shared while somebody holds it") {
+TEST_CASE("a context is shared while it is in use") {
   const FakeCuda fake;
   auto first = cuda::Context::of(0);
   CHECK(first == cuda::Context::of(0));
@@ -40,7 +40,7 @@ TEST_CASE("a context is shared while somebody holds it") {
   CHECK(fake_cuda_live() == 1);
 }
 
-TEST_CASE("an error has its call, name, number and text, and takes nothing") {
+TEST_CASE("an error has its call, name, number and text, and leaks nothing") {
   const FakeCuda fake;
   fake_cuda_fail("cuMemAlloc_v2", 0, 2);
   CHECK_THROWS_WITH_AS(cuda::DeviceMemory(0, 64),
@@ -57,7 +57,7 @@ TEST_CASE("an error has its call, name, number and text, and takes nothing") {
   CHECK_THROWS_AS(cuda::DeviceMemory(0, 0), std::invalid_argument);
 }
 
-TEST_CASE("an event is made when it is recorded, and done when its stream has come to it") {
+TEST_CASE("an event is created when it is recorded, and done when its stream reaches it") {
   const FakeCuda fake;
   const auto context = cuda::Context::of(0);
   const cuda::OwnStream stream(context);
@@ -73,7 +73,7 @@ TEST_CASE("an event is made when it is recorded, and done when its stream has co
   CHECK_FALSE(event.done());
   cuda::Event moved = std::move(event);
   CHECK_FALSE(moved.done());
-  CHECK(event.done());  // NOLINT: what is moved from stands for nothing
+  CHECK(event.done());  // NOLINT: a moved-from event marks no work
   fake_cuda_advance(stream.value(), 1);
   CHECK(moved.done());
   moved.record(stream.value());
@@ -85,27 +85,27 @@ TEST_CASE("an event is made when it is recorded, and done when its stream has co
   CHECK_THROWS_AS(moved.done(), cuda::Error);
 }
 
-TEST_CASE("a thread that waits for an event sleeps; it polls before if the event says so") {
+TEST_CASE("a thread that waits for an event sleeps, and first polls if configured") {
   const FakeCuda fake;
   const auto context = cuda::Context::of(0);
   cuda::Event sleeps(context), polls(context, cuda::Event::Waiting::awake_first);
   for (cuda::Event* event : {&sleeps, &polls}) {
     event->record(0);
   }
-  CHECK(fake.calls("cuEventCreate flags=3") == 2);  // of the driver: blocking, without times
+  CHECK(fake.calls("cuEventCreate flags=3") == 2);  // blocking, without timing
   polls.wait();
-  CHECK(fake.calls("cuEventSynchronize") == 0);  // it was done at the first look
+  CHECK(fake.calls("cuEventSynchronize") == 0);  // done at the first query
   sleeps.wait();
   CHECK(fake.calls("cuEventSynchronize") == 1);
 
   fake_cuda_hold(1);
   polls.record(0);
-  polls.wait();  // in vain for a while
+  polls.wait();  // polls without success first
   CHECK(fake.calls("cuEventSynchronize") == 2);
   CHECK(polls.done());
 }
 
-TEST_CASE("pinned memory, and a pool of it") {
+TEST_CASE("pinned memory and a pool of pinned memory") {
   const FakeCuda fake;
   const auto memory = cuda::host_memory(0, 100);
   std::memset(memory->data(), 1, 100);
@@ -118,12 +118,12 @@ TEST_CASE("pinned memory, and a pool of it") {
                   [](std::int64_t bytes) { return cuda::host_memory(0, bytes); });
     first = pool.acquire()->data();
     CHECK(pool.acquire()->data() == first);
-    CHECK(fake.calls("cuMemHostAlloc") == 2);  // and the one above
+    CHECK(fake.calls("cuMemHostAlloc") == 2);  // including the one above
   }
   CHECK(fake.calls("cuMemFreeHost") == 1);
 }
 
-TEST_CASE("shared memory is registered for a while") {
+TEST_CASE("shared memory is registered until the registration ends") {
   const FakeCuda fake;
   auto memory = share_memory(4096);
   {
@@ -132,13 +132,13 @@ TEST_CASE("shared memory is registered for a while") {
     CHECK(&registration.memory() == memory.get());
     CHECK_THROWS_WITH_AS(cuda::Registration(memory, 0),
                          doctest::Contains("(712): as the test asked for"), cuda::Error);
-    memory.reset();  // the registration keeps it
+    memory.reset();  // the registration keeps the memory
     registration.memory().data()[0] = std::byte{1};
   }
   CHECK(fake.calls("cuMemHostUnregister") == 1);
 }
 
-TEST_CASE("a kernel that the driver refuses shows the driver's log") {
+TEST_CASE("the error of a refused kernel contains the driver's log") {
   const FakeCuda fake;
   const auto context = cuda::Context::of(0);
   CHECK_THROWS_WITH_AS(cuda::Kernel(context, "nothing", "pycollect_gather"),
@@ -146,16 +146,16 @@ TEST_CASE("a kernel that the driver refuses shows the driver's log") {
   CHECK_THROWS_AS(cuda::Kernel(context, ".version 7.0", "another"), cuda::Error);
 }
 
-TEST_CASE("what is given up after the context was lost is given up in silence") {
+TEST_CASE("destructors are silent after the context was lost") {
   const FakeCuda fake;
   auto memory = cuda::host_memory(0, 64);
   fake_cuda_fail("cuMemFreeHost", 0, 700);
   memory.reset();
   CHECK(fake.calls("cuMemFreeHost failed") == 1);
-  fake_cuda_reset();  // the fake, whose call did nothing, has it still
+  fake_cuda_reset();  // the failed call left the object in the fake
 }
 
-TEST_CASE("streams and events of two devices: one waits for the other, none stands in for it") {
+TEST_CASE("a stream waits for another device's event, but a context refuses another's stream") {
   const FakeCuda fake;
   const cuda::OwnStream zeroth(cuda::Context::of(0));
   const cuda::OwnStream first(cuda::Context::of(1));
@@ -170,7 +170,7 @@ TEST_CASE("streams and events of two devices: one waits for the other, none stan
   CHECK_THROWS_AS(cuda::Context::of(0)->wait(first.value()), cuda::Error);
 }
 
-TEST_CASE("a stream that goes has done what others gave it") {
+TEST_CASE("a stream completes its queued work before it is destroyed") {
   const FakeCuda fake;
   const auto context = cuda::Context::of(0);
   const auto source = cuda::host_memory(0, 64);
@@ -184,7 +184,7 @@ TEST_CASE("a stream that goes has done what others gave it") {
   CHECK(*reinterpret_cast<const char*>(target.address()) == 5);
 }
 
-TEST_CASE("memory that is given up while a copy reads it does not go unseen") {
+TEST_CASE("the fake detects memory that is freed while a copy reads it") {
   const FakeCuda fake;
   {
     const auto context = cuda::Context::of(0);
@@ -196,11 +196,12 @@ TEST_CASE("memory that is given up while a copy reads it does not go unseen") {
     source.reset();
   }
   CHECK(fake_cuda_freed_while_queued() == 1);
-  fake_cuda_reset();  // or the end would fail this test, too
+  fake_cuda_reset();  // otherwise the check at the end would fail this test, too
 }
 
 TEST_CASE(
-    "a copy from ordinary memory waits for what its stream was given, one from pinned does not") {
+    "a copy from pageable memory waits for earlier work of its stream, one from pinned memory does "
+    "not") {
   const FakeCuda fake;
   const auto context = cuda::Context::of(0);
   const cuda::OwnStream stream(context);
@@ -212,10 +213,10 @@ TEST_CASE(
   context->copy_to_device(target.address(), pinned->data(), 64, stream.value());
   CHECK(fake_cuda_advance(stream.value(), 1) == 1);
   context->copy_to_device(target.address(), ordinary.data(), 64, stream.value());
-  CHECK(fake_cuda_advance(stream.value(), 9) == 1);  // itself alone is left
+  CHECK(fake_cuda_advance(stream.value(), 9) == 1);  // only the copy is left
 }
 
-TEST_CASE("a forked child gives nothing up, and is told why it has no CUDA") {
+TEST_CASE("a forked child frees nothing and reports why it has no CUDA") {
   if (!kMayFork) {
     return;
   }
@@ -239,7 +240,7 @@ TEST_CASE("a forked child gives nothing up, and is told why it has no CUDA") {
   CHECK(cuda::available());
 }
 
-TEST_CASE("another thread's capture of a graph is neither ended nor in the way") {
+TEST_CASE("another thread's capture of a graph is not disturbed") {
   const FakeCuda fake;
   const auto context = cuda::Context::of(0);
   const cuda::OwnStream stream(context);
@@ -253,9 +254,9 @@ TEST_CASE("another thread's capture of a graph is neither ended nor in the way")
     CHECK(event.done());
     event.wait();
   }
-  // Given up meanwhile, too: nothing but the context, the stream and the event is left.
+  // Freed during the capture, too: only the context, the stream and the event remain.
   CHECK(fake_cuda_live() == 3);
-  int mode = 1;  // what a thread of the user's has set is there again
+  int mode = 1;  // the thread's own mode is restored
   cuThreadExchangeStreamCaptureMode(&mode);
   CHECK(event.done());
   cuThreadExchangeStreamCaptureMode(&mode);

@@ -1,4 +1,4 @@
-// What cuda_driver.h declares against CUDA's own header, where there is one.
+// Compares the declarations of cuda_driver.h with CUDA's header, if it is installed.
 #include <doctest/doctest.h>
 
 #if __has_include(<cuda.h>)
@@ -11,7 +11,8 @@
 
 namespace {
 
-// The same to the calling convention: equal sizes, and pointers where there are pointers.
+// Whether two types are equal for the calling convention: equal sizes, and both or neither are
+// pointers.
 template <typename A, typename B>
 constexpr bool kAlike = sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
 
@@ -23,7 +24,7 @@ constexpr bool same_abi(const pycollect::cuda::Call<Ours...>&, CUresult (*)(Thei
   return false;
 }
 
-// The symbol that the header's name stands for.
+// The symbol to which the header maps the name.
 #define TEXT_OF(name) #name
 #define SYMBOL(name) TEXT_OF(name)
 #define CHECK_CALL(call, name)         \
@@ -32,7 +33,7 @@ constexpr bool same_abi(const pycollect::cuda::Call<Ours...>&, CUresult (*)(Thei
 
 }  // namespace
 
-TEST_CASE("the driver's entry points are as CUDA's header has them") {
+TEST_CASE("the declared entry points match CUDA's header") {
   const pycollect::cuda::Driver driver;
   CHECK_CALL(init, cuInit);
   CHECK_CALL(error_name, cuGetErrorName);

@@ -21,7 +21,7 @@ std::uint64_t inode_of(int fd) {
 
 }  // namespace
 
-TEST_CASE("a descriptor is lent while it is the file that was meant, and no other") {
+TEST_CASE("a descriptor is lent while it refers to the lent file") {
   const File folder(open("/", O_RDONLY | O_CLOEXEC));
   const std::uint64_t inode = inode_of(folder.fd());
   CHECK_THROWS_AS(borrow_descriptor(getpid(), folder.fd(), inode), SharedMemoryError);
@@ -44,7 +44,7 @@ TEST_CASE("a process that lends nothing refuses at once") {
                        SharedMemoryError);
 }
 
-TEST_CASE("the child of a fork lends its own, and takes back nothing of its parent's" *
+TEST_CASE("a forked child lends its own descriptors and leaves its parent's lent" *
           doctest::skip(!kMayFork)) {
   const File folder(open("/", O_RDONLY | O_CLOEXEC));
   const std::uint64_t inode = inode_of(folder.fd());
@@ -62,7 +62,7 @@ TEST_CASE("the child of a fork lends its own, and takes back nothing of its pare
   take_back_descriptor(folder.fd());
 }
 
-TEST_CASE("the child of a fork lends, even if the first lender is made meanwhile" *
+TEST_CASE("a forked child lends even if another thread makes the first lender during the fork" *
           doctest::skip(!kMayFork)) {
   const File folder(open("/", O_RDONLY | O_CLOEXEC));
   const std::uint64_t inode = inode_of(folder.fd());
@@ -71,7 +71,7 @@ TEST_CASE("the child of a fork lends, even if the first lender is made meanwhile
     return true;
   };
   for (int i = 0; i < 20; ++i) {
-    CHECK(child_succeeds([&] {  // has no lender yet
+    CHECK(child_succeeds([&] {  // the child has no lender yet
       std::thread first(lends);
       bool all = true;
       for (int n = 0; n < 5; ++n) {

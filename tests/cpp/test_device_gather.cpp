@@ -1,4 +1,5 @@
-// The device's gather against the host's: the fake driver runs the kernel's twin on the host.
+// Compares the device's gather with the host's. The fake driver runs the kernel's C++ source on the
+// host.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,7 +21,7 @@ namespace {
 
 constexpr std::int64_t kRows = 6, kSteps = 50;
 
-// An array that lies on the fake's device, and on the host as well.
+// An array in memory of the fake device, which is host memory as well.
 struct Array {
   std::vector<std::byte> bytes;
   TensorView host;
@@ -28,7 +29,7 @@ struct Array {
   Array(DType dtype, const Dims& shape, int fill = 0)
       : host(TensorView::contiguous(nullptr, dtype, shape)) {
     bytes.resize(static_cast<std::size_t>(host.bytes()) + 64, static_cast<std::byte>(fill));
-    // As aligned as torch's memory, so that large units are met.
+    // Aligned as torch's memory, so that large units occur.
     const auto address = (reinterpret_cast<std::uintptr_t>(bytes.data()) + 15) / 16 * 16;
     host.data = reinterpret_cast<std::byte*>(address);
   }
@@ -64,7 +65,7 @@ std::vector<ConstTensorView> read(const std::vector<TensorView>& views) {
   return {views.begin(), views.end()};
 }
 
-// Leaves of all unit sizes, an empty one, and one with a frame of several tiles.
+// Leaves of all unit sizes, an empty leaf, and a leaf with several tiles per frame.
 const std::vector<std::pair<DType, Dims>> kFrames{
     {DType::boolean, {}},   {DType::int16, {3}},      {DType::float32, {5}},
     {DType::float64, {1}},  {DType::uint8, {32}},     {DType::float32, {0}},
@@ -84,8 +85,8 @@ struct Batch {
       fill(leaves.back(), random);
     }
   }
-  // Random bytes, over and over where there are many: their number is a prime, so that no two
-  // frames are alike.
+  // Fills the array with repeated random bytes. Their number is prime, so that no two frames are
+  // equal.
   static void fill(Array& leaf, std::mt19937& random) {
     std::array<std::byte, 10007> noise;
     std::generate(noise.begin(), noise.end(), [&] { return static_cast<std::byte>(random()); });
@@ -128,7 +129,7 @@ std::int64_t bytes_of(const std::vector<Array>& arrays) {
   return bytes;
 }
 
-// Numbers whose sums are exact in any order.
+// Fills the array with numbers that have exact sums in any order.
 void fill_rewards(const Array& reward, std::mt19937& random) {
   for (std::int64_t i = 0; i < reward.host.count(); ++i) {
     const auto value = static_cast<double>(random() % 64);
@@ -143,7 +144,7 @@ void fill_rewards(const Array& reward, std::mt19937& random) {
 
 }  // namespace
 
-TEST_CASE("padded and flat are those of the host, by one launch") {
+TEST_CASE("padded and flat results equal the host's, with one launch") {
   const FakeCuda fake;
   const Batch batch;
   const SplitPlan plan = batch.plan();
@@ -172,7 +173,7 @@ TEST_CASE("padded and flat are those of the host, by one launch") {
   CHECK(fake.calls("cuModuleLoadDataEx") == 1);
 }
 
-TEST_CASE("what lies ahead and its sums are those of the host, by one launch") {
+TEST_CASE("shifts and sums equal the host's, with one launch") {
   const FakeCuda fake;
   const Batch batch;
   std::mt19937 random(7);
@@ -211,7 +212,7 @@ TEST_CASE("what lies ahead and its sums are those of the host, by one launch") {
   }
 }
 
-TEST_CASE("rows and steps may lie apart, and addresses be odd") {
+TEST_CASE("rows and steps may be strided, and addresses odd") {
   const FakeCuda fake;
   std::vector<std::uint16_t> memory(2 * 3 * 8 + 1);
   for (std::size_t i = 0; i < memory.size(); ++i) {
@@ -233,9 +234,8 @@ TEST_CASE("rows and steps may lie apart, and addresses be odd") {
   CHECK(target.equals(expected));
 }
 
-// Frames whose runs begin at all remainders of sixteen, in batches with gaps between steps and
-// rows.
-TEST_CASE("frames of any size, at any address, by units of sixteen bytes") {
+// Runs that begin at all remainders of sixteen, in batches with gaps between steps and rows.
+TEST_CASE("frames of any size at any address are moved in units of sixteen bytes") {
   const FakeCuda fake;
   const Batch batch;
   const SplitPlan plan = batch.plan();
@@ -275,7 +275,7 @@ TEST_CASE("frames of any size, at any address, by units of sixteen bytes") {
   }
 }
 
-TEST_CASE("a target at an odd address is written, and nothing beside it") {
+TEST_CASE("a target at an odd address is written without touching its neighbors") {
   const FakeCuda fake;
   const Batch batch;
   const SplitPlan plan = batch.plan();
@@ -301,7 +301,7 @@ TEST_CASE("a target at an odd address is written, and nothing beside it") {
   }
 }
 
-TEST_CASE("rows may all be the same one") {
+TEST_CASE("all rows may share the same memory") {
   const FakeCuda fake;
   std::vector<std::uint16_t> memory{1, 2, 3};
   TensorView source = TensorView::contiguous(memory.data(), DType::int16, {2, 3, 3});
@@ -318,7 +318,7 @@ TEST_CASE("rows may all be the same one") {
   CHECK(target.equals(expected));
 }
 
-TEST_CASE("tables travel on the launch's stream, before it") {
+TEST_CASE("tables are copied on the stream of the launch, before it") {
   const FakeCuda fake;
   const Batch batch;
   const SplitPlan plan = batch.plan();
@@ -333,10 +333,10 @@ TEST_CASE("tables travel on the launch's stream, before it") {
   const auto launched = log.find("cuLaunchKernel blocks=1 threads=256 stream=1");
   CHECK(log.find("pinned=1 stream=1", copied) < launched);
   CHECK(launched != std::string::npos);
-  CHECK(fake_cuda_advance(stream.value(), 9) == 3);  // and the event behind the table
+  CHECK(fake_cuda_advance(stream.value(), 9) == 3);  // including the event after the table
 }
 
-TEST_CASE("a stream that is busy does not hold the host up, nor are its tables written again") {
+TEST_CASE("a busy stream does not block the host, and its tables are not overwritten") {
   const FakeCuda fake;
   const Batch batch;
   const SplitPlan plan = batch.plan();
@@ -358,15 +358,17 @@ TEST_CASE("a stream that is busy does not hold the host up, nor are its tables w
   CHECK(flat.equals(expected_flat));
 
   gather.flat(plan, {{batch.leaves[0].device()}}, {{flat.device()}}, workspace, 0);
-  CHECK(fake.calls("cuMemHostAlloc") == 2);  // blocks are used again
+  CHECK(fake.calls("cuMemHostAlloc") == 2);  // blocks are reused
   for (int i = 0; i < 20; ++i) {
     gather.flat(plan, {{batch.leaves[0].device()}}, {{flat.device()}}, workspace, 0);
   }
-  CHECK(fake.calls("cuMemHostAlloc") == 8);  // there are no more than these
-  fake_cuda_hold(0);                         // what is queued is done before its memory goes
+  CHECK(fake.calls("cuMemHostAlloc") == 8);  // the maximum
+  fake_cuda_hold(0);                         // queued work runs before its memory is freed
 }
 
-TEST_CASE("a table whose event could not be recorded has been read when that is told") {
+TEST_CASE(
+    "if the event of a table cannot be recorded, the table has been read when the error is "
+    "thrown") {
   const FakeCuda fake;
   const Batch batch;
   const SplitPlan plan = batch.plan();
@@ -380,7 +382,7 @@ TEST_CASE("a table whose event could not be recorded has been read when that is 
   CHECK(fake.calls("cuStreamSynchronize") == 1);
 }
 
-TEST_CASE("nothing to do is no launch") {
+TEST_CASE("an empty gather launches nothing") {
   const FakeCuda fake;
   Array done(DType::boolean, {3, 0});
   const SplitPlan plan(done.host, std::nullopt, std::nullopt, 2);
@@ -391,7 +393,7 @@ TEST_CASE("nothing to do is no launch") {
   CHECK(fake.calls("cuLaunchKernel") == 0);
 }
 
-TEST_CASE("what does not fit is refused before anything is sent") {
+TEST_CASE("invalid arguments are refused before anything is sent") {
   const FakeCuda fake;
   const Array done(DType::boolean, {2, 2, 3});
   const SplitPlan plan(done.host, std::nullopt, std::nullopt, 3);
@@ -410,7 +412,7 @@ TEST_CASE("what does not fit is refused before anything is sent") {
   std::swap(strided.strides[0], strided.strides[1]);
   check(strided, target.device(), "source 0");
   strided = source.device();
-  strided.strides[1] = 0;  // the rows of each of the first dimension are one: two distances
+  strided.strides[1] = 0;  // rows at two different distances
   check(strided, target.device(), "source 0");
   CHECK_REFUSED(gather.padded(plan, {{source.device()}}, {{target.device()}}, {64, 64}, 0),
                 "workspace", std::invalid_argument);

@@ -8,7 +8,7 @@
 
 using namespace pycollect;
 
-TEST_CASE("a view becomes a tensor that holds the lease until its deleter is called") {
+TEST_CASE("an exported tensor holds the lease until its deleter is called") {
   const auto lease = std::make_shared<std::array<float, 12>>();
   const TensorView whole = view(std::span(*lease), {3, 4});
   dlpack::Managed* old = to_dlpack(lease, whole);
@@ -32,7 +32,7 @@ TEST_CASE("a view becomes a tensor that holds the lease until its deleter is cal
   CHECK(lease.use_count() == 1);
 }
 
-TEST_CASE("memory of a device is told as that") {
+TEST_CASE("device memory is exported with its device") {
   std::array<double, 2> numbers{};
   TensorView on_device = view(std::span(numbers), {2});
   on_device.device = {DeviceKind::cuda, 3};
@@ -42,7 +42,7 @@ TEST_CASE("memory of a device is told as that") {
   managed->deleter(managed);
 }
 
-TEST_CASE("strides that are no whole elements are refused") {
+TEST_CASE("strides that are not multiples of the element size are refused") {
   std::array<float, 4> numbers{};
   TensorView packed = view(std::span(numbers), {4});
   packed.strides = Dims{5};

@@ -27,7 +27,7 @@ TEST_CASE("sizes and kinds") {
   CHECK(kind_of(DType::complex64) == DTypeKind::complex);
 }
 
-TEST_CASE("the dtypes of C++'s own numbers") {
+TEST_CASE("dtypes of C++ number types") {
   CHECK(dtype_of<bool> == DType::boolean);
   CHECK(dtype_of<float> == DType::float32);
   CHECK(dtype_of<const double> == DType::float64);

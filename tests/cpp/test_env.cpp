@@ -12,7 +12,7 @@ using namespace pycollect;
 
 namespace {
 
-// Observes its seed and how many steps it had; an episode has as many as the action says.
+// Observes its seed and the number of steps in the episode, which ends at step action[0].
 struct Counter {
   using Number = double;
   using Action = std::array<std::int32_t, 2>;
@@ -70,7 +70,7 @@ TEST_CASE("each of several environments writes its own row") {
   CHECK(seen[1] == 1);
 }
 
-TEST_CASE("each environment is made anew from a seed of its own") {
+TEST_CASE("seed() replaces each environment by one with its own seed") {
   Each<Counter> batch(2, 7);
   const std::array<std::uint64_t, 2> seeds{40, 30};
   batch.seed(seeds);

@@ -37,11 +37,11 @@ TEST_CASE("a header is read back") {
   CHECK(header.policy_version == 11);
   CHECK(header.envs == 3);
   CHECK(header.steps == 5);
-  CHECK_THROWS_AS(read_header(f.slab, f.placement, 0), std::invalid_argument);  // nothing there
+  CHECK_THROWS_AS(read_header(f.slab, f.placement, 0), std::invalid_argument);  // not written yet
   CHECK_THROWS_AS(read_header(f.slab, f.placement, 2), std::out_of_range);
 }
 
-TEST_CASE("any flipped byte is noticed") {
+TEST_CASE("any flipped byte is detected") {
   Fixture f;
   f.write(0);
   const auto bytes = static_cast<std::size_t>(RolloutHeader::bytes_for(3));
@@ -57,14 +57,14 @@ TEST_CASE("a slab that is too short is never read") {
   f.write(0);
   for (std::size_t bytes :
        {std::size_t{0}, std::size_t{1}, sizeof(RolloutHeader), f.slab.size() - 1}) {
-    // A copy of exactly that size, so that the address sanitizer sees a read past its end.
+    // A copy of exactly this size, so that AddressSanitizer detects reads past its end.
     const std::vector<std::byte> cut(f.slab.begin(),
                                      f.slab.begin() + static_cast<std::ptrdiff_t>(bytes));
     CHECK_THROWS_AS(read_header(cut, f.placement, 0), std::invalid_argument);
   }
 }
 
-TEST_CASE("another placement is refused, by the first number that does not fit") {
+TEST_CASE("another placement is refused, naming the first number that differs") {
   Fixture f;
   f.write(0);
   const Placement other(Layout({{{"b"}, DType::float32, {3}}}), {2, 3, 5, Order::stack});
@@ -77,7 +77,7 @@ TEST_CASE("another placement is refused, by the first number that does not fit")
   }
 }
 
-TEST_CASE("as many lengths as envs") {
+TEST_CASE("a header needs one length per env") {
   Fixture f;
   CHECK_THROWS_AS(write_header(f.slab.data(), f.placement, 0, {}, std::vector<std::int64_t>{5, 5}),
                   std::invalid_argument);

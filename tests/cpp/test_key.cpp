@@ -8,7 +8,7 @@
 
 using pycollect::Key;
 
-TEST_CASE("a key is written with dots, or name by name") {
+TEST_CASE("a key is made from dotted text or from single names") {
   using namespace pycollect::literals;
   const Key key = "next.reward";
   CHECK(key == Key("next", "reward"));
@@ -27,13 +27,13 @@ TEST_CASE("a key is written with dots, or name by name") {
   CHECK(Key("a", "b", std::string("c")).size() == 3);
 }
 
-TEST_CASE("names that are given one by one keep their dots") {
+TEST_CASE("single names keep their dots") {
   CHECK(Key("next", "a.b").size() == 2);
   CHECK(Key(std::vector<std::string>{"a.b"}).size() == 1);
   CHECK(Key(std::vector<std::string>{"a.b"}) != Key("a.b"));
 }
 
-TEST_CASE("a key without a name between its dots is refused") {
+TEST_CASE("a key with an empty name between dots is refused") {
   CHECK(Key("").empty());
   for (const char* text : {".", "a.", ".a", "a..b"}) {
     CHECK_THROWS_AS(Key{text}, std::invalid_argument);

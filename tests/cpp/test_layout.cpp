@@ -41,7 +41,7 @@ TEST_CASE("fingerprints differ by key, type, shape and order") {
         Layout({{{"ab"}, DType::int8, {}}}).fingerprint());
 }
 
-TEST_CASE("layouts that cannot be") {
+TEST_CASE("invalid layouts are refused") {
   CHECK_REFUSED(Layout({}), "leaves", std::invalid_argument);
   CHECK_THROWS_AS(Layout({{{}, DType::int8, {}}}), std::invalid_argument);
   CHECK_REFUSED(Layout({{{"a"}, DType::int8, {}}, {{"a"}, DType::int8, {}}}), "leaves",
@@ -51,7 +51,7 @@ TEST_CASE("layouts that cannot be") {
   CHECK_THROWS_AS(Layout({{{"a"}, DType::int8, {-1}}}), std::invalid_argument);
 }
 
-TEST_CASE("leaves lie in order, aligned, and inside of the slab") {
+TEST_CASE("leaves are placed in order, aligned, and inside the slab") {
   for (Order order : {Order::stack, Order::time}) {
     const Placement placement(sample(), {2, 3, 5, order});
     std::vector<std::byte> slab(static_cast<std::size_t>(placement.bytes()));
@@ -68,7 +68,7 @@ TEST_CASE("leaves lie in order, aligned, and inside of the slab") {
   }
 }
 
-TEST_CASE("a leaf is seen as [B, P, T, *frame] in both orders") {
+TEST_CASE("the view of a leaf is [B, P, T, *frame] in both orders") {
   std::vector<std::byte> slab(100000);
   const Placement stack(sample(), {2, 3, 5, Order::stack});
   const TensorView stacked = stack.view(slab.data(), 0);
@@ -84,7 +84,7 @@ TEST_CASE("a leaf is seen as [B, P, T, *frame] in both orders") {
   CHECK(rows.data == timed.data + 5 * 12);
 }
 
-TEST_CASE("geometries that cannot be") {
+TEST_CASE("invalid geometries are refused") {
   CHECK_REFUSED(Placement(sample(), {1, 0, 5, Order::stack}), "geometry", std::invalid_argument);
   CHECK_THROWS_AS(Placement(sample(), {1LL << 40, 1LL << 20, 8, Order::stack}), std::length_error);
   const Placement placement(sample(), {2, 1, 1, Order::stack});
@@ -92,7 +92,7 @@ TEST_CASE("geometries that cannot be") {
   CHECK_THROWS_AS(placement.header_offset(-1), std::out_of_range);
 }
 
-TEST_CASE("the standard layout has what a recorder writes") {
+TEST_CASE("the standard layout has all leaves that a recorder writes") {
   const Layout layout =
       standard_layout({{"observation", DType::float32, {4}}}, {{"action", DType::int64, {}}},
                       {.step_count = true, .mask = true});

@@ -19,7 +19,7 @@ namespace {
 
 const Leaf kLeaf{{"observation"}, DType::float32, {2}};
 
-// One worker's slab of two envs and three steps.
+// A slab of one worker with two environments and three steps.
 struct Rows {
   SlabPool pool{Placement(Layout({kLeaf}), {1, 2, 3}), 1, true};
   std::shared_ptr<Slab> slab = pool.acquire();
@@ -35,7 +35,7 @@ struct Rows {
 
 }  // namespace
 
-TEST_CASE("a step of all envs goes to its place in each env's row") {
+TEST_CASE("a step of all envs is written to each env's row") {
   Rows r;
   std::array<float, 4> step{1, 2, 3, 4};
   const TensorView view = TensorView::contiguous(step.data(), DType::float32, {2, 2});
@@ -43,11 +43,11 @@ TEST_CASE("a step of all envs goes to its place in each env's row") {
   r.rows.write(1, view, Fit::plain);
   CHECK(r.value(0, 1, 0) == 1);
   CHECK(r.value(1, 1, 1) == 4);
-  // [P, T, 2] in memory: env 1's rows begin behind the three steps of env 0.
+  // [P, T, 2] in memory: env 1's rows begin after the three steps of env 0.
   CHECK(r.rows.at(1, 0) - r.rows.at(0, 0) == 3 * 8);
 }
 
-TEST_CASE("another width is cast, also from strided memory, and one env can be written alone") {
+TEST_CASE("another width is cast, even from strided memory, and a single env can be written") {
   Rows r;
   std::array<double, 8> wide{1, -1, 2, -1, 3, -1, 4, -1};
   TensorView every_other = TensorView::contiguous(wide.data(), DType::float64, {2, 2});
@@ -60,7 +60,7 @@ TEST_CASE("another width is cast, also from strided memory, and one env can be w
   CHECK(r.value(1, 2, 1) == 4);
 }
 
-TEST_CASE("numbers of the leaf's own type are put side by side, or in every frame") {
+TEST_CASE("numbers of the leaf's type are put at one step or at all steps") {
   const Leaf leaf{{"count"}, DType::int64, {1}};
   SlabPool pool(Placement(Layout({leaf}), {1, 2, 3}), 1, true);
   const std::shared_ptr<Slab> slab = pool.acquire();
@@ -74,7 +74,7 @@ TEST_CASE("numbers of the leaf's own type are put side by side, or in every fram
   CHECK(all == std::array<std::int64_t, 6>{7, 10, 7, 7, 20, 30});
 }
 
-TEST_CASE("small frames of many envs come to their rows together, and are found before") {
+TEST_CASE("small frames of many envs are written to their rows together, and can be read before") {
   constexpr std::int64_t kEnvs = 11, kSteps = 40;
   const Leaf leaf{{"count"}, DType::int64, {}};
   SlabPool pool(Placement(Layout({leaf}), {1, kEnvs, kSteps}), 1, true);
@@ -119,7 +119,7 @@ TEST_CASE("small frames of many envs come to their rows together, and are found 
   }
 }
 
-TEST_CASE("each byte of small frames comes to its place, whatever their size, envs and steps") {
+TEST_CASE("small frames are written correctly for all sizes, envs and steps") {
   for (const std::int64_t bytes : {1, 3, 4, 8, 12, 16, 32}) {
     for (const std::int64_t envs : {8, 9, 11, 18}) {
       for (const std::int64_t steps : {64, 67}) {
@@ -155,7 +155,7 @@ TEST_CASE("each byte of small frames comes to its place, whatever their size, en
   }
 }
 
-TEST_CASE("what does not fit is refused by name") {
+TEST_CASE("invalid arrays are refused by the leaf's name") {
   Rows r;
   std::array<float, 4> step{};
   const auto three = TensorView::contiguous(step.data(), DType::float32, {2, 1});
@@ -169,8 +169,9 @@ TEST_CASE("what does not fit is refused by name") {
   CHECK_THROWS_AS(r.rows.bind(exact), std::invalid_argument);
 }
 
-TEST_CASE("large frames of a large slab arrive whole, from wherever they come") {
-  // A multiple of 64 bytes, one that is none, and a small slab, which goes through the caches.
+TEST_CASE("large frames are written whole from any address") {
+  // A multiple of 64 bytes, a different size, and a small slab, which is written through the
+  // caches.
   for (const auto& [extent, steps, streams] :
        {std::tuple{4160, 2100, true}, {4161, 2100, true}, {4160, 3, false}}) {
     const Leaf leaf{{"pixels"}, DType::uint8, {extent}};

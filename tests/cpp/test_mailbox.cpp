@@ -26,7 +26,7 @@ std::string text(const Message& message) {
   return {reinterpret_cast<const char*>(message.data()), message.size()};
 }
 
-// A driver's bell and mailbox, and the worker's end, attached as another process would.
+// A driver's bell and mailbox, and the worker's end, attached as in another process.
 struct Pair {
   Bell bell;
   Mailbox driver{3};
@@ -35,7 +35,7 @@ struct Pair {
 
 }  // namespace
 
-TEST_CASE("questions are answered in their order") {
+TEST_CASE("questions are answered in order") {
   Pair p;
   CHECK_FALSE(p.worker.wait_ask(Seconds(0)));
   CHECK(p.driver.ask(bytes("one")) == 1);
@@ -44,7 +44,7 @@ TEST_CASE("questions are answered in their order") {
   CHECK(p.worker.wait_ask(Seconds(0)));
   CHECK(p.worker.number() == 1);
   CHECK(text(p.worker.question()) == "one");
-  CHECK(text(p.worker.question()) == "one");  // it stays until it is answered
+  CHECK(text(p.worker.question()) == "one");  // the question stays until it is answered
   const std::uint64_t before = p.bell.count();
   p.worker.answer(bytes("1"));
   CHECK(p.bell.count() == before + 1);
@@ -56,7 +56,7 @@ TEST_CASE("questions are answered in their order") {
   CHECK_FALSE(p.driver.has_answer());
 }
 
-TEST_CASE("what does not fit or is not there is refused") {
+TEST_CASE("messages that are too long and missing messages are refused") {
   Pair p;
   CHECK_THROWS_AS(p.driver.take_answer(), std::logic_error);
   CHECK_THROWS_AS(p.worker.question(), std::logic_error);
@@ -70,14 +70,14 @@ TEST_CASE("what does not fit or is not there is refused") {
   p.driver.ask(bytes(""));
   CHECK_THROWS_AS(p.driver.ask(bytes("")), std::logic_error);
   p.worker.answer(bytes(""));
-  CHECK_THROWS_AS(p.driver.ask(bytes("")), std::logic_error);  // its answer lies there still
+  CHECK_THROWS_AS(p.driver.ask(bytes("")), std::logic_error);  // the slot still has an answer
   p.driver.take_answer();
   CHECK(p.driver.ask(bytes("")) == 4);
   CHECK_THROWS_AS(Mailbox(0), std::invalid_argument);
   CHECK_THROWS_AS(WorkerMailbox(p.bell.address(), p.bell.address()), std::invalid_argument);
 }
 
-TEST_CASE("stop is a number that never goes back") {
+TEST_CASE("the stop number never decreases") {
   Pair p;
   const SharedNumber stop = p.worker.stop();
   p.driver.stop(3);
@@ -85,7 +85,7 @@ TEST_CASE("stop is a number that never goes back") {
   CHECK(stop->load() == 3);
 }
 
-TEST_CASE("waits end with their time") {
+TEST_CASE("waits end at their timeout") {
   Pair p;
   const auto start = std::chrono::steady_clock::now();
   CHECK_FALSE(p.worker.wait_ask(Seconds(0.01)));
@@ -94,7 +94,7 @@ TEST_CASE("waits end with their time") {
   CHECK(std::chrono::steady_clock::now() - start >= std::chrono::milliseconds(20));
 }
 
-TEST_CASE("who knocks is heard, and not counted among those who ring") {
+TEST_CASE("knocks wake the waiter and are not counted as rings") {
   Bell bell;
   bell.knock();
   CHECK(bell.count() == 0);
@@ -109,7 +109,7 @@ TEST_CASE("who knocks is heard, and not counted among those who ring") {
   CHECK(bell.wait_ring(0, kLong));
 }
 
-TEST_CASE("who waits for several knocks sleeps until there are so many, or somebody rings") {
+TEST_CASE("a waiter for several knocks sleeps until all have come, or a ring") {
   Bell bell;
   bell.knock();
   bell.knock();
@@ -120,7 +120,7 @@ TEST_CASE("who waits for several knocks sleeps until there are so many, or someb
   CHECK(bell.wait_knock(1, kLong, Bell::kUrgent));
 }
 
-TEST_CASE("of three that knock the last one wakes who waits for all, again and again") {
+TEST_CASE("the last of three knocks wakes a waiter for all three, repeatedly") {
   constexpr std::uint64_t kRounds = 2000, kThreads = 3;
   Bell bell;
   std::atomic<std::uint64_t> round = 0;
@@ -129,7 +129,7 @@ TEST_CASE("of three that knock the last one wakes who waits for all, again and a
     workers.emplace_back([&round, address = bell.address()] {
       Bell theirs(address);
       for (std::uint64_t n = 0; n < kRounds; ++n) {
-        round.wait(n);  // until it is n + 1
+        round.wait(n);  // until round is n + 1
         theirs.knock();
       }
     });
@@ -142,7 +142,7 @@ TEST_CASE("of three that knock the last one wakes who waits for all, again and a
   }
 }
 
-TEST_CASE("a driver and two workers in threads of their own") {
+TEST_CASE("a driver and two workers in separate threads") {
   constexpr int kRounds = 2000;
   Bell bell;
   std::vector<std::unique_ptr<Mailbox>> boxes;
@@ -178,7 +178,7 @@ TEST_CASE("a driver and two workers in threads of their own") {
   }
 }
 
-TEST_CASE("what is published is found whole, whenever one looks") {
+TEST_CASE("a published message is read whole at any time") {
   Pair p;
   CHECK(p.worker.published().empty());
   CHECK_THROWS_AS(p.driver.publish(bytes(std::string(kAskBytes + 1, 'x'))), std::length_error);

@@ -39,7 +39,7 @@ Ids steps_of(const MultiStepPlan& plan, const Dims& shape) {
 
 }  // namespace
 
-TEST_CASE("frames look n steps ahead, not beyond a done, a row's end or an uncollected cell") {
+TEST_CASE("frames look n steps ahead, up to a done, the end of a row or an uncollected cell") {
   Flags done{0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0};
   Ids traj{0, 0, 0, 0, 1, 1, 2, 2, 2, -1, 3, 3};
   const SplitPlan split(flags(done, {2, 6}), ids(traj, {2, 6}), {}, 2);
@@ -69,7 +69,7 @@ TEST_CASE("frames look n steps ahead, not beyond a done, a row's end or an uncol
   CHECK(sums == std::vector<double>{1.75, 1.75, 1.5, 1, 1.5, 1, 1.75, 1.5, 1, 0, 1.5, 1});
 }
 
-TEST_CASE("one step leads nowhere") {
+TEST_CASE("with one step, each frame leads to itself") {
   Flags done{0, 1, 0};
   const MultiStepPlan plan(SplitPlan(flags(done, {3}), {}, {}, 1), 1);
   CHECK(steps_of(plan, {3}) == Ids{1, 1, 1});
@@ -83,7 +83,7 @@ TEST_CASE("one step leads nowhere") {
   CHECK(sums == std::vector<double>{0.5, 0.5, 0.5});
 }
 
-TEST_CASE("long segments are the same in one thread and in several, for every n") {
+TEST_CASE("long segments give the same result in one thread and in several, for every n") {
   constexpr std::int64_t kFrames = 300'000;
   std::mt19937_64 random(1);
   Flags done(kFrames);
@@ -102,7 +102,7 @@ TEST_CASE("long segments are the same in one thread and in several, for every n"
     plan.sum(one, 1.0, source, std::vector{doubles(sums, {kFrames})});
     plan.sum(four, 1.0, source, std::vector{doubles(shared, {kFrames})});
     CHECK(sums == shared);
-    // Whole numbers and gamma 1: sums are exact, and differences of running ones.
+    // With integers and gamma 1, sums are exact and equal differences of running sums.
     std::vector<double> until(kFrames + 1);
     for (std::size_t t = 0; t < kFrames; ++t) until[t + 1] = until[t] + rewards[t];
     bool equal = true;
@@ -119,7 +119,7 @@ TEST_CASE("long segments are the same in one thread and in several, for every n"
   }
 }
 
-TEST_CASE("a huge or infinite value is in the sums that look at it and in no other") {
+TEST_CASE("a huge or infinite value affects only the sums that include it") {
   Flags done(9);
   const MultiStepPlan plan(SplitPlan(flags(done, {9}), {}, {}, 1), 3);
   ThreadPool pool(1);
@@ -136,7 +136,7 @@ TEST_CASE("several lanes, types and strides") {
   Flags done{0, 0, 1, 0};
   const MultiStepPlan plan(SplitPlan(flags(done, {4}), {}, {}, 1), 2);
   ThreadPool pool(1);
-  // [4, 2] lying the other way round, as float, summed into double.
+  // [4, 2] in column-major order, as float, summed into double.
   std::vector<float> rewards{1, 2, 3, 4, 10, 20, 30, 40};
   TensorView source = TensorView::contiguous(rewards.data(), DType::float32, {4, 2});
   source.strides = Dims{4, 16};
@@ -148,7 +148,7 @@ TEST_CASE("several lanes, types and strides") {
   CHECK(moved == std::vector<double>{2, 20, 3, 30, 3, 30, 4, 40});
 }
 
-TEST_CASE("batches without a cell or a frame") {
+TEST_CASE("batches without cells or frames") {
   ThreadPool pool(1);
   Flags none;
   std::vector<double> nothing;
@@ -173,7 +173,7 @@ TEST_CASE("batches without a cell or a frame") {
   CHECK(steps_of(plan, {2}) == Ids{0, 0});
 }
 
-TEST_CASE("what does not fit is refused") {
+TEST_CASE("invalid arguments are refused") {
   ThreadPool pool(1);
   Flags done{0, 0, 0};
   const SplitPlan split(flags(done, {3}), {}, {}, 1);

@@ -25,9 +25,9 @@ auto threads() {
                        std::filesystem::directory_iterator());
 }
 
-// In children: who watches becomes the leader of a group, and ends with whom it watches.
-TEST_CASE("a process that is gone is refused, however often it is named" *
-          doctest::skip(!kMayFork)) {
+// Runs in children: a watcher becomes the leader of a group, and ends with the process that it
+// watches.
+TEST_CASE("a process that is gone is refused every time" * doctest::skip(!kMayFork)) {
   wait_until_other_threads_sleep();
   CHECK(child_succeeds([] {
     const pid_t gone = fork();
@@ -39,7 +39,8 @@ TEST_CASE("a process that is gone is refused, however often it is named" *
   }));
 }
 
-TEST_CASE("one thread watches a process, and a fork needs its own" * doctest::skip(!kMayFork)) {
+TEST_CASE("one thread watches a process, and a forked child needs its own thread" *
+          doctest::skip(!kMayFork)) {
   const pid_t watched = getpid();
   wait_until_other_threads_sleep();
   CHECK(child_succeeds([watched] {

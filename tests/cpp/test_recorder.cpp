@@ -16,10 +16,10 @@
 using namespace pycollect;
 using namespace pycollect::tests;
 
-TEST_CASE("one env: every frame stands where it belongs") {
+TEST_CASE("every frame of one env is written to its cell") {
   Recording r({}, 4);
-  SUBCASE("given as arrays") {}
-  SUBCASE("given as numbers") { r.as_numbers = true; }
+  SUBCASE("passed as arrays") {}
+  SUBCASE("passed as numbers") { r.as_numbers = true; }
   r.begin(7);
   CHECK(r.recorder.steps_left() == 4);
   CHECK(r.step(1) == 0);
@@ -68,7 +68,7 @@ TEST_CASE("one env: every frame stands where it belongs") {
   CHECK(r.recorder.frames() == 5);
 }
 
-TEST_CASE("a batch of envs: each row has its own episodes") {
+TEST_CASE("each row of a batch of envs has its own episodes") {
   Recording r({.envs = 3}, 3, all_leaves());
   r.begin(5);
   CHECK(r.step(1, {0, 1, 0}, {0, 0, 1}) == 2);
@@ -81,7 +81,7 @@ TEST_CASE("a batch of envs: each row has its own episodes") {
   CHECK(r.flags(kDone, 0) == "001");
   CHECK(r.flags(kDone, 1) == "100");
   CHECK(r.flags(kTruncated, 2) == "100");
-  CHECK(r.number(kObservation, 1, 0) == 1.0F);  // not the reset's nonsense
+  CHECK(r.number(kObservation, 1, 0) == 1.0F);  // not the invalid values of the reset
   CHECK(r.number(kObservation, 1, 1) == 50.0F);
   CHECK(r.number(kObservation, 1, 2) == 50.0F);
   CHECK(r.number(kNextObservation, 0, 1) == 1.0F);  // the true successor
@@ -109,7 +109,7 @@ TEST_CASE("a batch of one env keeps its dimension") {
   CHECK(r.current.values[0] == 9.0F);
 }
 
-TEST_CASE("trajectories go on in the next rollout") {
+TEST_CASE("trajectories continue in the next rollout") {
   Recording r({.envs = 2, .batched = true}, 2, all_leaves());
   for (int rollout = 0; rollout < 3; ++rollout) {
     r.begin();
@@ -136,7 +136,7 @@ TEST_CASE("an observation that the policy does not read is kept between rollouts
   CHECK(r.number(kObservation, 0) == 2.0F);
 }
 
-TEST_CASE("an observation may have no successor of its own in the batch") {
+TEST_CASE("the layout may lack the successor of an observation") {
   std::vector<Leaf> leaves = usual_leaves();
   std::erase_if(leaves, [](const Leaf& leaf) { return leaf.key == kNextObservation; });
   Recording r({}, 2, leaves);
@@ -168,7 +168,7 @@ TEST_CASE("episodes are counted over rollouts") {
   CHECK(r.recorder.take_episodes().empty());
 }
 
-TEST_CASE("episodes that were taken within a rollout are not given back by its end") {
+TEST_CASE("episodes that were taken during a rollout are not returned again at its end") {
   Recording r({}, 2);
   r.begin();
   r.step(1, {1});
@@ -181,7 +181,7 @@ TEST_CASE("episodes that were taken within a rollout are not given back by its e
   CHECK(r.recorder.take_episodes().empty());
 }
 
-TEST_CASE("max_frames_per_traj truncates each env on its own") {
+TEST_CASE("max_frames_per_traj truncates each env separately") {
   Recording r({.envs = 2, .batched = true, .max_frames_per_traj = 3}, 4, all_leaves());
   r.begin();
   CHECK(r.step(1, {1, 0}) == 1);
@@ -190,7 +190,7 @@ TEST_CASE("max_frames_per_traj truncates each env on its own") {
   CHECK(r.step(3) == 1);
   CHECK(r.recorder.done()[1] == 1);
   r.reset(20);
-  CHECK(r.step(4, {1, 0}) == 1);  // as long as it may be, but it ended by itself
+  CHECK(r.step(4, {1, 0}) == 1);  // ended by itself at the maximum length
   r.reset(30);
   r.finish();
   CHECK(r.flags(kTerminated, 0) == "1001");
@@ -203,12 +203,12 @@ TEST_CASE("max_frames_per_traj truncates each env on its own") {
   CHECK(r.recorder.take_episodes().size() == 3);
 }
 
-TEST_CASE("the step after a done is an uncollected cell where envs reset by themselves") {
+TEST_CASE("the step after a done is an uncollected cell if envs reset themselves") {
   Recording r({.envs = 2, .batched = true, .skips_after_done = true}, 4, all_leaves());
   r.begin(8);
-  CHECK(r.step(1, {0, 1}) == 0);  // nothing is to be reset
+  CHECK(r.step(1, {0, 1}) == 0);  // no env must be reset
   CHECK(r.recorder.done()[1] == 0);
-  CHECK(r.step(50, {0, 1}) == 0);  // env 1: the reset observation; its flags mean nothing
+  CHECK(r.step(50, {0, 1}) == 0);  // env 1: the reset observation; its flags are ignored
   CHECK(r.step(51) == 0);
   CHECK(r.step(52, {0, 1}) == 0);
   CHECK(r.finish().frames == 7);
@@ -228,16 +228,16 @@ TEST_CASE("the step after a done is an uncollected cell where envs reset by them
   CHECK(r.integer(kStepCount, 3, 1) == 1);
   const std::vector<Episode> episodes = r.recorder.take_episodes();
   REQUIRE(episodes.size() == 2);
-  CHECK(episodes[1].total_reward == 103.0);  // the dummy's reward is not in it
+  CHECK(episodes[1].total_reward == 103.0);  // without the reward of the dummy
 
-  r.begin();  // the dummy of the last done is the first cell here
+  r.begin();  // the first cell is the dummy of the last done
   r.step(60);
   r.step(61);
   CHECK(r.integer(kIds, 0, 1) == -1);
   CHECK(r.integer(kIds, 1, 1) == 2);
 }
 
-TEST_CASE("set_truncated flags the last collected frame, and the trajectory goes on") {
+TEST_CASE("set_truncated flags the last collected frame, and the trajectory continues") {
   Recording r({.envs = 2, .batched = true, .skips_after_done = true, .set_truncated = true}, 2,
               all_leaves());
   r.begin();
@@ -256,7 +256,7 @@ TEST_CASE("set_truncated flags the last collected frame, and the trajectory goes
   CHECK(r.integer(kStepCount, 0, 0) == 2);
 }
 
-TEST_CASE("restart begins new trajectories and flags nothing") {
+TEST_CASE("restart begins new trajectories without setting flags") {
   Recording r({.envs = 2, .batched = true}, 2);
   r.begin();
   r.step(1);
@@ -273,10 +273,10 @@ TEST_CASE("restart begins new trajectories and flags nothing") {
     CHECK(r.integer(kIds, 0, p) == 1);
     CHECK(r.flags(kDone, p) == "00");
   }
-  CHECK(r.recorder.take_episodes().size() == 1);  // a trajectory that was cut is no episode
+  CHECK(r.recorder.take_episodes().size() == 1);  // a trajectory that was cut is not an episode
 }
 
-TEST_CASE("an abandoned rollout gives its slab back at once") {
+TEST_CASE("an abandoned rollout releases its slab at once") {
   Recording r({}, 3);
   r.begin();
   r.step(1);
@@ -296,19 +296,19 @@ TEST_CASE("an abandoned rollout gives its slab back at once") {
   CHECK(r.pool.stats().created == 1);
 }
 
-TEST_CASE("a finished rollout belongs to its views alone, and a recorder's end leaks nothing") {
+TEST_CASE("only views own a finished rollout, and a destroyed recorder leaks nothing") {
   std::optional<Recording> r(std::in_place, RecorderOptions{}, 1);
   r->begin();
   r->step(1);
   r->finish();
   CHECK(r->slab.use_count() == 1);
-  r->begin();  // its end comes in the middle of a rollout
+  r->begin();  // destroyed during a rollout
   const std::weak_ptr<Slab> slab = r->slab;
   r.reset();
   CHECK(slab.expired());
 }
 
-TEST_CASE("numbers are cast to what the layout says") {
+TEST_CASE("numbers are cast to the types of the layout") {
   std::vector<Leaf> leaves = usual_leaves();
   leaves.push_back({{"pixels"}, DType::float32, {2, 2}});
   leaves.push_back({{"next", "pixels"}, DType::float32, {2, 2}});
@@ -334,7 +334,7 @@ TEST_CASE("numbers are cast to what the layout says") {
   Array<std::int64_t> action{{}, {4}};
   Array<float> log_prob{{1}, {0}};
   const std::array<ConstTensorView, 2> outputs{action.view(), log_prob.view()};
-  // A flag of another type is true where it is not zero; an array of one number is one, too.
+  // A flag of another type is true if it is not zero, and an array of one number is accepted.
   TensorView terminated = flag.view();
   terminated.shape = {1};
   terminated.strides = {1};
@@ -351,7 +351,7 @@ TEST_CASE("numbers are cast to what the layout says") {
   CHECK(std::memcmp(first({"next", "pixels"}), pixels.values.data(), 16) == 0);
 }
 
-TEST_CASE("a wrong array is refused, by its key, with what was expected and what came") {
+TEST_CASE("a wrong array is refused by its key, with the expected and the actual type and shape") {
   Recording r({.envs = 2, .batched = true}, 2);
   r.begin();
   Array<float> observation{{2, 2}, {0, 0, 0, 0}};
@@ -390,10 +390,10 @@ TEST_CASE("a wrong array is refused, by its key, with what was expected and what
   const std::array<ConstTensorView, 1> bad{three.view()};
   CHECK_REFUSED(r.recorder.restart(bad), "observation", std::invalid_argument);
   CHECK_REFUSED(r.recorder.reset(bad), "observation", std::invalid_argument);
-  CHECK(r.recorder.steps_left() == 2);  // none of these was recorded
+  CHECK(r.recorder.steps_left() == 2);  // none of the steps was recorded
 }
 
-TEST_CASE("a float where integers are promised is refused") {
+TEST_CASE("a float for an integer leaf is refused") {
   std::vector<Leaf> leaves = usual_leaves();
   leaves[0].dtype = leaves[6].dtype = DType::int64;
   Array<std::int64_t> current{{2}, {0, 0}};
@@ -408,7 +408,7 @@ TEST_CASE("a float where integers are promised is refused") {
   CHECK(current.values == std::vector<std::int64_t>{1, 2});
 }
 
-TEST_CASE("a recorder's layout has what a batch has, and nothing more") {
+TEST_CASE("a recorder's layout must have exactly the leaves that are written") {
   Array<float> current{{2}, {0, 0}};
   const auto make = [&](std::vector<Leaf> leaves, RecorderOptions options = {}) {
     return error_of([&] {
@@ -420,7 +420,7 @@ TEST_CASE("a recorder's layout has what a batch has, and nothing more") {
   for (std::size_t i = 0; i < usual_leaves().size(); ++i) {
     std::vector<Leaf> leaves = usual_leaves();
     const std::string key = to_string(leaves[i].key);
-    if (leaves[i].key == kNextObservation) {  // the one that may be missing
+    if (leaves[i].key == kNextObservation) {  // this leaf may be missing
       continue;
     }
     leaves.erase(leaves.begin() + static_cast<std::ptrdiff_t>(i));
@@ -446,7 +446,7 @@ TEST_CASE("a recorder's layout has what a batch has, and nothing more") {
   CHECK(contains(make(usual_leaves(), {.batched = true}), "[1, 2]"));
 }
 
-TEST_CASE("the numbers of one env are refused where there are several") {
+TEST_CASE("the numbers of one env are refused for several envs") {
   Recording r({.envs = 2, .batched = true}, 2);
   r.begin();
   r.as_numbers = true;
@@ -496,7 +496,7 @@ float objective(const Recording& r, std::int64_t k, std::int64_t t, std::int64_t
 
 }  // namespace
 
-TEST_CASE("several rewards per step, and a return for each") {
+TEST_CASE("several rewards per step have a return each") {
   RecorderOptions options;
   std::int64_t objectives = 3;
   SUBCASE("one env") {}
@@ -506,7 +506,7 @@ TEST_CASE("several rewards per step, and a return for each") {
     options.envs = 20;
     objectives = 2;
   }
-  SUBCASE("that are cut") {
+  SUBCASE("with cut trajectories") {
     options.envs = 2;
     options.max_frames_per_traj = 50;
   }
@@ -514,7 +514,7 @@ TEST_CASE("several rewards per step, and a return for each") {
     options.envs = 2;
     options.skips_after_done = true;
   }
-  SUBCASE("without dummies' cells") {
+  SUBCASE("with dummies left out") {
     options.envs = 9;
     options.skips_after_done = options.leaves_out_dummies = true;
   }
@@ -549,7 +549,7 @@ TEST_CASE("several rewards per step, and a return for each") {
   CHECK(episodes[0].total_reward == sum);
 }
 
-TEST_CASE("rewards of another number than the leaf has are refused, and the step can be repeated") {
+TEST_CASE("a wrong number of rewards is refused, and the step can be repeated") {
   RecorderOptions options;
   SUBCASE("one env") {}
   SUBCASE("envs") { options.envs = 3; }

@@ -1,4 +1,4 @@
-// Environments that fall behind each other: their dummies take no cells.
+// Environments that fall behind others, because their dummy steps take no cells.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -32,9 +32,9 @@ TEST_CASE("a dummy takes no cell, and its env catches up") {
   Recording r(behind(2), 3, all_leaves());
   r.begin(8);
   CHECK(rows_behind(r) == "11");
-  CHECK(r.step(1, {0, 1}) == 0);  // nothing is to be reset
+  CHECK(r.step(1, {0, 1}) == 0);  // no env must be reset
   CHECK(r.recorder.done()[1] == 0);
-  CHECK(r.step(50, {0, 1}) == 0);  // env 1: the reset observation; its flags mean nothing
+  CHECK(r.step(50, {0, 1}) == 0);  // env 1: the reset observation; its flags are ignored
   CHECK(r.step(51) == 0);
   CHECK(rows_behind(r) == "01");
   CHECK(r.recorder.steps_left() == 1);
@@ -69,10 +69,10 @@ TEST_CASE("a dummy takes no cell, and its env catches up") {
   CHECK(r.flags(kDone, 1) == "101");
   const std::vector<Episode> episodes = r.recorder.take_episodes();
   REQUIRE(episodes.size() == 2);
-  CHECK(episodes[1].total_reward == 103.0);  // the dummy's reward is not in it
+  CHECK(episodes[1].total_reward == 103.0);  // without the reward of the dummy
   CHECK(episodes[1].length == 2);
 
-  r.begin();  // the dummy of the last done comes first here
+  r.begin();  // the first step is the dummy of the last done
   r.step(60);
   CHECK(r.recorder.steps_left() == 3);
   r.step(61);
@@ -82,13 +82,13 @@ TEST_CASE("a dummy takes no cell, and its env catches up") {
   CHECK(r.integer(kIds, 0, 1) == 2);
 }
 
-TEST_CASE("a trajectory that is cut is reset, whoever else ended") {
+TEST_CASE("a trajectory that is cut is reset, even if other envs ended") {
   RecorderOptions options = behind(2);
   options.max_frames_per_traj = 2;
   Recording r(options, 3, all_leaves());
   r.begin();
   CHECK(r.step(1) == 0);
-  CHECK(r.step(2, {0, 1}) == 1);  // env 1 ended by itself where it would have been cut
+  CHECK(r.step(2, {0, 1}) == 1);  // env 1 ended by itself at the maximum length
   CHECK(r.recorder.done()[0] == 1);
   CHECK(r.recorder.done()[1] == 0);
   r.reset(40);
@@ -103,7 +103,7 @@ TEST_CASE("a trajectory that is cut is reset, whoever else ended") {
   CHECK(r.number(kNextObservation, 2, 1) == 42.0F);
 }
 
-TEST_CASE("set_truncated flags the last frame of each env, wherever it was recorded") {
+TEST_CASE("set_truncated flags the last frame of each env") {
   RecorderOptions options = behind(2);
   options.set_truncated = true;
   Recording r(options, 2);
@@ -116,7 +116,7 @@ TEST_CASE("set_truncated flags the last frame of each env, wherever it was recor
   CHECK(r.flags(kTruncated, 1) == "01");
 }
 
-TEST_CASE("a rollout that is stopped ends where the furthest env is, and the others come there") {
+TEST_CASE("a stopped rollout ends at the most advanced env, and the other envs catch up") {
   Recording r(behind(2), 9);
   const auto stop = std::make_shared<std::atomic<std::uint64_t>>(0);
   r.begin(0, {.stop = stop, .number = 1});
@@ -132,7 +132,7 @@ TEST_CASE("a rollout that is stopped ends where the furthest env is, and the oth
   CHECK(r.integer(kIds, 3, 0) == -1);
 }
 
-TEST_CASE("versions are told of each frame, and the header has the oldest") {
+TEST_CASE("each frame has its version, and the header has the oldest") {
   Recording r(behind(2), 2, all_leaves());
   r.begin(1);
   r.recorder.set_policy_version(2);

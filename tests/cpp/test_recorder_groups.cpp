@@ -1,4 +1,4 @@
-// Groups of a worker's environments, each recorded by a recorder of its own into one slab.
+// Groups of a worker's environments: each has its own recorder, and all recorders write one slab.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -15,7 +15,7 @@ using namespace pycollect::tests;
 
 namespace {
 
-// One environment and two of the three that a slab has.
+// A group of one and a group of two, in a slab of three environments.
 struct Groups {
   static RecorderOptions options(std::int64_t envs, std::int64_t first) {
     return {.envs = envs, .all_envs = 3, .first_env = first, .batched = true};
@@ -34,7 +34,7 @@ struct Groups {
 
 }  // namespace
 
-TEST_CASE("each group's frames stand in the rows of its environments") {
+TEST_CASE("each group's frames are in the rows of its environments") {
   Groups groups;
   groups.begin();
   CHECK(groups.two.step(20, {0, 1}) == 1);
@@ -65,7 +65,7 @@ TEST_CASE("each group's frames stand in the rows of its environments") {
   CHECK(groups.one.recorder.take_episodes().at(0).env == 0);
   CHECK(groups.two.recorder.take_episodes().at(0).env == 2);
 
-  groups.begin();  // both have let the slab go
+  groups.begin();  // both have released the slab
   CHECK(groups.one.recorder.steps_left() == 2);
 }
 
@@ -84,20 +84,20 @@ TEST_CASE("a rollout is complete when all groups are") {
   CHECK(groups.one.recorder.finish({}, beside).frames == 6);
 }
 
-TEST_CASE("a group's environments are among all") {
+TEST_CASE("a group must be within all environments") {
   for (const std::int64_t first : {-1, 2}) {
     CHECK(contains(error_of([&] { Recording(Groups::options(2, first), 1); }), "first_env"));
   }
 }
 
-TEST_CASE("a slab has all environments") {
+TEST_CASE("a slab must have all environments") {
   Groups groups;
   Recording other({.envs = 1, .batched = true}, 2);
   other.begin();
   CHECK(contains(error_of([&] { groups.one.recorder.begin(other.slab, 0, 0); }), "3 envs"));
 }
 
-TEST_CASE("a rollout that is stopped ends with the same step for all groups") {
+TEST_CASE("a stopped rollout ends with the same step for all groups") {
   Groups groups{{Placement(Layout(usual_leaves()), {1, 3, 4, Order::stack}), 1, true}};
   const auto stop = std::make_shared<std::atomic<std::uint64_t>>(0);
   const RolloutControl control{.stop = stop, .number = 1, .min_steps = 2};
@@ -107,12 +107,12 @@ TEST_CASE("a rollout that is stopped ends with the same step for all groups") {
   const std::array<Recorder*, 1> beside{&groups.two.recorder};
   CHECK_FALSE(groups.one.recorder.stop(beside));
   stop->store(1);
-  CHECK_FALSE(groups.one.recorder.stop(beside));  // before it has its least steps
+  CHECK_FALSE(groups.one.recorder.stop(beside));  // before its minimum number of steps
   CHECK(groups.one.step(10) == 0);
-  CHECK(groups.one.step(11) == 0);  // by itself it does not end
+  CHECK(groups.one.step(11) == 0);  // not ended without a call of stop()
   CHECK(groups.two.step(20) == 0);
   CHECK(groups.one.recorder.stop(beside));
-  CHECK_FALSE(groups.one.recorder.stop(beside));  // once
+  CHECK_FALSE(groups.one.recorder.stop(beside));  // already stopped
   CHECK(groups.one.recorder.steps_left() == 1);
   CHECK(groups.two.recorder.steps_left() == 2);
   CHECK(groups.one.step(12) == 0);
@@ -127,7 +127,7 @@ TEST_CASE("a rollout that is stopped ends with the same step for all groups") {
   }
 }
 
-TEST_CASE("a rollout is as old as the oldest of its groups' first frames") {
+TEST_CASE("a rollout has the oldest version of its groups' first frames") {
   Groups groups;
   groups.begin();
   const std::array<Recorder*, 1> beside{&groups.two.recorder};

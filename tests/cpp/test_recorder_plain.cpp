@@ -1,4 +1,4 @@
-// Steps whose arrays are the leaves' own are written in a shorter way than others.
+// Plain steps, whose arrays match their leaves exactly, take a faster path than other steps.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -17,7 +17,7 @@ using namespace pycollect::tests;
 
 namespace {
 
-// Every cell of both, also those behind the rollout's end.
+// Compares every cell of both, including the cells after the end of the rollout.
 void check_alike(const Recording& one, const Recording& other) {
   const Placement& placement = one.slab->placement();
   for (std::size_t i = 0; i < placement.layout().size(); ++i) {
@@ -32,7 +32,7 @@ void check_alike(const Recording& one, const Recording& other) {
   }
 }
 
-// The same step of both; where they are reset they are, too.
+// Makes the same step and reset of both.
 std::int64_t step_both(Recording& one, Recording& other, float n) {
   std::vector<std::uint8_t> ends, cuts;
   for (std::int64_t p = 0; p < one.P; ++p) {
@@ -48,7 +48,7 @@ std::int64_t step_both(Recording& one, Recording& other, float n) {
   return due;
 }
 
-// Rollouts of steps of which some are plain, beside the same ones of which none is.
+// Compares rollouts with some plain steps to equal rollouts without plain steps.
 void check_mixed(const RecorderOptions& options, bool live, Order order) {
   constexpr std::int64_t kSteps = 37;
   Recording mixed(options, kSteps, usual_leaves(), live, {}, order);
@@ -56,7 +56,7 @@ void check_mixed(const RecorderOptions& options, bool live, Order order) {
   cast.as_doubles = true;
   mixed.as_numbers = options.envs == 1 && options.max_frames_per_traj == 0;
   float n = 0;
-  for (const int every : {1000, 2, 3, 9, 1}) {  // that many-th step is cast
+  for (const int every : {1000, 2, 3, 9, 1}) {  // every n-th step is cast
     for (const std::int64_t steps : {37, 20, 16, 1}) {
       mixed.begin(5, {}, steps);
       cast.begin(5, {}, steps);
@@ -74,7 +74,7 @@ void check_mixed(const RecorderOptions& options, bool live, Order order) {
   }
 }
 
-// Bytes that tell the step, the env and where in the frame they stand.
+// Bytes that depend on the step, the environment and the position in the frame.
 template <typename T>
 Array<T> frames_of(std::int64_t envs, std::int64_t bytes, std::int64_t step) {
   Array<T> array{with_envs(envs, true, {bytes}), std::vector<T>(envs * bytes)};
@@ -84,7 +84,7 @@ Array<T> frames_of(std::int64_t envs, std::int64_t bytes, std::int64_t step) {
   return array;
 }
 
-// What the recorder, whose observations are frames of so many bytes, is told in one step.
+// Records one step of frames with `bytes` bytes.
 std::int64_t step_of_bytes(Recorder& recorder, std::int64_t envs, std::int64_t bytes,
                            std::int64_t step, bool wide) {
   auto as_stored = frames_of<std::uint8_t>(envs, bytes, step);
@@ -97,7 +97,7 @@ std::int64_t step_of_bytes(Recorder& recorder, std::int64_t envs, std::int64_t b
   return recorder.step({observations, reward.view(), flags.view(), flags.view(), outputs});
 }
 
-// Whether a leaf of that key has the frames of steps `first` on.
+// Checks that the leaf has the frames of step `first` and later ones.
 void check_frames(const Slab& slab, const Key& key, std::int64_t first) {
   const int leaf = slab.placement().layout().find(key);
   REQUIRE(leaf >= 0);
@@ -115,7 +115,7 @@ void check_frames(const Slab& slab, const Key& key, std::int64_t first) {
 
 }  // namespace
 
-TEST_CASE("plain steps and others stand in one rollout as if all were cast") {
+TEST_CASE("mixing plain and other steps gives the same rollout as casting all") {
   for (const std::int64_t envs : {1, 2, 7, 8, 16, 33}) {
     for (const bool live : {true, false}) {
       for (const std::int64_t longest : {0, 4}) {
@@ -130,14 +130,14 @@ TEST_CASE("plain steps and others stand in one rollout as if all were cast") {
   }
 }
 
-TEST_CASE("plain steps and others stand in a slab of time's order as if all were cast") {
+TEST_CASE("mixing plain and other steps gives the same slab in time order as casting all") {
   for (const std::int64_t envs : {1, 7, 16}) {
     CAPTURE(envs);
     check_mixed({.envs = envs}, true, Order::time);
   }
 }
 
-TEST_CASE("frames of any size come from plain steps and others as they were given") {
+TEST_CASE("frames of any size are recorded unchanged by plain and other steps") {
   constexpr std::int64_t kSteps = 70;
   for (const std::int64_t bytes : {1, 3, 5, 17}) {
     for (const std::int64_t envs : {1, 3, 8, 9}) {
@@ -173,7 +173,7 @@ TEST_CASE("frames of any size come from plain steps and others as they were give
 
 TEST_CASE("a step that is refused between plain ones leaves no trace") {
   for (const std::int64_t envs : {1, 3, 16}) {
-    for (const std::int64_t refused : {1, 2, 9, 20}) {  // before that step
+    for (const std::int64_t refused : {1, 2, 9, 20}) {  // refused before this step
       CAPTURE(envs);
       CAPTURE(refused);
       Recording plain({.envs = envs}, 20), cast({.envs = envs}, 20);
@@ -211,7 +211,7 @@ TEST_CASE("a step that is refused between plain ones leaves no trace") {
   }
 }
 
-TEST_CASE("the rollout after an abandoned one of plain steps has nothing of it") {
+TEST_CASE("an abandoned rollout of plain steps leaves nothing in the next rollout") {
   for (const std::int64_t envs : {1, 3, 16}) {
     for (const std::int64_t before : {0, 1, 5, 19, 20}) {
       CAPTURE(envs);
@@ -243,7 +243,7 @@ TEST_CASE("the rollout after an abandoned one of plain steps has nothing of it")
   }
 }
 
-TEST_CASE("a rollout of plain steps that is stopped has nothing behind its end") {
+TEST_CASE("a stopped rollout of plain steps has nothing after its end") {
   for (const std::int64_t envs : {1, 16}) {
     for (std::int64_t end = 1; end < 40; ++end) {
       CAPTURE(envs);

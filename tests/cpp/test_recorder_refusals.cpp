@@ -1,4 +1,4 @@
-// What a recorder refuses, and that a refused call has recorded nothing.
+// Refused calls of a recorder, which must record nothing.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -22,7 +22,7 @@ std::vector<std::byte> bytes_of(const Slab& slab) {
   return {slab.data(), slab.data() + slab.bytes()};
 }
 
-// A recorder whose first rollout of two steps was delivered.
+// A recorder with a delivered rollout of two steps.
 struct Delivered : Recording {
   explicit Delivered(RecorderOptions options = {}) : Recording(options, 2) {
     begin();
@@ -33,7 +33,7 @@ struct Delivered : Recording {
     before = bytes_of(*batch);
   }
 
-  // Nothing is open, no step is taken, and the batch is as it was.
+  // Checks that no rollout is open, no step is accepted, and the batch is unchanged.
   void check_untouched() {
     CHECK(recorder.steps_left() == 0);
     CHECK_THROWS_AS(Recording::step(5), std::logic_error);
@@ -41,8 +41,8 @@ struct Delivered : Recording {
     CHECK(bytes_of(*batch) == before);
   }
 
-  // Goes on as if nothing had happened.
-  void check_goes_on() {
+  // Checks that the recorder continues as usual.
+  void check_continues() {
     begin();
     CHECK(Recording::step(3) == 0);
     CHECK(Recording::step(4) == 0);
@@ -58,13 +58,13 @@ struct Delivered : Recording {
 
 }  // namespace
 
-TEST_CASE("a begin that is refused opens nothing, and touches no batch that was delivered") {
+TEST_CASE("a refused begin() opens no rollout and changes no delivered batch") {
   Delivered r;
   Recorder& recorder = r.recorder;
   SUBCASE("no slab") {
     CHECK_REFUSED(recorder.begin(nullptr, 0, 0), "slab", std::invalid_argument);
   }
-  SUBCASE("a row that the slab has not") {
+  SUBCASE("an unknown row") {
     CHECK_THROWS_AS(recorder.begin(r.pool.acquire(), 7, 0), std::out_of_range);
     CHECK_THROWS_AS(recorder.begin(r.pool.acquire(), -1, 0), std::out_of_range);
   }
@@ -80,10 +80,10 @@ TEST_CASE("a begin that is refused opens nothing, and touches no batch that was 
     CHECK_THROWS_AS(recorder.begin(other.acquire(), 0, 0), std::invalid_argument);
   }
   r.check_untouched();
-  r.check_goes_on();
+  r.check_continues();
 }
 
-TEST_CASE("a fresh recorder whose begin was refused takes no step") {
+TEST_CASE("a new recorder accepts no step after a refused begin()") {
   Array<float> current{{2}, {0, 0}};
   const std::array<ConstTensorView, 1> views{current.view()};
   Recorder recorder(Layout(usual_leaves()), {{kObservation, current.view()}},
@@ -99,7 +99,7 @@ TEST_CASE("a fresh recorder whose begin was refused takes no step") {
   CHECK(pool.stats().lent == 0);
 }
 
-TEST_CASE("an open rollout is neither dropped nor restarted in silence") {
+TEST_CASE("an open rollout is neither dropped nor restarted silently") {
   Delivered r;
   r.begin(6);
   r.step(3);
@@ -114,7 +114,7 @@ TEST_CASE("an open rollout is neither dropped nor restarted in silence") {
   CHECK(bytes_of(*r.batch) == r.before);
 }
 
-TEST_CASE("a step of an environment that was not reset is refused by its number") {
+TEST_CASE("a step before a due reset is refused, naming the environment") {
   Recording r({.envs = 3}, 4, all_leaves());
   r.begin();
   CHECK(r.step(1, {0, 0, 1}, {0, 1, 0}) == 2);
@@ -125,7 +125,7 @@ TEST_CASE("a step of an environment that was not reset is refused by its number"
   r.reset(50);
   CHECK(r.step(51, {1, 0, 0}) == 1);
 
-  r.recorder.abandon();  // it has ended all the same
+  r.recorder.abandon();  // the episode has ended nevertheless
   r.begin();
   CHECK_THROWS_AS(r.step(60), std::logic_error);
   r.reset(70);
@@ -133,7 +133,7 @@ TEST_CASE("a step of an environment that was not reset is refused by its number"
   CHECK(r.number(kObservation, 0, 0) == 70.0F);
 }
 
-TEST_CASE("a step that is refused can be recorded anew, also the last one of a stopped rollout") {
+TEST_CASE("a refused step can be recorded again, even the last step of a stopped rollout") {
   Recording r({.envs = 2}, 4, all_leaves());
   const RolloutControl::Number stop = std::make_shared<std::atomic<std::uint64_t>>(0);
   r.begin(0, {stop, 1});
@@ -159,13 +159,13 @@ TEST_CASE("a step that is refused can be recorded anew, also the last one of a s
   CHECK(bytes_of(*r.slab) == before);
   CHECK(r.current.values == current);
   CHECK(r.recorder.steps_left() == 3);
-  CHECK(r.step(2) == -1);  // and it is the last one
+  CHECK(r.step(2) == -1);  // the last step
   CHECK(r.finish().frames == 4);
   CHECK(r.number(kObservation, 1, 1) == 1.0F);
   CHECK(r.recorder.take_episodes().empty());
 }
 
-TEST_CASE("a reset that is refused leaves the environments due") {
+TEST_CASE("after a refused reset, the environments still need a reset") {
   Recording r({.envs = 2}, 3);
   r.begin();
   r.step(1, {0, 1});

@@ -16,7 +16,7 @@
 using namespace pycollect;
 using namespace pycollect::tests;
 
-TEST_CASE("rows of several workers share a slab, in either order of memory") {
+TEST_CASE("rows of several workers share a slab in both memory orders") {
   for (Order order : {Order::stack, Order::time}) {
     SlabPool pool(Placement(Layout(usual_leaves()), {2, 2, 3, order}), 1, true);
     const auto slab = pool.acquire();
@@ -46,7 +46,7 @@ TEST_CASE("rows of several workers share a slab, in either order of memory") {
   }
 }
 
-TEST_CASE("a rollout that is stopped ends with the step that is being recorded") {
+TEST_CASE("a stopped rollout ends with the current step") {
   for (bool live : {true, false}) {
     Recording r({.envs = 2, .batched = true, .set_truncated = true}, 5, all_leaves(), live);
     const RolloutControl::Number stop = std::make_shared<std::atomic<std::uint64_t>>(6);
@@ -55,7 +55,7 @@ TEST_CASE("a rollout that is stopped ends with the step that is being recorded")
     CHECK(r.step(1) == 0);
     CHECK(r.step(2) == 0);
     stop->store(7);
-    CHECK(r.step(3, {0, 1}) == -2);  // one env is to be reset, and this is the end
+    CHECK(r.step(3, {0, 1}) == -2);  // one env must be reset, and the rollout ends
     r.reset(50);
     CHECK(steps->load() == 3);
     CHECK(r.recorder.steps_left() == 0);
@@ -78,7 +78,7 @@ TEST_CASE("a rollout that is stopped ends with the step that is being recorded")
       }
     }
 
-    r.begin();  // it goes on where it stood
+    r.begin();  // continues from the last observation
     CHECK(r.number(kObservation, 0, 0) == 3.0F);
     CHECK(r.number(kObservation, 0, 1) == 50.0F);
     for (float n = 4; n < 9; ++n) {
@@ -90,7 +90,7 @@ TEST_CASE("a rollout that is stopped ends with the step that is being recorded")
   }
 }
 
-TEST_CASE("many environments at once are recorded as each alone") {
+TEST_CASE("many environments are recorded as each alone") {
   constexpr std::int64_t kEnvs = 9, kSteps = 37;
   for (RecorderOptions options :
        {RecorderOptions{}, RecorderOptions{.max_frames_per_traj = 4},
@@ -130,7 +130,8 @@ TEST_CASE("many environments at once are recorded as each alone") {
         alone[static_cast<std::size_t>(p)]->finish();
         for (std::size_t i = 0; i < layout.size(); ++i) {
           const TensorView rows = together.slab->rows(i, 0)[p], its = one.slab->rows(i, 0)[0];
-          // Of an observation, the first number: the second is the environment's.
+          // Compare only the first number of an observation: the second is the index of the
+          // environment.
           const auto bytes = layout[i].shape == Dims{2} ? 4 : layout[i].frame_bytes();
           for (std::int64_t t = 0; t < kSteps; ++t) {
             INFO(to_string(layout[i].key), " of env ", p, " at step ", t, " of ", steps);
@@ -165,7 +166,7 @@ TEST_CASE("a rollout may have fewer steps than the slab") {
   CHECK_THROWS_AS(r.begin(0, {}, -1), std::invalid_argument);
 }
 
-TEST_CASE("a stopped rollout has at least one step, and as many as it must have") {
+TEST_CASE("a stopped rollout has at least its minimum number of steps") {
   Recording r({}, 4, all_leaves());
   const RolloutControl::Number stop = std::make_shared<std::atomic<std::uint64_t>>(1);
   r.begin(0, {stop, 1});
@@ -176,7 +177,7 @@ TEST_CASE("a stopped rollout has at least one step, and as many as it must have"
   CHECK(r.step(3) == 0);
   CHECK(r.step(4) == -1);
   CHECK(r.finish().frames == 3);
-  r.begin(0, {stop, 1, 4});  // stopped where it ends anyhow
+  r.begin(0, {stop, 1, 4});  // stopped at its regular end
   for (float n = 5; n < 9; ++n) {
     CHECK(r.step(n) == 0);
   }
@@ -187,7 +188,7 @@ TEST_CASE("a stopped rollout has at least one step, and as many as it must have"
   CHECK(r.step(10) == 0);
 }
 
-TEST_CASE("what others write has its place, and is cleared behind a rollout's end") {
+TEST_CASE("leaves of other code have their place and are cleared after the end of the rollout") {
   const Key image{"image"};
   std::vector<Leaf> leaves = usual_leaves();
   leaves.push_back({image, DType::float32, {}});
@@ -204,11 +205,11 @@ TEST_CASE("what others write has its place, and is cleared behind a rollout's en
   }
   CHECK(contains(error_of([&] { Recording({}, 3, leaves); }), "image"));
   CHECK(contains(error_of([&] { Recording({}, 3, usual_leaves(), true, {image}); }), "image"));
-  // As many as there are, but one of them twice.
+  // The right number of leaves, but one of them twice.
   CHECK(contains(error_of([&] { Recording({}, 3, leaves, true, {kObservation}); }), "observation"));
 }
 
-TEST_CASE("what is recorded may be constant") {
+TEST_CASE("recorded arrays may be constant") {
   Recording r({.envs = 2}, 1);
   const std::array<float, 4> observed{1, 2, 3, 4};
   const std::array<double, 2> reward{5, 6};
@@ -227,7 +228,7 @@ TEST_CASE("what is recorded may be constant") {
   CHECK(r.number({"next", "reward"}, 0, 0) == 5.0F);
 }
 
-TEST_CASE("environments may write where the policy reads: the source is the current observation") {
+TEST_CASE("environments may write into the memory that the policy reads") {
   for (bool live : {true, false}) {
     Recording r({.envs = 2}, 3, usual_leaves(), live);
     const std::array<ConstTensorView, 1> source{r.current.view()};
@@ -269,7 +270,7 @@ TEST_CASE("environments may write where the policy reads: the source is the curr
   }
 }
 
-TEST_CASE("several recorders write their rows of one slab at once, each on its thread") {
+TEST_CASE("several recorders write their rows of one slab at once, on separate threads") {
   constexpr std::int64_t kWorkers = 4;
   constexpr std::int64_t kSteps = 200;
   for (Order order : {Order::stack, Order::time}) {

@@ -1,5 +1,4 @@
-// What a policy passes on to itself, is_init, and environments with leaves of their own for reward
-// and flags.
+// Recurrent states, is_init, and environments with their own leaves for rewards and flags.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -40,7 +39,7 @@ std::string row(const Slab& slab, const Key& key, std::int64_t env) {
   return text;
 }
 
-// These leaves, reward, ids and flags.
+// These leaves with reward, ids and flags.
 std::vector<Leaf> with_standard(std::vector<Leaf> leaves = {}) {
   leaves.push_back({{"next", "reward"}, DType::float32, {1}});
   leaves.push_back({{"collector", "traj_ids"}, DType::int64, {}});
@@ -51,8 +50,9 @@ std::vector<Leaf> with_standard(std::vector<Leaf> leaves = {}) {
   return leaves;
 }
 
-// Two envs, an observation, a state that starts at 7, is_init. The roots of what stands among
-// `outputs` are the policy's: ten times and a hundred times what is there, that of "x" twice.
+// Two environments, an observation, a state that starts at 7, and is_init. If "x" or "h" is among
+// `outputs`, the policy writes the root leaf: ten times the observation (twice), or a hundred times
+// the state.
 struct Recurrent {
   std::vector<float> observation{0, 0}, state{0, 0}, initial{7};
   std::vector<std::uint8_t> is_init{0, 0};
@@ -113,7 +113,7 @@ struct Recurrent {
 
 }  // namespace
 
-TEST_CASE("a state goes on to the next step, and starts anew with a trajectory") {
+TEST_CASE("a state is carried to the next step, and reset with each trajectory") {
   Recurrent r(false);
   CHECK(r.state == std::vector<float>{7, 7});
   CHECK(r.is_init == std::vector<std::uint8_t>{1, 1});
@@ -130,7 +130,7 @@ TEST_CASE("a state goes on to the next step, and starts anew with a trajectory")
   CHECK(row(*r.slab, {"h"}, 1) == "7 7 2 ");
   CHECK(row(*r.slab, {"is_init"}, 0) == "1 0 0 ");
   CHECK(row(*r.slab, {"is_init"}, 1) == "1 1 0 ");
-  // The reset after the last step is seen in the next rollout.
+  // The reset after the last step appears in the next rollout.
   auto next = r.pool.acquire();
   r.recorder.begin(next, 0, 0);
   r.step(4, {0, 0});
@@ -143,7 +143,7 @@ TEST_CASE("a state goes on to the next step, and starts anew with a trajectory")
   CHECK(row(*next, {"is_init"}, 1) == "0 0 0 ");
 }
 
-TEST_CASE("first steps alone are marked, rollout after rollout, of few environments and of many") {
+TEST_CASE("is_init marks only first steps, in every rollout, for few and many environments") {
   constexpr std::int64_t kMostSteps = 70;
   const Layout layout(with_standard({{{"x"}, DType::float32, {1}},
                                      {{"next", "x"}, DType::float32, {1}},
@@ -191,7 +191,7 @@ TEST_CASE("first steps alone are marked, rollout after rollout, of few environme
   }
 }
 
-TEST_CASE("what a policy writes in the place of what it read is the root, in a form of its own") {
+TEST_CASE("an output with an input's key is the root leaf, with its own dtype and shape") {
   Recurrent r(false, {{"x"}, {"h"}});
   CHECK(r.step(1, {0, 1}) == 1);
   r.reset();
@@ -210,7 +210,7 @@ TEST_CASE("what a policy writes in the place of what it read is the root, in a f
   CHECK(r.observation == std::vector<float>{300, 3});
 }
 
-TEST_CASE("after an uncollected cell a state starts anew") {
+TEST_CASE("a state is reset after an uncollected cell") {
   Recurrent r(true);
   CHECK(r.step(1, {0, 1}) == 0);
   r.step(2, {0, 0});  // env 1's dummy
@@ -222,7 +222,7 @@ TEST_CASE("after an uncollected cell a state starts anew") {
   CHECK(row(*r.slab, {"x"}, 1) == "200 0 2 ");
 }
 
-TEST_CASE("a state that is not recorded is carried alone, and no leaf may have it") {
+TEST_CASE("a state that is not recorded is only carried, and must have no leaf") {
   const std::vector<Leaf> plain = with_standard();
   std::vector<std::int64_t> ticket{5, 5}, none{0}, passed_on{3, 4};
   const RecorderOptions options{.envs = kEnvs, .batched = true};
@@ -254,7 +254,7 @@ TEST_CASE("a state that is not recorded is carried alone, and no leaf may have i
                        doctest::Contains("ticket"), std::invalid_argument);
 }
 
-TEST_CASE("an environment's own reward and flags are copied as they are") {
+TEST_CASE("an environment's own reward and flags are copied unchanged") {
   const Layout layout({{{"x"}, DType::float32, {1}},
                        {{"next", "x"}, DType::float32, {1}},
                        {{"agents", "done"}, DType::boolean, {2}},
@@ -299,7 +299,7 @@ TEST_CASE("an environment's own reward and flags are copied as they are") {
   float rewards[2];
   std::memcpy(rewards, bytes({"next", "agents", "reward"}), sizeof(rewards));
   CHECK(rewards[1] == 2);
-  // set_truncated reaches the environment's own flags too, where they know of truncation.
+  // set_truncated also sets the environment's own flags if these include truncation.
   CHECK(bytes({"next", "agents", "truncated"})[0] == std::byte{1});
   CHECK(bytes({"next", "agents", "done"})[0] == std::byte{1});
   CHECK(bytes({"next", "done"})[0] == std::byte{0});
@@ -341,7 +341,7 @@ TEST_CASE("each environment of a batch ends by any of its flags and earns the su
   CHECK(episodes[1].total_reward == 4 + 128 + 256);
 }
 
-TEST_CASE("own flags count alone, whoever gives others") {
+TEST_CASE("own flags take precedence over the flags of a step") {
   const Layout layout({{{"done"}, DType::boolean, {1}},
                        {{"next", "done"}, DType::boolean, {1}},
                        {{"collector", "traj_ids"}, DType::int64, {}}});
@@ -357,7 +357,7 @@ TEST_CASE("own flags count alone, whoever gives others") {
   CHECK(recorder.take_episodes().empty());
 }
 
-TEST_CASE("rewards of its own have an environment with ends of its own") {
+TEST_CASE("own rewards without own ends are refused") {
   const Layout layout(
       {{{"next", "gain"}, DType::float32, {1}}, {{"collector", "traj_ids"}, DType::int64, {}}});
   const ObservationSpec gain{{"gain"}, {}, false, false, Meaning::reward};

@@ -23,13 +23,13 @@ Placement placement_of(std::int64_t steps) {
   return Placement(Layout({{{"a"}, DType::float32, {3}}}), {1, 2, steps, Order::stack});
 }
 
-// How many file descriptors this process has open.
+// The number of open file descriptors of this process.
 std::ptrdiff_t open_files() {
   const std::filesystem::directory_iterator folder("/proc/self/fd");
   return std::distance(begin(folder), end(folder));
 }
 
-// A folder that looks like / to those who ask for memory limits.
+// A folder that replaces / for queries of memory limits.
 class Root {
  public:
   Root() {
@@ -53,7 +53,7 @@ class Root {
 
 }  // namespace
 
-TEST_CASE("attached memory is the same memory, and what remains when its creator lets go") {
+TEST_CASE("attached memory is the same memory, and outlives its creator's reference") {
   CHECK(shared_memory_why_not() == "");
   auto ours = share_memory(10000);
   CHECK(ours->bytes() == 10000);
@@ -70,8 +70,8 @@ TEST_CASE("attached memory is the same memory, and what remains when its creator
   CHECK_THROWS_AS(attach_memory(address), SharedMemoryError);
 }
 
-TEST_CASE("shared memory is its user's alone, of one size, and leaves no descriptor") {
-  share_memory(1);  // from then on a socket is there, for those who may not look into this process
+TEST_CASE("shared memory is private to its user, has a fixed size, and leaks no descriptor") {
+  share_memory(1);  // creates the lender's socket
   const auto before = open_files();
   {
     const auto memory = share_memory(1);
@@ -87,7 +87,7 @@ TEST_CASE("shared memory is its user's alone, of one size, and leaves no descrip
   CHECK(open_files() == before);
 }
 
-TEST_CASE("a part is attached alone and holds the whole") {
+TEST_CASE("a part is attached separately and keeps the whole memory") {
   auto whole = share_memory(3 * whole_pages(1));
   auto part = part_of(whole, whole_pages(1), 100);
   CHECK_THROWS_AS(part_of(whole, 64, 100), std::invalid_argument);
@@ -100,7 +100,7 @@ TEST_CASE("a part is attached alone and holds the whole") {
   CHECK(attached->data()[0] == std::byte{3});
 }
 
-TEST_CASE("an address that means something else now is refused") {
+TEST_CASE("an address of released memory is refused") {
   const auto memory = share_memory(1);
   SharedAddress address = *memory->address();
   ++address.inode;
@@ -115,20 +115,20 @@ TEST_CASE("an address that means something else now is refused") {
                        SharedMemoryError);
 }
 
-TEST_CASE("what memory cannot hold is refused with both numbers") {
+TEST_CASE("too large a size is refused, naming both numbers") {
   const std::int64_t far_too_much = std::int64_t{1} << 60;
   const std::string came = "got " + std::to_string(far_too_much);
   CHECK_THROWS_WITH_AS(share_memory(far_too_much), doctest::Contains(came.c_str()),
                        std::length_error);
 }
 
-TEST_CASE("the least of the machine's and the cgroups' memory is what can be taken") {
+TEST_CASE("the smallest limit of machine and cgroups is the available memory") {
   const Root root;
   root.write("proc/meminfo", "MemTotal: 4000 kB\nMemAvailable:    3000 kB\n");
   CHECK(available_memory(root.path()).bytes == 3000 * 1024);
   CHECK(available_memory(root.path()).source == "MemAvailable");
 
-  SUBCASE("v2: any group above counts, and cached files do not") {
+  SUBCASE("v2: ancestors count, cached files do not") {
     root.write("proc/self/cgroup", "0::/a/b\n");
     root.write("sys/fs/cgroup/a/b/memory.max", "max\n");
     root.write("sys/fs/cgroup/a/b/memory.current", "900\n");
@@ -138,7 +138,7 @@ TEST_CASE("the least of the machine's and the cgroups' memory is what can be tak
     CHECK(available_memory(root.path()).bytes == 250);
     CHECK(available_memory(root.path()).source == "the memory cgroup");
   }
-  SUBCASE("v1, in a container that sees its group at the mount") {
+  SUBCASE("v1, in a container with its own group at the mount point") {
     root.write("proc/self/cgroup", "5:devices:/x\n4:cpu,memory:/not/here\n");
     root.write("sys/fs/cgroup/memory/memory.limit_in_bytes", "500\n");
     root.write("sys/fs/cgroup/memory/memory.usage_in_bytes", "600\n");
@@ -146,7 +146,7 @@ TEST_CASE("the least of the machine's and the cgroups' memory is what can be tak
   }
 }
 
-TEST_CASE("slabs go round between workers and user") {
+TEST_CASE("slabs circulate between workers and user") {
   SharedSlabPool pool(placement_of(5), 2, 1, true);
   CHECK(pool.stats().created == 3);
   auto a = pool.acquire();
@@ -191,17 +191,17 @@ TEST_CASE("the user gets slabs while enough remain, then private copies") {
   b->data()[0] = std::byte{5};
   auto first = pool.deliver(threads, a);
   CHECK(first == a);
-  CHECK(pool.deliver(threads, a) == a);  // the user's already
+  CHECK(pool.deliver(threads, a) == a);  // already delivered
   auto second = pool.deliver(threads, b);
   CHECK(second != b);
   CHECK_FALSE(second->memory()->address());
   CHECK(second->data()[0] == std::byte{5});
   CHECK(pool.copied() == 1);
   b.reset();
-  CHECK(pool.stats().free == 2);  // as many as the workers need
+  CHECK(pool.stats().free == 2);  // the number that the workers need
 
   a.reset();
-  first.reset();  // the last view: one may be the user's again
+  first.reset();  // the last view: the user may get a slab again
   auto again = pool.acquire();
   CHECK(pool.deliver(threads, again) == again);
 

@@ -42,7 +42,7 @@ TEST_CASE("a slab needs enough memory") {
                   std::invalid_argument);
 }
 
-TEST_CASE("a pool lends memory that others allocate, of a slab's very size") {
+TEST_CASE("a pool lends memory of an external allocator, of exactly the slab's size") {
   std::vector<std::int64_t> sizes;
   {
     SlabPool pool(placement_of(5), 1, false, [&](std::int64_t bytes) {
@@ -60,14 +60,14 @@ TEST_CASE("a pool lends memory that others allocate, of a slab's very size") {
   CHECK(failing.stats().lent == 0);
 }
 
-TEST_CASE("a pool recycles, never waits, and keeps no more than it may") {
+TEST_CASE("a pool reuses memory, never waits, and keeps at most max_free blocks") {
   SlabPool pool(placement_of(5), 2, false);
   auto a = pool.acquire();
   const std::byte* memory = a->data();
   const std::uint64_t generation = a->generation();
   auto second_view = a;
   a.reset();
-  CHECK(pool.stats().lent == 1);  // a view is left
+  CHECK(pool.stats().lent == 1);  // one view remains
   second_view.reset();
   CHECK(pool.stats().lent == 0);
   CHECK(pool.stats().free == 1);
@@ -95,7 +95,7 @@ TEST_CASE("a slab outlives its pool") {
   slab.reset();
 }
 
-TEST_CASE("poison shows in memory that came back") {
+TEST_CASE("returned memory is poisoned") {
   SlabPool pool(placement_of(5), 1, true);
   auto slab = pool.acquire();
   const auto memory = slab->memory();
@@ -104,7 +104,7 @@ TEST_CASE("poison shows in memory that came back") {
   CHECK(memory->data()[100] == std::byte{0xA5});
 }
 
-TEST_CASE("slabs are acquired and dropped on many threads") {
+TEST_CASE("slabs are acquired and released on many threads") {
   SlabPool pool(placement_of(5), 3, true);
   MemoryPool sizes(3, true);
   {
@@ -127,7 +127,7 @@ TEST_CASE("slabs are acquired and dropped on many threads") {
   CHECK(sizes.stats().free <= 3);
 }
 
-TEST_CASE("a memory pool lends blocks that fit, not too large ones") {
+TEST_CASE("a memory pool lends blocks that fit and are not too large") {
   MemoryPool pool(2, false);
   auto slab = pool.acquire(placement_of(1000));
   const std::byte* memory = slab->data();
@@ -136,13 +136,13 @@ TEST_CASE("a memory pool lends blocks that fit, not too large ones") {
   CHECK(slab->data() == memory);
   CHECK(slab->bytes() == placement_of(900).bytes());
   slab.reset();
-  slab = pool.acquire(placement_of(100));  // far too small for that block
+  slab = pool.acquire(placement_of(100));  // the block is far too large for it
   CHECK(slab->data() != memory);
   CHECK(pool.stats().created == 2);
   auto large = pool.acquire(placement_of(4000));
   CHECK(pool.stats().created == 3);
   large.reset();
   slab.reset();
-  CHECK(pool.stats().free == 2);  // the oldest went
+  CHECK(pool.stats().free == 2);  // the oldest was freed
   CHECK_THROWS_AS(MemoryPool(-1, false), std::invalid_argument);
 }

@@ -27,7 +27,7 @@ std::string text(const Message& message) {
   return {reinterpret_cast<const char*>(message.data()), message.size()};
 }
 
-// A slot of a server, which answers through it.
+// One slot of a server.
 struct Slot {
   ServerSlots& slots;
   std::size_t number = slots.add();
@@ -46,7 +46,7 @@ struct Slot {
   }
 };
 
-// A server's bell and slot, and the worker's end, attached as another process would.
+// A server's bell and slot, and the worker's end, attached as in another process.
 struct Pair {
   Bell bell;
   ServerSlots slots;
@@ -56,7 +56,7 @@ struct Pair {
 
 }  // namespace
 
-TEST_CASE("a question knocks, and waits for its answer and the number beside it") {
+TEST_CASE("a question knocks, and waits for its answer and note") {
   Pair p;
   CHECK_FALSE(p.server.has_question());
   const std::uint64_t before = p.bell.knocks();
@@ -75,7 +75,7 @@ TEST_CASE("a question knocks, and waits for its answer and the number beside it"
   CHECK(p.bell.knocks() == before + Bell::kUrgent + 1);
 }
 
-TEST_CASE("questions of which nothing is to be told are answered together") {
+TEST_CASE("questions with empty answers are answered together") {
   Pair p;
   const Slot second{p.slots}, third{p.slots};
   WorkerSlot other(p.slots.address(), second.number, p.bell.address());
@@ -83,7 +83,7 @@ TEST_CASE("questions of which nothing is to be told are answered together") {
   p.worker.ask({});
   other.ask({});
   telling.ask(bytes("this"));
-  CHECK(p.slots.with_message().empty());  // asking() has not found it
+  CHECK(p.slots.with_message().empty());  // asking() has not found the question yet
   CHECK(p.slots.asking() == std::vector<std::size_t>{0, 1, 2});
   CHECK(p.slots.with_message() == std::vector<std::size_t>{2});
   const std::vector<std::size_t> too_many{0, 1, 3}, both{0, 1};
@@ -99,8 +99,9 @@ TEST_CASE("questions of which nothing is to be told are answered together") {
   CHECK_FALSE(telling.wait_answer(Seconds(0)));
 }
 
-TEST_CASE("all who sleep are woken by one answer to them, however many others are answered") {
-  constexpr std::size_t kWorkers = 35;  // of which three share what wakes them with another one
+TEST_CASE(
+    "one answer wakes all its sleeping workers, even if other workers are answered meanwhile") {
+  constexpr std::size_t kWorkers = 35;  // three of them share their bit with another worker
   constexpr int kTimes = 50;
   Bell bell;
   ServerSlots slots;
@@ -112,7 +113,7 @@ TEST_CASE("all who sleep are woken by one answer to them, however many others ar
       WorkerSlot worker(slots.address(), number, bell.address());
       for (int n = 0; n < kTimes; ++n) {
         worker.ask({});
-        CHECK(worker.wait_answer(kLong));  // one wait, whoever else is woken during it
+        CHECK(worker.wait_answer(kLong));  // one wait, even if other workers are woken
         CHECK(worker.note() == static_cast<std::uint64_t>(n) * 2 + number % 2);
       }
     });
@@ -135,7 +136,7 @@ TEST_CASE("all who sleep are woken by one answer to them, however many others ar
   }
 }
 
-TEST_CASE("what does not fit a slot or is not there is refused") {
+TEST_CASE("messages that are too long and missing messages are refused") {
   Pair p;
   CHECK_THROWS_AS(p.server.question(), std::logic_error);
   CHECK_THROWS_AS(p.server.answer(bytes(""), 0), std::logic_error);
@@ -157,7 +158,7 @@ TEST_CASE("what does not fit a slot or is not there is refused") {
   CHECK_THROWS_AS(p.slots.answer(1, bytes(""), 0), std::logic_error);
 }
 
-TEST_CASE("who takes a dead worker's place goes on with its slot") {
+TEST_CASE("the successor of a dead worker continues with its slot") {
   Pair p;
   p.worker.ask(bytes("from one that dies"));
   CHECK(p.server.has_question());
@@ -173,7 +174,7 @@ TEST_CASE("who takes a dead worker's place goes on with its slot") {
   CHECK(text(next.answer()) == "to the next");
 }
 
-TEST_CASE("a server that attaches finds the questions, and slots that are added later") {
+TEST_CASE("a server that attaches finds existing questions and later slots") {
   Pair p;
   p.worker.ask(bytes("what"));
   ServerSlots other(p.slots.address());
@@ -192,7 +193,7 @@ TEST_CASE("a server that attaches finds the questions, and slots that are added 
   CHECK_THROWS_AS(p.slots.add(), std::length_error);
 }
 
-TEST_CASE("a worker that sleeps is woken, again and again") {
+TEST_CASE("a sleeping worker is woken, repeatedly") {
   Pair p;
   constexpr std::uint64_t kTimes = 1000;
   std::thread server([&p] {
@@ -212,7 +213,7 @@ TEST_CASE("a worker that sleeps is woken, again and again") {
   server.join();
 }
 
-TEST_CASE("a question that a dead worker's successor writes over is not read") {
+TEST_CASE("a question that a dead worker's successor overwrites is not returned") {
   Pair p;
   p.worker.ask(bytes("the dead worker's"));
   CHECK(p.slots.asking() == std::vector<std::size_t>{0});
@@ -223,12 +224,12 @@ TEST_CASE("a question that a dead worker's successor writes over is not read") {
   CHECK(text(p.server.question()) == "its own");
 }
 
-TEST_CASE("a question that is read while others are written over it is whole") {
+TEST_CASE("a question that is read while it is overwritten is whole or not returned") {
   constexpr int kTimes = 20000;
   Pair p;
   std::atomic<bool> done{false};
   std::thread writer([&] {
-    for (int n = 0; n < kTimes; ++n) {  // as many workers, each of which dies at once
+    for (int n = 0; n < kTimes; ++n) {  // each worker dies at once
       WorkerSlot worker(p.slots.address(), p.server.number, p.bell.address());
       worker.ask(bytes(std::string(n % 400 + 1, static_cast<char>('a' + n % 26))));
     }

@@ -66,14 +66,14 @@ TEST_CASE("a row is cut where the id changes, and repeated ids do not merge") {
   Ids ids{5, 5, 3, 5, 5, 5};
   const SplitPlan plan({}, numbers(ids, {2, 3}), {}, 2);
   CHECK(segments_of(plan) == std::vector<Ids>{{0, 0, 2}, {0, 2, 1}, {1, 0, 3}});
-  // The same id on both sides of a done.
+  // The same id before and after a done.
   Flags done{0, 1, 0, 0, 0, 0};
   Ids same(6, 9);
   CHECK(segments_of(SplitPlan(flags(done, {6}), numbers(same, {6}), {}, 1)) ==
         std::vector<Ids>{{0, 0, 2}, {0, 2, 4}});
 }
 
-TEST_CASE("uncollected cells are dropped and join nothing") {
+TEST_CASE("uncollected cells are dropped and join no trajectories") {
   Flags done{0, 1, 0, 0, 0, 0};
   Ids ids{0, 0, -1, 1, -1, 1};
   const std::vector<Ids> expected{{0, 0, 2}, {0, 3, 1}, {0, 5, 1}};
@@ -83,7 +83,7 @@ TEST_CASE("uncollected cells are dropped and join nothing") {
   CHECK(segments_of(SplitPlan(flags(done, {6}), numbers(all, {6}), flags(mask, {6}), 1)) ==
         expected);
   CHECK(segments_of(SplitPlan(flags(done, {6}), {}, flags(mask, {6}), 1)) == expected);
-  // A done in a cell that was not collected says nothing.
+  // A done in an uncollected cell is ignored.
   Flags late{0, 0, 1, 0, 0, 0};
   Ids one{0, 0, -1, 0, 0, 0};
   CHECK(segments_of(SplitPlan(flags(late, {6}), numbers(one, {6}), {}, 1)) ==
@@ -95,7 +95,7 @@ TEST_CASE("uncollected cells are dropped and join nothing") {
   CHECK(offsets_of(empty) == Ids{0});
 }
 
-TEST_CASE("batches without a cell") {
+TEST_CASE("batches without cells") {
   Flags done;
   for (const Dims& shape : {Dims{0}, Dims{3, 0}, Dims{0, 3}, Dims{2, 0, 3}}) {
     const SplitPlan plan(flags(done, shape), {}, {}, shape.size());
@@ -127,7 +127,7 @@ TEST_CASE("strided signals and sources, three batch dimensions") {
   const TensorView padded_view =
       TensorView::contiguous(padded.data(), DType::float64, {plan.count(), plan.longest(), 2});
   plan.flat(pool, {{source}}, {{flat_view}});
-  plan.padded(pool, {{source}}, {{padded_view}});  // and cast
+  plan.padded(pool, {{source}}, {{padded_view}});  // with a cast
   std::size_t frame = 0;
   std::size_t i = 0;
   for (const Segment& segment : plan.segments()) {
@@ -152,7 +152,7 @@ TEST_CASE("strided signals and sources, three batch dimensions") {
   CHECK(frame == 12);
 }
 
-TEST_CASE("large gathers are shared out and equal to small ones") {
+TEST_CASE("large gathers use several threads and give the same result") {
   std::mt19937 random(5);
   constexpr std::int64_t kRows = 16, kSteps = 2000;
   Flags done(kRows * kSteps);
@@ -190,7 +190,7 @@ TEST_CASE("large gathers are shared out and equal to small ones") {
         std::vector<TensorView>{TensorView::contiguous(wide_flat.data(), DType::float32, {F, 7}),
                                 TensorView::contiguous(nothing.data(), DType::uint8, {F, 0}),
                                 TensorView::contiguous(narrow_flat.data(), DType::uint8, {F})});
-    CHECK(wide_flat == wide);  // nothing was dropped, so the order is the batch's
+    CHECK(wide_flat == wide);  // nothing was dropped, so the order is that of the batch
     CHECK(narrow_flat == narrow);
     for (std::int64_t i = 0; i < N; ++i) {
       const Segment& segment = plan.segments()[static_cast<std::size_t>(i)];
@@ -221,7 +221,7 @@ TEST_CASE("the mask, and padding with another value, into strided targets") {
   CHECK(ids == std::vector<std::int16_t>{1, 1, -1, 2, 2, 2});
 }
 
-TEST_CASE("what is refused") {
+TEST_CASE("invalid arguments are refused") {
   Flags done(6);
   Ids ids(6);
   ThreadPool pool(1);

@@ -44,7 +44,7 @@ TEST_CASE("checked arithmetic") {
   CHECK_THROWS_AS(align64(most), std::length_error);
 }
 
-TEST_CASE("contiguous views, and views that are not") {
+TEST_CASE("contiguous and other views") {
   std::vector<float> values(24);
   TensorView view = TensorView::contiguous(values.data(), DType::float32, {2, 3, 4});
   CHECK(view.strides == Dims{48, 16, 4});
@@ -53,7 +53,7 @@ TEST_CASE("contiguous views, and views that are not") {
   CHECK(view.is_contiguous());
   view.strides[0] = 96;
   CHECK_FALSE(view.is_contiguous());
-  view.shape[0] = 1;  // the stride of one element says nothing
+  view.shape[0] = 1;  // the stride of one element is ignored
   CHECK(view.is_contiguous());
   view.shape[0] = 0;
   CHECK(view.is_contiguous());
@@ -71,7 +71,7 @@ TEST_CASE("an element of the first dimension") {
   CHECK_THROWS_AS(second[0][0], std::out_of_range);
 }
 
-TEST_CASE("C++'s own numbers as an array of a shape, and back") {
+TEST_CASE("C++ numbers as an array of a shape, and back") {
   std::array<std::int32_t, 6> numbers{1, 2, 3, 4, 5, 6};
   const TensorView whole = view(std::span(numbers), {2, 3});
   CHECK(whole.dtype == DType::int32);

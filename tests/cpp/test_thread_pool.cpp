@@ -31,7 +31,7 @@ std::int64_t sum_below(ThreadPool& pool, std::int64_t n, std::int64_t grain) {
 
 }  // namespace
 
-TEST_CASE("every index is visited once, whatever the grain and the number of threads") {
+TEST_CASE("every index is visited once, for any grain and number of threads") {
   for (int threads : {1, 2, 4}) {
     ThreadPool pool(threads);
     for (std::int64_t n : {0, 1, 2, 7, 100, 1001}) {
@@ -50,7 +50,7 @@ TEST_CASE("every index is visited once, whatever the grain and the number of thr
   }
 }
 
-TEST_CASE("ranges have at least `grain` elements, but for the last") {
+TEST_CASE("ranges have at least `grain` elements, except the last") {
   ThreadPool pool(3);
   std::atomic<int> short_ranges{0};
   pool.parallel_for(1000, 64, [&](std::int64_t begin, std::int64_t end) {
@@ -63,7 +63,7 @@ TEST_CASE("other threads take part") {
   ThreadPool pool(2);
   std::atomic<int> inside{0};
   bool met = false;
-  // Each range waits for the other one: alone, a thread would wait in vain.
+  // Each range waits for the other; a single thread would wait forever.
   pool.parallel_for(2, 1, [&](std::int64_t, std::int64_t) {
     ++inside;
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
@@ -80,7 +80,7 @@ TEST_CASE("other threads take part") {
   CHECK(met);
 }
 
-TEST_CASE("an exception of a body reaches the caller, and the pool goes on") {
+TEST_CASE("an exception of a body reaches the caller, and the pool remains usable") {
   ThreadPool pool(3);
   for (int round = 0; round < 50; ++round) {
     CHECK_THROWS_WITH_AS(pool.parallel_for(100, 1,
@@ -94,7 +94,7 @@ TEST_CASE("an exception of a body reaches the caller, and the pool goes on") {
   }
 }
 
-TEST_CASE("several threads use one pool at once, and bodies use it again") {
+TEST_CASE("several threads use one pool at once, and bodies may use it as well") {
   ThreadPool pool(3);
   std::atomic<int> wrong{0};
   std::vector<std::jthread> callers;
@@ -113,7 +113,7 @@ TEST_CASE("several threads use one pool at once, and bodies use it again") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("pools come and go, used or not") {
+TEST_CASE("pools can be created and destroyed, used or not") {
   for (int i = 0; i < 20; ++i) {
     ThreadPool unused(4);
     ThreadPool used(4);
@@ -138,7 +138,7 @@ TEST_CASE("cores follows the affinity mask") {
   REQUIRE(sched_setaffinity(0, sizeof(before), &before) == 0);
 }
 
-TEST_CASE("the shared pool is one, also where many ask for it first") {
+TEST_CASE("there is one shared pool, even if many threads ask for it first") {
   std::vector<ThreadPool*> found(8);
   {
     std::vector<std::jthread> threads;
@@ -160,7 +160,7 @@ TEST_CASE("after a fork, pools work in the child and in the parent" * doctest::s
   const bool fine = child_succeeds([&] {
     ThreadPool own(2);
     const bool again = sum_below(own, 1000, 1) == 499500;
-    ThreadPool* copy = new ThreadPool(1);  // its end is part of the test
+    ThreadPool* copy = new ThreadPool(1);  // its destructor is part of the test
     delete copy;
     return again && sum_below(pool, 1000, 1) == 499500 &&
            sum_below(ThreadPool::shared(), 1000, 1) == 499500;
@@ -170,7 +170,7 @@ TEST_CASE("after a fork, pools work in the child and in the parent" * doctest::s
   CHECK(sum_below(ThreadPool::shared(), 1000, 1) == 499500);
 }
 
-TEST_CASE("a pool of the parent can end in the child" * doctest::skip(!kMayFork)) {
+TEST_CASE("a pool of the parent can be destroyed in the child" * doctest::skip(!kMayFork)) {
   auto pool = std::make_unique<ThreadPool>(3);
   CHECK(sum_below(*pool, 1000, 1) == 499500);
   wait_until_other_threads_sleep();
@@ -180,7 +180,7 @@ TEST_CASE("a pool of the parent can end in the child" * doctest::skip(!kMayFork)
   }));
 }
 
-TEST_CASE("a fork while other threads are inside of the pool" * doctest::skip(!kMayFork)) {
+TEST_CASE("a fork while other threads use the pool" * doctest::skip(!kMayFork)) {
   CHECK(sum_below(ThreadPool::shared(), 1000, 1) == 499500);
   wait_until_other_threads_sleep();
   std::atomic<bool> started{false};

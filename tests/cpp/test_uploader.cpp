@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t kBytes = 4096;
 
-// A consumer's stream, the memory it reads, and the host's memory, which tells when it is let go.
+// A consumer's stream, the device memory that it reads, and host memory.
 struct Scene {
   std::shared_ptr<const cuda::Context> context = cuda::Context::of(0);
   cuda::OwnStream consumer{context};
@@ -28,7 +28,8 @@ struct Scene {
 
   Scene() {
     fill(1);
-    std::memset(reinterpret_cast<void*>(target.address()), 0, kBytes);  // the fake's is the host's
+    std::memset(reinterpret_cast<void*>(target.address()), 0,
+                kBytes);  // device memory of the fake is host memory
   }
   void fill(int value) { std::memset(host->data(), value, kBytes); }
   std::span<const std::byte> source() const { return {host->data(), kBytes}; }
@@ -38,42 +39,42 @@ struct Scene {
   int seen() const { return seen(target); }
 };
 
-std::shared_ptr<const void> owner_that(const std::function<void()>& let_go) {
-  return {new int(0), [let_go](int* value) {
+std::shared_ptr<const void> owner_that(const std::function<void()>& on_release) {
+  return {new int(0), [on_release](int* value) {
             delete value;
-            let_go();
+            on_release();
           }};
 }
 
 }  // namespace
 
-TEST_CASE("host memory is let go when its copy is complete on the host, not before") {
+TEST_CASE("host memory is released when the host has seen its copy complete, not before") {
   const FakeCuda fake;
   Scene scene;
   cuda::Uploader uploader(0);
-  int let_go = 0;
-  const auto owner = [&] { return owner_that([&let_go] { ++let_go; }); };
+  int released = 0;
+  const auto owner = [&] { return owner_that([&released] { ++released; }); };
   fake_cuda_hold(1);
   const auto first = uploader.upload(owner(), scene.source(), scene.target.address(), 0);
   const auto second = uploader.upload(owner(), scene.source(), scene.target.address(), 0);
   CHECK_FALSE(first->done());
   CHECK(uploader.release_finished() == 2);
-  CHECK(let_go == 0);
+  CHECK(released == 0);
   CHECK(fake_cuda_advance(uploader.stream(), 1) == 1);  // the copy itself
   CHECK_FALSE(first->done());
   fake_cuda_advance(uploader.stream(), 1);  // its event
-  CHECK(let_go == 0);                       // nobody has looked
+  CHECK(released == 0);                     // not checked yet
   CHECK(first->done());
-  CHECK(let_go == 1);
+  CHECK(released == 1);
   CHECK(uploader.release_finished() == 1);
   fake_cuda_advance(uploader.stream(), 2);
   CHECK(uploader.release_finished() == 0);
-  CHECK(let_go == 2);
+  CHECK(released == 2);
   CHECK(second->done());
   CHECK(fake.log().find("pinned=0") == std::string::npos);
 }
 
-TEST_CASE("slabs go round: one that is read is not lent, one that was read is") {
+TEST_CASE("slabs circulate: a slab is not lent while it is read") {
   const FakeCuda fake;
   const Placement placement(Layout({{{"a"}, DType::uint8, {64}}}), {1, 1, 32, Order::stack});
   SlabPool pool(placement, 4, false,
@@ -106,7 +107,7 @@ TEST_CASE("the consumer's stream waits for the copy, the host does not") {
   const cuda::DeviceMemory result(0, kBytes);
   const auto upload =
       uploader.upload(nullptr, scene.source(), scene.target.address(), scene.consumer.value());
-  // The consumer's work: what it sees of the target when its turn has come.
+  // The consumer's work: reads the target when its stream runs it.
   scene.context->copy_to_device(result.address(),
                                 reinterpret_cast<const std::byte*>(scene.target.address()), kBytes,
                                 scene.consumer.value());
@@ -127,7 +128,7 @@ TEST_CASE("the consumer's stream waits for the copy, the host does not") {
   CHECK(next->done());
 }
 
-TEST_CASE("the copy waits for what still reads the target, if it is told") {
+TEST_CASE("the copy waits for earlier readers of the target if `after` is passed") {
   const FakeCuda fake;
   Scene scene;
   cuda::Uploader uploader(0);
@@ -153,16 +154,16 @@ TEST_CASE("batch k + 1 is copied while batch k is used") {
   const auto first =
       uploader.upload(nullptr, scene.source(), scene.target.address(), scene.consumer.value());
   scene.context->copy_to_device(scene.target.address(), scene.host->data(), 1,
-                                scene.consumer.value());  // the learner's work on it
+                                scene.consumer.value());  // the learner's work on the batch
   const cuda::DeviceMemory other(0, kBytes);
   const auto second =
       uploader.upload(nullptr, scene.source(), other.address(), scene.consumer.value());
-  fake_cuda_advance(uploader.stream(), 9);  // with the learner at its beginning
+  fake_cuda_advance(uploader.stream(), 9);  // the learner's work has not begun
   CHECK(second->done());
   CHECK(scene.seen(other) == 1);
 }
 
-TEST_CASE("registered shared slabs are read where workers wrote them") {
+TEST_CASE("registered shared slabs are read without a copy on the host") {
   const FakeCuda fake;
   ThreadPool threads(1);
   SharedSlabPool pool(Placement(Layout({{{"a"}, DType::uint8, {4}}}), {1, 1, 8, Order::stack}), 1,
@@ -176,7 +177,7 @@ TEST_CASE("registered shared slabs are read where workers wrote them") {
   CHECK(fake.log().find("pinned=1") != std::string::npos);
 }
 
-TEST_CASE("a pool's shared slabs are registered at once, and until the last one is gone") {
+TEST_CASE("a pool's shared slabs are registered together, until the last one is released") {
   const FakeCuda fake;
   ThreadPool threads(1);
   const Placement placement(Layout({{{"a"}, DType::uint8, {4}}}), {1, 1, 8, Order::stack});
@@ -194,14 +195,14 @@ TEST_CASE("a pool's shared slabs are registered at once, and until the last one 
                     0);
   }
   pool.reset();
-  CHECK(fake.calls("cuMemHostUnregister") == 0);  // copies are under way
+  CHECK(fake.calls("cuMemHostUnregister") == 0);  // copies are pending
   uploader.wait();
-  CHECK(fake.calls("cuMemHostRegister_v2") == 2);  // one of them failed
+  CHECK(fake.calls("cuMemHostRegister_v2") == 2);  // including the failed call
   CHECK(fake.calls("cuMemHostUnregister") == 1);
   CHECK(fake.log().find("pinned=0") == std::string::npos);
 }
 
-TEST_CASE("a slab that a pinned pool adds is registered, too") {
+TEST_CASE("a slab that a pinned pool adds is registered as well") {
   const FakeCuda fake;
   const Placement placement(Layout({{{"a"}, DType::uint8, {4}}}), {1, 1, 8, Order::stack});
   SharedSlabPool pool(placement, 1, 0, false);
@@ -222,7 +223,7 @@ TEST_CASE("a slab that a pinned pool adds is registered, too") {
   CHECK(fake.calls("cuMemHostUnregister") == 0);
 }
 
-TEST_CASE("whatever fails, owners are let go, and nothing reads their memory afterwards") {
+TEST_CASE("after any failure, owners are released and nothing reads their memory afterwards") {
   constexpr int kGone = 99;
   for (const char* symbol :
        {"cuMemcpyHtoDAsync_v2", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"}) {
@@ -231,7 +232,7 @@ TEST_CASE("whatever fails, owners are let go, and nothing reads their memory aft
       CAPTURE(skip);
       const FakeCuda fake;
       Scene scene;
-      int let_go = 0;
+      int released = 0;
       int failed = 0;
       fake_cuda_hold(1);
       cuda::Uploader uploader(0);
@@ -241,8 +242,8 @@ TEST_CASE("whatever fails, owners are let go, and nothing reads their memory aft
         std::memset(memory->data(), 1, kBytes);
         const std::span<const std::byte> source{memory->data(), kBytes};
         try {
-          uploader.upload(owner_that([&let_go, memory] {
-                            ++let_go;
+          uploader.upload(owner_that([&released, memory] {
+                            ++released;
                             std::memset(memory->data(), kGone, kBytes);
                           }),
                           source, scene.target.address(), 0, 0);
@@ -256,7 +257,7 @@ TEST_CASE("whatever fails, owners are let go, and nothing reads their memory aft
       CHECK(failed == 1);
       uploader.wait();
       CHECK(scene.seen() == 1);
-      CHECK(let_go == 3);
+      CHECK(released == 3);
     }
   }
 }
@@ -275,18 +276,18 @@ TEST_CASE("an event that could not be recorded is replaced by waiting for the st
   CHECK(fake.calls("cuStreamSynchronize") == 1);
 }
 
-TEST_CASE("an uploader that goes waits for its copies; one that cannot be made leaves nothing") {
+TEST_CASE("an uploader's destructor waits for its copies; a failed constructor leaks nothing") {
   const FakeCuda fake;
   Scene scene;
-  bool let_go = false;
+  bool released = false;
   fake_cuda_hold(1);
   std::shared_ptr<cuda::Upload> upload;
   {
     cuda::Uploader uploader(0);
-    upload = uploader.upload(owner_that([&] { let_go = true; }), scene.source(),
+    upload = uploader.upload(owner_that([&] { released = true; }), scene.source(),
                              scene.target.address(), 0);
   }
-  CHECK(let_go);
+  CHECK(released);
   CHECK(upload->done());
   CHECK(scene.seen() == 1);
   upload.reset();
@@ -295,7 +296,7 @@ TEST_CASE("an uploader that goes waits for its copies; one that cannot be made l
   CHECK_THROWS_AS(cuda::Uploader(7), std::invalid_argument);
 }
 
-TEST_CASE("nothing to copy is a copy, too") {
+TEST_CASE("an empty copy is complete at once") {
   const FakeCuda fake;
   cuda::Uploader uploader(0);
   CHECK(uploader.upload(nullptr, {}, 0, 0)->done());
@@ -305,14 +306,14 @@ TEST_CASE("nothing to copy is a copy, too") {
 TEST_CASE("several threads upload at once") {
   const FakeCuda fake;
   cuda::Uploader uploader(0);
-  std::atomic<int> let_go = 0;
+  std::atomic<int> released = 0;
   {
     std::vector<std::jthread> threads;
     for (int i = 0; i < 4; ++i) {
       threads.emplace_back([&] {
         Scene scene;
         for (int k = 0; k < 50; ++k) {
-          const auto upload = uploader.upload(owner_that([&] { ++let_go; }), scene.source(),
+          const auto upload = uploader.upload(owner_that([&] { ++released; }), scene.source(),
                                               scene.target.address(), scene.consumer.value());
           if (k % 7 == 0) {
             upload->wait();
@@ -323,5 +324,5 @@ TEST_CASE("several threads upload at once") {
     }
   }
   CHECK(uploader.release_finished() == 0);
-  CHECK(let_go == 200);
+  CHECK(released == 200);
 }

@@ -4,7 +4,7 @@
 
 #include "pycollect/version.h"
 
-TEST_CASE("headers and library tell one version") {
+TEST_CASE("headers and library have the same version") {
   CHECK(pycollect::version() == PYCOLLECT_VERSION);
   const std::string numbers = std::to_string(PYCOLLECT_VERSION_MAJOR) + "." +
                               std::to_string(PYCOLLECT_VERSION_MINOR) + "." +

@@ -1,4 +1,4 @@
-"""Run where `logged_env` is installed: batches are what its environments have written down.
+"""Compare batches with the log of their environments; needs the module `logged_env`.
 
 check_logged_env.py FOLDER
 """
@@ -16,21 +16,21 @@ ENVS, STEPS, BATCHES = 3, 8, 4
 
 
 def policy(count: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
-    """Chosen on all that is seen."""
+    """Choose actions that depend on all observations."""
     return torch.stack([count[:, 1] * 10 + count[:, 2], level], -1).float()
 
 
 def logged(folder: Path) -> dict[tuple[int, ...], list[float]]:
-    """What was written down of each step, by (seed, episode, step)."""
+    """Return the logged values of each step, by (seed, episode, step)."""
     lines = [line.split() for path in folder.iterdir() for line in path.read_text().splitlines()]
-    assert all(line[-1] == "0" for line in lines), "it was stepped with the GIL"
+    assert all(line[-1] == "0" for line in lines), "an environment was stepped with the GIL"
     steps = {tuple(map(int, line[:3])): list(map(float, line[3:8])) for line in lines}
     assert len(steps) == len(lines)
     return steps
 
 
 def delivered(batches: list) -> dict[tuple[int, ...], list[float]]:
-    """The same of batches; what they say besides is compared here."""
+    """Return the values of each step in the batches; check ids and done flags."""
     steps: dict[tuple[int, ...], list[float]] = {}
     ids: dict[int, tuple[int, ...]] = {}
     for frame in torch.cat([batch.reshape(-1) for batch in batches]):
@@ -46,7 +46,7 @@ def delivered(batches: list) -> dict[tuple[int, ...], list[float]]:
 
 
 def check(kind: type, workers: int, folder: Path) -> None:
-    """Collect, and compare."""
+    """Collect with this class and compare batches with the log."""
     folder.mkdir()
     make = partial(logged_env.Logged, envs=ENVS, path=str(folder / "log"))
     entry = make if workers == 1 else [make] * workers
@@ -56,14 +56,14 @@ def check(kind: type, workers: int, folder: Path) -> None:
         batches = [batch.clone() for batch in collector]
     steps, log = delivered(batches), logged(folder)
     assert len(steps) == BATCHES * frames
-    # The first rollout of processes may have been on its way when they were seeded.
+    # Workers may have begun their first rollout before they were seeded, so the log may have more.
     assert {step: log[step] for step in steps} == steps
     assert len({step[0] for step in steps}) == workers * ENVS
     print(f"{kind.__name__}: {len(steps)} frames")
 
 
 def check_an_error(folder: Path) -> None:
-    """What it throws is what Python raises."""
+    """Check that a C++ exception is raised as its Python counterpart."""
     folder.mkdir()
     with SyncDataCollector(
         logged_env.Logged(envs=1, path=str(folder / "log")),

@@ -1,9 +1,9 @@
-"""Projects that build against the core, in every way in which it is found.
+"""Test projects that build against the core, for every way to find it.
 
     python -m pytest -m slow tests/embed
 
-They take a minute of compiling. PYCOLLECT_WHEEL names a wheel of this checkout; without
-it one is made first.
+Compiling takes a minute. PYCOLLECT_WHEEL is the path of a wheel of this checkout; if it is not
+set, a wheel is built first.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("embed")]
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PYBIND11 = pytest.importorskip("pybind11").get_cmake_dir()
-# Tools are those beside this interpreter, and what is compiled here only has to run.
+# Uses the tools of this interpreter's environment. No optimization, to save time.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     "CMAKE_ARGS": f"-DCMAKE_CXX_FLAGS_RELEASE=-O0 -Dpybind11_DIR={PYBIND11}",
 }
-JOBS = str(os.cpu_count() or 1)  # without a number make starts all at once
+JOBS = str(os.cpu_count() or 1)  # without a number, make starts all jobs at once
 GCC, CLANG = shutil.which("g++"), shutil.which("clang++")
-SAID = "pycollect is built without optimization"
+UNOPTIMIZED = "pycollect is built without optimization"
 RESULT = f"{pycollect.__version__}, 6 frames, dtype: expected"
 
 SUBDIRECTORY = ["-DWAY=add_subdirectory", f"-DPYCOLLECT_CHECKOUT={ROOT}"]
@@ -41,7 +41,7 @@ needs_clang = pytest.mark.skipif(CLANG is None, reason="clang++ is not installed
 
 
 def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """What a command printed, its errors among it; raises where it fails."""
+    """Run a command with its errors in `stdout`; fail if `check` and the command fails."""
     done = subprocess.run(
         [str(word) for word in command],
         stdout=subprocess.PIPE,
@@ -56,19 +56,19 @@ def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str
 
 
 def configure(folder: Path, *options: str, compiler: str | None = GCC) -> str:
-    """What CMake prints as it configures the consumer."""
+    """Configure the consumer and return the output of CMake."""
     chosen = f"-DCMAKE_CXX_COMPILER={compiler}"
     return run("cmake", "-S", HERE / "consumer", "-B", folder, chosen, *options).stdout
 
 
 def build(folder: Path, *targets: str) -> subprocess.CompletedProcess[str]:
-    """Builds the consumer, or fails to."""
+    """Build the consumer; the build may fail."""
     wanted = [word for target in targets for word in ("--target", target)]
     return run("cmake", "--build", folder, "--parallel", JOBS, *wanted, check=False)
 
 
 def built(folder: Path) -> None:
-    """The consumer is built, its program says what it should, and its library shows its own."""
+    """Build the consumer, check its program's output and its library's symbols."""
     done = build(folder)
     assert done.returncode == 0, done.stdout
     assert run(folder / "program").stdout.startswith(RESULT)
@@ -76,14 +76,14 @@ def built(folder: Path) -> None:
 
 
 def assert_hidden(library: Path, own: str) -> None:
-    """Of what the library exports nothing is pycollect's, while its own symbol is there."""
+    """Check that the library exports its own symbol and none of pycollect."""
     names = run("nm", "-D", "--defined-only", library).stdout
     assert own in names
     assert "9pycollect" not in names
 
 
 def visible_options(folder: Path) -> set[str]:
-    """What of pycollect's stands in the consumer's cache."""
+    """Return the names of pycollect's options in the consumer's cache."""
     return set(
         re.findall(r"^(pycollect\w*):", run("cmake", "-LA", "-N", folder).stdout, re.M | re.I)
     )
@@ -100,7 +100,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with the wheel, and nothing else of its own."""
+    """Interpreter of an environment with only the wheel."""
     folder = tmp_path_factory.mktemp("venv")
     run(sys.executable, "-m", "venv", folder)
     run(folder / "bin/python", "-m", "pip", "install", "--no-deps", wheel)
@@ -109,7 +109,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `cmake --install` has put an archive that gcc made; its build folder lies beside."""
+    """Prefix of an archive built by gcc; `prefix.parent` contains its build folder."""
     folder = tmp_path_factory.mktemp("installed")
     options = [f"-DCMAKE_CXX_COMPILER={GCC}", "-DCMAKE_BUILD_TYPE=Release"]
     options += ["-DCMAKE_CXX_FLAGS_RELEASE=-O1", f"-DCMAKE_INSTALL_PREFIX={folder / 'prefix'}"]
@@ -122,7 +122,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_add_subdirectory(tmp_path: Path) -> None:
     options = [*SUBDIRECTORY, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"]
-    assert SAID not in configure(tmp_path, *options)
+    assert UNOPTIMIZED not in configure(tmp_path, *options)
     built(tmp_path)
 
 
@@ -135,8 +135,8 @@ def test_whether_several_files_are_compiled_at_once_is_the_consumers_choice(tmp_
 
 @needs_clang
 def test_add_subdirectory_without_a_build_type(tmp_path: Path) -> None:
-    assert SAID in configure(tmp_path, *SUBDIRECTORY, compiler=CLANG)
-    assert SAID not in run("cmake", tmp_path).stdout  # once is enough
+    assert UNOPTIMIZED in configure(tmp_path, *SUBDIRECTORY, compiler=CLANG)
+    assert UNOPTIMIZED not in run("cmake", tmp_path).stdout  # one warning per build folder
     assert not visible_options(tmp_path)
     built(tmp_path)
 
@@ -145,7 +145,9 @@ def test_add_subdirectory_without_a_build_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize("build_type", ["Release", ""])
 def test_an_installed_prefix(prefix: Path, tmp_path: Path, compiler: str, build_type: str) -> None:
     options = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_BUILD_TYPE={build_type}"]
-    assert SAID not in configure(tmp_path, *options, compiler=compiler)  # that was built before
+    assert UNOPTIMIZED not in configure(
+        tmp_path, *options, compiler=compiler
+    )  # the archive was built before
     built(tmp_path)
 
 
@@ -207,7 +209,7 @@ def test_another_major_version_does_not_link_an_archive(prefix: Path, tmp_path: 
 
 
 def assert_does_not_link(done: subprocess.CompletedProcess[str], name: str) -> None:
-    """It compiled, and then the linker missed names of that ABI."""
+    """Check that the program compiled, but lacks symbols of this ABI when linked."""
     assert done.returncode != 0
     missing = re.findall(r"undefined reference to `pycollect::(\w+)::", done.stdout)
     assert missing, done.stdout
@@ -236,31 +238,33 @@ def test_an_installed_wheel(python: Path, tmp_path: Path) -> None:
     found = run(python, "-m", "pycollect", "--cmake-dir").stdout.strip()
     options = [f"-Dpycollect_DIR={found}", "-DCMAKE_BUILD_TYPE=Release"]
     options += ["-DCMAKE_CXX_FLAGS_RELEASE=-O0"]
-    assert SAID not in configure(tmp_path, *options, compiler=CLANG)
+    assert UNOPTIMIZED not in configure(tmp_path, *options, compiler=CLANG)
     built(tmp_path)
 
 
 def test_an_installed_wheel_with_the_other_string(python: Path, tmp_path: Path) -> None:
-    """The example of environments for Python, too: nothing of C++ crosses to pycollect."""
+    """Also build the example of Python environments, which shares no C++ types with pycollect."""
     found = run(python, "-m", "pycollect", "--cmake-dir").stdout.strip()
     flag = "-DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=0"
     example = ROOT / "examples/cpp/python_env"
     options = [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={PYBIND11}"]
-    said = configure(tmp_path, f"-Dpycollect_DIR={found}", flag, f"-DBESIDE={example}", *options)
-    assert SAID in said
+    output = configure(
+        tmp_path, f"-Dpycollect_DIR={found}", flag, f"-DOTHER_PROJECT={example}", *options
+    )
+    assert UNOPTIMIZED in output
     assert visible_options(tmp_path) <= {"pycollect_DIR"}
     built(tmp_path)
-    modules = f"PYTHONPATH={tmp_path / 'beside'}"
-    said = run("env", modules, sys.executable, example / "collect.py").stdout
-    assert re.search(r"^SyncDataCollector: \(64, 256\), mean return [45]\d\d", said)
-    assert "MultiSyncDataCollector: " in said
+    modules = f"PYTHONPATH={tmp_path / 'other'}"
+    output = run("env", modules, sys.executable, example / "collect.py").stdout
+    assert re.search(r"^SyncDataCollector: \(64, 256\), mean return [45]\d\d", output)
+    assert "MultiSyncDataCollector: " in output
 
 
 @pytest.fixture(scope="session")
 def extension(python: Path) -> Path:
-    """The same interpreter, with a project that scikit-build-core built against the wheel."""
+    """Interpreter with an extension that scikit-build-core built against the wheel."""
     packages = next(python.parent.parent.glob("lib/python*/site-packages"))
-    # Tools to build with, numpy and torch come from here.
+    # Build tools, numpy and torch come from the environment of this interpreter.
     (packages / "more.pth").write_text(
         "\n".join(p for p in sys.path if Path(p).name == packages.name)
     )
@@ -291,9 +295,9 @@ def test_an_extension_by_clang_without_a_build_type(extension: Path, tmp_path: P
     options = ["--no-deps", "--no-build-isolation", "--config-settings=cmake.build-type="]
     options += ["--config-settings=build.verbose=true", "--verbose"]
     target = ["--target", tmp_path, HERE / "extension"]
-    said = run("env", chosen, extension, "-m", "pip", "install", *options, *target).stdout
-    assert SAID in said
-    assert "clang" in said
+    output = run("env", chosen, extension, "-m", "pip", "install", *options, *target).stdout
+    assert UNOPTIMIZED in output
+    assert "clang" in output
     code = "import pycollect_extension as e; print(e.frames(), e.__file__)"
     frames, module = run("env", f"PYTHONPATH={tmp_path}", extension, "-c", code).stdout.split()
     assert frames == "6"
@@ -304,9 +308,9 @@ def test_an_extension_by_clang_without_a_build_type(extension: Path, tmp_path: P
 def test_environments_in_c_plus_plus_for_pythons_collectors(
     extension: Path, tmp_path: Path
 ) -> None:
-    """Frames, ids, flags and seeds are those that the environments have written down."""
-    said = run(extension, HERE / "check_logged_env.py", tmp_path).stdout.splitlines()
-    assert said == [
+    """Frames, ids, flags and seeds equal the log of the environments."""
+    output = run(extension, HERE / "check_logged_env.py", tmp_path).stdout.splitlines()
+    assert output == [
         "SyncDataCollector: 96 frames",
         "MultiSyncDataCollector: 192 frames",
         "an action of more than a million",
@@ -316,7 +320,7 @@ def test_environments_in_c_plus_plus_for_pythons_collectors(
 
 
 def test_the_programs_of_the_tutorial(prefix: Path, tmp_path: Path) -> None:
-    """What docs/cpp.md shows compiles as it stands, and runs."""
+    """The programs in docs/cpp.md compile unchanged and run."""
     text = (ROOT / "docs/cpp.md").read_text()
     programs = re.findall(r"```cpp\n(.*?)```", text, re.S)
     assert len(programs) > 1
@@ -339,7 +343,7 @@ def test_the_programs_of_the_tutorial(prefix: Path, tmp_path: Path) -> None:
 
 
 def test_the_examples(prefix: Path, tmp_path: Path) -> None:
-    """Each trains to a mean return of 475, or fails."""
+    """Each example trains to a mean return of 475."""
     torch = importlib.util.find_spec("torch")
     package = Path(str(torch.origin)).parent if torch is not None else ""
     options = [f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release"]

@@ -1,4 +1,5 @@
-// What crosses the library's border: strings, vectors, inline functions, and an exception.
+// Everything that crosses the library's boundary: strings, vectors, inline functions, and an
+// exception.
 #pragma once
 
 #include <pycollect/pycollect.h>
@@ -7,7 +8,7 @@
 #include <string>
 #include <vector>
 
-// The frames that a batch of two envs and three steps has, by the library's own count.
+// The number of frames in a batch of two environments and three steps, as the library counts them.
 inline std::int64_t frames_of_a_batch() {
   const pycollect::Layout layout({{{"observation"}, pycollect::DType::float32, {4}},
                                   {{"next", "done"}, pycollect::DType::boolean, {1}}});

@@ -1,4 +1,4 @@
-// logged_env: environments that write down what they gave, so that batches can be compared with it.
+// logged_env: environments that log their steps, so that batches can be compared with the log.
 #include <pycollect/python_env.h>
 #include <unistd.h>
 
@@ -15,9 +15,10 @@
 
 namespace {
 
-// Episode e of environment p ends with its step p + e + 1: by itself, or cut where e is odd.
+// Episode e of environment p ends with its step p + e + 1: terminated if e is even, truncated if e
+// is odd.
 struct Logged {
-  // The file's name ends with the process.
+  // The process id is appended to the path.
   Logged(std::int64_t count, const std::string& path)
       : seeds(static_cast<std::size_t>(count)),
         episode(seeds.size(), -1),
@@ -33,7 +34,7 @@ struct Logged {
   }
   void seed(std::span<const std::uint64_t> given) { seeds.assign(given.begin(), given.end()); }
 
-  void show(std::size_t p, std::span<const pycollect::TensorView> views, double level) {
+  void observe(std::size_t p, std::span<const pycollect::TensorView> views, double level) {
     const std::int64_t now[] = {static_cast<std::int64_t>(seeds[p]), episode[p], steps[p]};
     std::copy(std::begin(now), std::end(now), views[0].as<std::int64_t>() + 3 * p);
     views[1].as<double>()[p] = level;
@@ -44,7 +45,7 @@ struct Logged {
       if (mask[p] != 0) {
         ++episode[p];
         steps[p] = 0;
-        show(p, views, 0);
+        observe(p, views, 0);
       }
     }
   }
@@ -61,7 +62,7 @@ struct Logged {
       rewards[p] = action[0] + 0.5;
       terminated[p] = static_cast<std::uint8_t>(over && episode[p] % 2 == 0);
       truncated[p] = static_cast<std::uint8_t>(over && episode[p] % 2 == 1);
-      show(p, views, action[0] - action[1]);
+      observe(p, views, action[0] - action[1]);
       *log << seeds[p] << ' ' << episode[p] << ' ' << steps[p] << ' ' << action[0] << ' '
            << action[1] << ' ' << rewards[p] << ' ' << int{terminated[p]} << ' '
            << int{truncated[p]} << ' ' << PyGILState_Check() << '\n';

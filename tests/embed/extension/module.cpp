@@ -1,4 +1,4 @@
-// pycollect_extension: the core, linked once more beside pycollect._core.
+// pycollect_extension: links the core a second time, next to pycollect._core.
 #include <Python.h>
 
 #include "../consumer/use.h"
