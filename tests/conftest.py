@@ -40,7 +40,7 @@ _PYTHONS_OWN = ("multiprocessing.resource_tracker",)
 _FORK_SERVER = "multiprocessing.forkserver"
 
 # What worker processes are forks of, which ends with this process, or has no worker for a minute.
-_TEMPLATE = "pyc-template"
+_TEMPLATE = "pyc-fork-server"
 
 # Threads that live as long as this process: of Ray, of multiprocessing (hands files over), of tqdm.
 _LASTING_THREADS = ("PythonGCThread", "ray_", "(_serve)", "tqdm_monitor")

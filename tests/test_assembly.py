@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pycollect._core import RolloutControl, SharedNumber, Slab, TrajectoryIds
 from pycollect.data.slabs import SlabRows
 from pycollect.driver.assembly import Assembly
-from pycollect.driver.delivery import assembled, rollouts_of
+from pycollect.driver.delivery import assemble, rollouts_of
 from pycollect.driver.options import StreamOptions
 from pycollect.driver.source import Batch
 from pycollect.transport.messages import (
@@ -161,7 +161,7 @@ def test_rollouts_of_any_length(
         batch = batch_of(assembly, cat, in_place, workers)
     ends = [own.ends for own in workers]
     assert list(batch.frames_of.values()) == [max(envs, 1) * end for end in ends]
-    td = assembled(batch, OPTIONS, None)
+    td = assemble(batch, OPTIONS, None)
     assert td.names[-1] == "time"
     lead = [envs] if envs else []
     if cat == "stack":

@@ -296,7 +296,7 @@ def test_the_turnstile_lets_threads_in_as_they_came() -> None:
     with turnstile:
         for place, thread in enumerate(threads):
             thread.start()
-            wait_until(lambda place=place: len(turnstile._line) == place + 2)
+            wait_until(lambda place=place: len(turnstile._queue) == place + 2)
     for thread in threads:
         thread.join()
     assert order == list(range(5))

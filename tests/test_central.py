@@ -43,7 +43,7 @@ from pycollect import (
 )
 from pycollect._core import Memory, SharedMemoryError
 from pycollect.api.arguments import check_devices
-from pycollect.inference.client import CentralPolicy
+from pycollect.inference.client import PolicyClient
 from pycollect.inference.in_driver import ServingBell
 from pycollect.transport.ray.engine import actor_options
 
@@ -250,7 +250,7 @@ def without_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever sleeps too long is not woken by the look that a driver takes every now and then."""
     seconds = 60.0
     with monkeypatch.context() as patched:
-        patched.setattr("pycollect.transport.waiting.LOOK_SECONDS", seconds)
+        patched.setattr("pycollect.transport.waiting.POLL_SECONDS", seconds)
         patched.setattr("pycollect.driver.records.CHECK_SECONDS", seconds)
         begin = time.monotonic()
         yield
@@ -364,7 +364,7 @@ def test_workers_that_cannot_open_the_servers_memory_say_so() -> None:
     gone = Memory.share(1).address
     assert gone is not None
     with refused(SharedMemoryError, "inference"):
-        SyncDataCollector(CountingEnv, CentralPolicy(gone, 0, gone), frames_per_batch=4)
+        SyncDataCollector(CountingEnv, PolicyClient(gone, 0, gone), frames_per_batch=4)
 
 
 class Asked(Exception):

@@ -21,7 +21,7 @@ from tensordict.nn import TensorDictModule
 from test_restarts import killing_when
 from torch import nn
 
-from pycollect.inference.states import StatesBeside
+from pycollect.inference.states import ServerStates
 from pycollect.policy.device_transfer import DeviceTransfer
 
 pytestmark = pytest.mark.processes(usual=2)
@@ -240,7 +240,7 @@ def test_an_interrupt_while_the_device_is_waited_for(apart: FakeDevice) -> None:
 def test_an_interrupt_before_states_are_kept(
     name: str, arguments: dict[str, Any], apart: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, left = getattr(StatesBeside, name), 0
+    plain, left = getattr(ServerStates, name), 0
 
     def interrupted(own: Any, *given: Any) -> Any:
         nonlocal left
@@ -249,7 +249,7 @@ def test_an_interrupt_before_states_are_kept(
             raise KeyboardInterrupt
         return plain(own, *given)
 
-    monkeypatch.setattr(StatesBeside, name, interrupted)
+    monkeypatch.setattr(ServerStates, name, interrupted)
     _, own = counting()
     with collecting(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **own, **arguments) as collector:
         check_counts(collector.next())

@@ -437,7 +437,7 @@ def test_what_a_servers_actor_asks_for(
 
     def asked(engine: Any, gpus: float) -> None:
         of_worker = {"num_cpus": 4, "runtime_env": {"env_vars": {}}}
-        raise Asked(ServerEngine(engine, gpus).options_on("there", of_worker))
+        raise Asked(ServerEngine(engine, gpus).server_options("there", of_worker))
 
     monkeypatch.setattr("pycollect.api.ray.ServerEngine", asked)
     there = partial(check_devices, other_machines=True)  # there need not be one here

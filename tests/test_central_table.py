@@ -7,24 +7,26 @@ from typing import Any, cast
 
 import torch
 
-from pycollect.inference.group import Group, ServedPolicy
+from pycollect.inference.group import PolicyGroup, ServedPolicy
 from pycollect.inference.options import InferenceOptions
-from pycollect.inference.server import Seat, Table
+from pycollect.inference.server import BatchScheduler, Client
 
 ENVS = 4  # of each worker
 OWING = 5
 
 
-def table(**options: Any) -> Table:
+def table(**options: Any) -> BatchScheduler:
     """One of eight workers."""
-    policy = ServedPolicy(None, torch.device("cpu"), told=False)
-    return Table(policy, InferenceOptions(**{"central": True, **options}), 8)
+    policy = ServedPolicy(None, torch.device("cpu"), explicit=False)
+    return BatchScheduler(policy, InferenceOptions(**{"central": True, **options}), 8)
 
 
-def asking(count: int) -> list[Seat]:
+def asking(count: int) -> list[Client]:
     """So many of them."""
-    group = cast(Group, SimpleNamespace(needs=SimpleNamespace(env=SimpleNamespace(num_envs=ENVS))))
-    return [Seat(number, 0, 0, number, group) for number in range(count)]
+    group = cast(
+        PolicyGroup, SimpleNamespace(needs=SimpleNamespace(env=SimpleNamespace(num_envs=ENVS)))
+    )
+    return [Client(number, 0, 0, number, group) for number in range(count)]
 
 
 def test_all_who_may_ask_are_awaited() -> None:
@@ -48,9 +50,9 @@ def test_where_time_counts_the_first_one_is_seen() -> None:
     own = table(min_batch_size=None, max_batch_size=None, server_timeout=60.0)
     assert own.lacking([], OWING) == OWING
     assert own.awaited(OWING, OWING) == 1
-    assert own.patience is None
+    assert own.max_wait is None
     assert own.holds_back(OWING - 1)
-    assert 0 < cast(float, own.patience) <= 60
+    assert 0 < cast(float, own.max_wait) <= 60
     assert own.awaited(OWING - 1, OWING) == OWING - 1
     assert not own.holds_back(0)
     assert own.awaited(0, OWING) == 1

@@ -215,7 +215,7 @@ def test_a_worker_that_hears_nothing_has_little_time_to_close(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was stopped while nothing was asked of it; another one may take its time."""
-    monkeypatch.setattr("pycollect.transport.waiting._HEAR_SECONDS", 0.5)
+    monkeypatch.setattr("pycollect.transport.waiting._RESPOND_SECONDS", 0.5)
     monkeypatch.setattr("pycollect.transport.waiting._CLOSE_SECONDS", PATIENCE)
     with collecting(way, endless, frames=T) as collector:
         collector.next()

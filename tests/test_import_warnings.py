@@ -17,7 +17,7 @@ from collect_support import MULTI_ASYNC, STACK, TEAM_STACK, Way, collecting, mar
 from envs_for_tests import CountingEnv
 
 import pycollect
-from pycollect.transport.import_warnings import have_filtered
+from pycollect.transport.import_warnings import filter_import_warnings
 
 THEIRS = """
 import warnings
@@ -95,7 +95,7 @@ def as_in_a_worker() -> Iterator[None]:
 def test_it_matters_who_warns_not_who_is_blamed(level: int, folder: Path) -> None:
     (folder / "site-packages" / "warning_installed.py").write_text(THEIRS.format(level=level))
     with as_in_a_worker():
-        have_filtered(True)
+        filter_import_warnings(True)
         said = said_by_imports(folder)
     assert "old package" not in said
     assert "own module" in said
@@ -103,7 +103,7 @@ def test_it_matters_who_warns_not_who_is_blamed(level: int, folder: Path) -> Non
 
 def test_what_is_to_be_an_error_is_one(folder: Path) -> None:
     with as_in_a_worker():
-        have_filtered(True)
+        filter_import_warnings(True)
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="old package"):
             said_by_imports(folder)
@@ -113,9 +113,9 @@ def test_a_process_may_be_told_again(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pycollect, "filter_warnings_subprocess", True)
     with as_in_a_worker():
         before = warnings.showwarning
-        have_filtered(True)
-        have_filtered(True)
-        have_filtered(False)
+        filter_import_warnings(True)
+        filter_import_warnings(True)
+        filter_import_warnings(False)
         assert warnings.showwarning is before
         assert not pycollect.filter_warnings_subprocess
         assert "old package" in said_by_imports(folder)

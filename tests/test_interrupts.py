@@ -214,7 +214,7 @@ def test_a_time_limit_within_a_policy_that_is_called_here(time_limit: None) -> N
 def test_a_batch_that_a_time_limit_interrupted_comes_next(
     monkeypatch: pytest.MonkeyPatch, time_limit: None, way: Way
 ) -> None:
-    check_interrupted(monkeypatch, way, base, "assembled", signal.SIGUSR1, TimeoutError)
+    check_interrupted(monkeypatch, way, base, "assemble", signal.SIGUSR1, TimeoutError)
 
 
 def test_an_error_of_the_environment_is_no_interrupt() -> None:
@@ -267,7 +267,7 @@ def check_interrupted(
     [
         (assembly, "_numbering"),  # within the joining
         (assembly, "Batch"),  # when all rollouts are in their rows
-        (base, "assembled"),  # on the way to the caller
+        (base, "assemble"),  # on the way to the caller
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -282,7 +282,7 @@ def test_a_batch_of_processes_that_was_interrupted_comes_next(
 def test_a_batch_of_this_process_that_was_interrupted_comes_next(
     monkeypatch: pytest.MonkeyPatch, module: Any
 ) -> None:
-    name = "Batch" if module is in_process else "assembled"
+    name = "Batch" if module is in_process else "assemble"
     check_interrupted(monkeypatch, IN_PROCESS, module, name)
 
 
@@ -327,7 +327,7 @@ def test_a_batch_whose_processing_was_interrupted_is_lost_by_name(
         for _ in range(3):
             frames += count(own.next())
             with monkeypatch.context() as patch:
-                patch_once(patch, base, "finished")
+                patch_once(patch, base, "finish")
                 with pytest.raises(KeyboardInterrupt):
                     own.next()
             lost += 20 * STEPS if way is IN_PROCESS else 0

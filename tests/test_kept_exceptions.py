@@ -189,7 +189,7 @@ def test_a_caller_may_keep_interrupts(monkeypatch: pytest.MonkeyPatch, way: Way)
     with collecting(way, endless, parity_policy(), frames=T) as collector:
         for _ in range(8):
             with monkeypatch.context() as patch:
-                patch_once(patch, base, "assembled")
+                patch_once(patch, base, "assemble")
                 try:
                     collector.next()
                 except KeyboardInterrupt as interrupt:

@@ -273,7 +273,7 @@ def test_what_environments_started_ends_with_their_worker(
             await_gone(worker.info.pid)
         if way == "died, as another found":
             await_reaped(worker.info.pid)
-            assert "was ended by SIGKILL" in handle.monitor.end().line
+            assert "was ended by SIGKILL" in handle.monitor.end().summary
         assert way != "killed" or not is_gone(child)
         handle.kill()
         await_gone(child)
@@ -335,7 +335,7 @@ def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
     handle = start(engine, leave)
     with pytest.raises(WorkerDied, match="exit code 3"):
         handle.read_info()
-    assert handle.last_words() == "so long\n"
+    assert handle.recent_log() == "so long\n"
 
 
 def test_too_much_for_this_machine_is_refused(engine: ProcessEngine) -> None:

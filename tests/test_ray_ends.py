@@ -61,7 +61,7 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_cause_in_one_sentence(text: str) -> None:
     rays_own, expected = TEXTS[text]
-    assert end_of(Exception(rays_own)).line == expected
+    assert end_of(Exception(rays_own)).summary == expected
 
 
 class OutOfMemoryError(Exception):
@@ -75,6 +75,6 @@ def test_a_node_without_memory() -> None:
         " which exceeds the memory usage threshold of 0.95.\n"
         "Refer to the documentation on how to address the out of memory issue: https://docs.ray.io"
     )
-    line = end_of(error).line
+    line = end_of(error).summary
     assert "memory" in line
     assert "192.0.2.2" in line

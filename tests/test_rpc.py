@@ -154,7 +154,7 @@ def test_values_are_received_in_the_order_in_which_they_were_sent(
         values = [(number, np.full(3, number, np.uint8)) for number in range(1, 5)]
         parts = [parts_of(value, seal) for value in values]
         for number in order:
-            link.take(base + number, parts[number - 1])
+            link.push(base + number, parts[number - 1])
         for number in range(1, 5):
             name, array = link.receive()
             assert name == number
@@ -165,8 +165,8 @@ def test_a_value_is_given_whoever_comes_first(ends: tuple[RankLink, Meeting]) ->
     link, meeting = ends
     seal = Seal(meeting.key, WORKER)
     early = link.send("one")
-    assert value_of(link.give(1).wait(), seal) == "one"
-    asked = link.give(2)
+    assert value_of(link.pull(1).wait(), seal) == "one"
+    asked = link.pull(2)
     early.wait()  # that the second is asked for says so
     assert not asked.done()
     link.send("two")

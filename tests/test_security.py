@@ -210,7 +210,7 @@ def test_a_meeting_believes_signed_values_only() -> None:
     rendezvous, ours, theirs = meetings()
     theirs.publish("first", 1)
     assert ours.read("first") == 1
-    theirs._own.advance()  # as if a message had been dropped
+    theirs._outgoing.advance()  # as if a message had been dropped
     theirs.publish("second", Code())
     with pytest.raises(ForgedError):
         ours.read("second")
@@ -347,7 +347,7 @@ def test_a_forged_message_costs_one_rank(way: Way, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(carrier, "driver_end", connected)
     with collecting(way, endless, frames=T) as collector:
         collector.next()
-        links[0]._other.advance()  # its next message is not the one that is expected
+        links[0]._incoming.advance()  # its next message is not the one that is expected
         while not any(own["restarts"] for own in collector.stats()["workers"].values()):
             collector.next()
         assert collector.next().shape == (2, T)
@@ -358,11 +358,11 @@ STRANGER = """
 import os, sys
 import torch
 from torch.distributed import rpc
-from pycollect.transport.distributed import rpc_agent
+from pycollect.transport.distributed import rpc as rpc_agent
 
 options = {"num_worker_threads": 4, "rpc_timeout": 20, "_transports": ["uv"]}
 rpc_agent._start("stranger", "127.0.0.1", options)
-rank = rpc_agent.RpcAgent().meet("rank", sys.argv[1].encode())
+rank = rpc_agent.RpcAgent().add_peer("rank", sys.argv[1].encode())
 try:
     rpc.rpc_sync(rank, os.system, (f"touch {sys.argv[2]}",), timeout=20)
 except RuntimeError as error:

@@ -19,7 +19,7 @@ AWAITED = 2
 class Served:
     """A server whose workers do something each time that it has looked."""
 
-    patience = None
+    max_wait = None
 
     def __init__(self, *then: Callable[[], None]) -> None:
         self.looks, self._then = 0, then
@@ -27,7 +27,7 @@ class Served:
     def refresh(self) -> None:
         """Nothing has changed."""
 
-    def serve(self, owing: int) -> int:
+    def serve(self, pending: int) -> int:
         """Look; then two more have to ask."""
         self.looks += 1
         if self.looks <= len(self._then):

@@ -13,13 +13,13 @@ from collect_support import PATIENCE
 
 from pycollect._core import Leaf
 from pycollect.data.weights import Weights
-from pycollect.transport.hosted import ServingWorker
+from pycollect.transport.hosted import HostedServer
 from pycollect.transport.messages import WorkerInfo, WorkerSpec, pickled_spec
 from pycollect.transport.serving_host import ServingHost
 from pycollect.worker.options import WorkerOptions
 
 
-class Server(ServingWorker):
+class Server(HostedServer):
     """It fails in its first round, if it is to."""
 
     weights: tuple[Leaf, ...] = ()
@@ -35,7 +35,7 @@ class Server(ServingWorker):
         if self.fails:
             raise ZeroDivisionError("of the server")
 
-    def seat(self, worker: int) -> bytes:
+    def policy_client(self, worker: int) -> bytes:
         return bytes([worker])
 
     def load_weights(self, weights: Weights) -> None:
@@ -60,11 +60,11 @@ def test_it_is_asked_while_it_serves_and_not_afterwards() -> None:
     host = hosted()
     serving = threading.Thread(target=host.attend)
     serving.start()
-    assert host.seat(3) == b"\3"
+    assert host.policy_client(3) == b"\3"
     host.close()
     serving.join(PATIENCE)
     with pytest.raises(RuntimeError, match="closed"):
-        host.seat(3)
+        host.policy_client(3)
 
 
 def test_what_has_ended_it_is_told() -> None:
@@ -72,7 +72,7 @@ def test_what_has_ended_it_is_told() -> None:
     with pytest.raises(ZeroDivisionError, match="of the server"):
         host.attend()
     with pytest.raises(ZeroDivisionError, match="of the server"):
-        host.seat(3)
+        host.policy_client(3)
     with pytest.raises(ZeroDivisionError, match="of the server"):
         host.set_seed([], 0)
 
@@ -80,7 +80,7 @@ def test_what_has_ended_it_is_told() -> None:
 def test_who_waits_when_it_ends_is_told() -> None:
     host = hosted()
     with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(host.seat, 3)
+        asking = pool.submit(host.policy_client, 3)
         host.close()
         host.attend()
         with pytest.raises(RuntimeError, match="closed"):

@@ -32,8 +32,8 @@ from pycollect import WorkerError
 from pycollect._core import RolloutControl, SharedNumber
 from pycollect.data.slabs import make_pool, slab_tensors, to_tensordict
 from pycollect.data.weights import Weights
+from pycollect.driver.nest import Nest
 from pycollect.driver.options import Preemption, RemoteOptions
-from pycollect.driver.team import Team
 from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.processes.handle import MailboxHandle
 from pycollect.worker.options import WorkerOptions
@@ -47,7 +47,7 @@ def team_of(
     inner: Inner = STACK,
     preemption: Preemption | None = None,
     **given: Any,
-) -> Iterator[Team]:
+) -> Iterator[Nest]:
     arguments = {
         "prefetch": None,
         "max_weight_update_interval": None,
@@ -64,7 +64,7 @@ def team_of(
     if preemption is not None:
         options = replace(options, preemption=preemption, uneven=True, padded=True)
     own = WorkerOptions(frames=inner.frames, num_threads=1, mask=preemption is not None)
-    team = Team(WorkerSpec(1, list(entries), None, own), cloudpickle.dumps(policy), options)
+    team = Nest(WorkerSpec(1, list(entries), None, own), cloudpickle.dumps(policy), options)
     try:
         yield team
     finally:
@@ -72,7 +72,7 @@ def team_of(
 
 
 def collected(
-    team: Team, version: int = 0, random: bool = False, control: RolloutControl | None = None
+    team: Nest, version: int = 0, random: bool = False, control: RolloutControl | None = None
 ) -> tuple[Any, Any]:
     """A rollout as a TensorDict, and its report."""
     slab = make_pool(team.placement, 1).acquire()

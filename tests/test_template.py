@@ -28,7 +28,7 @@ from pycollect.errors import WorkerDied
 from pycollect.transport.processes import engine as start
 from pycollect.transport.processes import fork_server as forking
 from pycollect.transport.processes.engine import ProcessEngine
-from pycollect.transport.processes.fork_server import Template, templates
+from pycollect.transport.processes.fork_server import ForkServer, fork_servers
 
 
 class NotingEnv(CountingEnv):
@@ -45,10 +45,10 @@ def _own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(forking, "_modules", lambda: forking._ALWAYS)
     monkeypatch.setattr(multiprocessing.forkserver._forkserver, "_preload_modules", [])
     monkeypatch.setattr(start, "_reported", set())
-    others, templates._current = templates._current, None
+    others, fork_servers._current = fork_servers._current, None
     yield
-    templates.leave()
-    templates._current, templates._left_out, templates._tries = others, set(), 0
+    fork_servers.leave()
+    fork_servers._current, fork_servers._left_out, fork_servers._tries = others, set(), 0
 
 
 own_template = pytest.mark.usefixtures("_own_template")
@@ -87,7 +87,7 @@ def test_workers_of_all_engines_are_forks_of_one_process(engine: ProcessEngine) 
     other = ProcessEngine()
     last = started(other, CountingEnv)
     template = parent(last)
-    assert template.name() == "pyc-template"
+    assert template.name() == "pyc-fork-server"
     assert template.parent() == psutil.Process()
     assert psutil.Process(last.info.pid).name() == "pyc-worker-0"
     assert template.children() == [psutil.Process(last.info.pid)]  # nobody is a zombie
@@ -146,7 +146,7 @@ def test_what_this_program_has_of_pycollect_is_imported_once(
     note = tmp_path / "note"
     assert said(engine, note, lambda: names - {*sys.modules}) == "set()"
     worker = started(engine, CountingEnv, 1)
-    assert parent(worker).name() == "pyc-template"  # it has neither threads nor a GPU by that
+    assert parent(worker).name() == "pyc-fork-server"  # it has neither threads nor a GPU by that
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_what_would_not_do_is_not_imported(
     else:
         with pytest.warns(UserWarning, match="awkward"):
             worker = started(engine, CountingEnv)
-    assert parent(worker).name() == "pyc-template"
-    assert parent(started(engine, CountingEnv)).name() == "pyc-template"  # nobody is told again
+    assert parent(worker).name() == "pyc-fork-server"
+    assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"  # nobody is told again
 
 
 def test_a_module_that_is_blocked_or_comes_meanwhile_is_no_error(
@@ -204,7 +204,7 @@ def test_workers_go_on_without_their_template_until_they_are_ended(engine: Proce
     await_gone(template.pid)
     assert is_collecting(worker)
     other = started(engine, CountingEnv, 2)
-    assert parent(other).name() == "pyc-template"
+    assert parent(other).name() == "pyc-fork-server"
     os.kill(worker.info.pid, signal.SIGKILL)
     call = worker.handle.request("set_seed", [1], 1)
     with pytest.raises(WorkerDied, match=str(worker.info.pid)):
@@ -217,10 +217,10 @@ def test_workers_go_on_without_their_template_until_they_are_ended(engine: Proce
 
 def test_who_is_let_go_of_is_ended(engine: ProcessEngine) -> None:
     """As the one that an interrupt met before anybody knew of it."""
-    with templates.asking:
+    with fork_servers.lock:
         null = os.open(os.devnull, os.O_RDONLY)
         read, write = os.pipe()  # its state, which never comes
-        pid, line = templates.ready().fork("pycollect-worker-0", [read, null, null, null, null])
+        pid, line = fork_servers.ready().fork("pycollect-worker-0", [read, null, null, null, null])
         os.close(read)
         os.close(null)
     wait_until(lambda: psutil.Process(pid).name() == "pyc-worker-0")
@@ -259,7 +259,7 @@ def test_forks_lack_a_module_that_starts_threads_while_it_is_imported(
     monkeypatch.setattr(forking, "_modules", lambda: (*forking._ALWAYS, "with_threads"))
     with pytest.warns(UserWarning, match="with_threads"):
         worker = started(engine, CountingEnv)
-    assert parent(worker).name() == "pyc-template"
+    assert parent(worker).name() == "pyc-fork-server"
     assert is_collecting(worker)
 
 
@@ -319,7 +319,7 @@ def test_torch_counts_gpus_in_a_fork(
     monkeypatch.setattr(forking, "_modules", lambda: modules)
     note = tmp_path / "note"
     worker = started(engine, lambda: NotingEnv(note, lambda: opened(device)))
-    assert parent(worker).name() == "pyc-template"
+    assert parent(worker).name() == "pyc-fork-server"
     assert note.read_text() == "False"
     assert said(engine, note, lambda: sys.modules["asks_torch"].counted) == "3"
     count = operator.attrgetter(function)
@@ -337,7 +337,7 @@ def test_a_count_that_takes_long_is_awaited(
     modules = (*forking._ALWAYS, "with_cuda", "asks_torch")
     monkeypatch.setattr(forking, "_modules", lambda: modules)
     monkeypatch.setattr(forking, "_STILL_SECONDS", 0.3)
-    assert parent(started(engine, CountingEnv)).name() == "pyc-template"
+    assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"
 
 
 @own_template
@@ -350,17 +350,17 @@ def test_templates_are_few_however_many_modules_start_threads(
         (tmp_path / f"{name}.py").write_text("import with_threads")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(forking, "_modules", lambda: (*forking._ALWAYS, *names))
-    made: list[Template] = []
+    made: list[ForkServer] = []
 
-    def noted(circumstances: Any) -> Template:
-        made.append(Template(circumstances))
+    def noted(process_environment: Any) -> ForkServer:
+        made.append(ForkServer(process_environment))
         return made[-1]
 
-    monkeypatch.setattr(forking, "Template", noted)
+    monkeypatch.setattr(forking, "ForkServer", noted)
     with pytest.warns(UserWarning, match="needs_threads"):
         worker = started(engine, CountingEnv)
-    assert parent(worker).name() == "pyc-template"
-    assert len(made) == forking._MOST_TRIES + 1
+    assert parent(worker).name() == "pyc-fork-server"
+    assert len(made) == forking._MAX_TRIES + 1
 
 
 def test_an_import_that_opens_a_gpu_is_reported_once(
@@ -374,7 +374,7 @@ def test_an_import_that_opens_a_gpu_is_reported_once(
         warnings.simplefilter("error")
         other = started(engine, CountingEnv, 1)
     assert parent(worker) == parent(other)
-    assert parent(worker).name() == "pyc-template"
+    assert parent(worker).name() == "pyc-fork-server"
     assert is_collecting(worker)
 
 
@@ -409,10 +409,10 @@ def test_an_interrupt_while_it_is_awaited_mixes_no_answers(
         patched.setattr(forking, "_modules", lambda: ("json",))  # it answers at once
         with pytest.raises(KeyboardInterrupt):
             started(engine, CountingEnv)
-    assert parent(started(engine, CountingEnv)).name() == "pyc-template"
+    assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"
 
 
-@pytest.mark.slow  # two templates, of which the next test needs one
+@pytest.mark.slow  # two fork_servers, of which the next test needs one
 @own_template
 def test_a_stopped_template_is_given_up(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
@@ -424,7 +424,7 @@ def test_a_stopped_template_is_given_up(
     with pytest.warns(UserWarning, match=f"process {template.pid}"):
         second = started(engine, CountingEnv, 1)
     await_gone(template.pid)
-    assert parent(second).name() == "pyc-template"
+    assert parent(second).name() == "pyc-fork-server"
     assert is_collecting(first)
     assert is_collecting(second)
 
@@ -441,7 +441,7 @@ def test_a_stopped_template_is_given_up_if_its_worker_dies(
     wait_until(lambda: worker.handle.is_dead)
     with pytest.warns(UserWarning, match=f"process {template.pid}"):
         end = worker.handle.monitor.end()
-    assert "is gone" in end.line
+    assert "is gone" in end.summary
     await_gone(template.pid)
 
 
@@ -459,7 +459,7 @@ def test_a_template_that_answers_wrongly_is_ended(
     worker = started(engine, CountingEnv, 1)
     await_gone(template.pid)
     assert is_collecting(worker)
-    assert parent(worker).name() == "pyc-template"
+    assert parent(worker).name() == "pyc-fork-server"
 
 
 NO_FORK = """

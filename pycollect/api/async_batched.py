@@ -230,7 +230,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         """Return the total number of batches, including delivered ones, if every batch is full."""
         return -(-super().__len__() // self._chunks.number)
 
-    def _frames(self) -> bool:
+    def _deliver_frames(self) -> bool:
         """Finish a batch from the rollouts that became ready first."""
         self._gather()
         with self._delivering() as counted:
@@ -238,7 +238,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
                 parts = self._flow.take_parts()
                 self._count(_frames_of(parts), counted)
             with self._flow.statistics.timed("deliver"):
-                td = self._finished(self._joined(parts), {}, counted)
+                td = self._finish(self._joined(parts), {}, counted)
                 self._ready.append(Finished(td, counted))
         self._show_progress(sum(counted.values()))
         return True
@@ -246,13 +246,13 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
     def _fill_with_rollouts(self) -> None:
         """Write a batch of the rollouts that became ready first to the replay buffer."""
         self._gather()
-        with self._filling() as filling:
+        with self._writing() as write:
             with Uninterrupted():
                 parts = self._flow.take_parts()
                 frames_of = _frames_of(parts)
-                filling.expect(frames_of)
-            put(self._finished(self._joined(parts), {}, frames_of), self.replay_buffer)
-            filling.count(frames_of)
+                write.expect(frames_of)
+            put(self._finish(self._joined(parts), {}, frames_of), self.replay_buffer)
+            write.count(frames_of)
 
     def _gather(self) -> None:
         """Collect rollouts until a batch is full or no more are due.
@@ -266,7 +266,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
                 return
             flow.check_not_closed()
             try:
-                batch, td = self._assembled(flow.uploads)
+                batch, td = self._assemble(flow.uploads)
             except Exception as error:
                 if flow.parts and not is_interrupt(error):
                     return
@@ -288,7 +288,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             flat.append(own.copy().set(_ENV_INDEX, worker * self._envs_per_worker + index))
         return torch.cat(flat, 0)
 
-    def _finished(
+    def _finish(
         self, td: TensorDictBase, host: Mapping[Key, torch.Tensor], frames_of: Mapping[Any, int]
     ) -> TensorDictBase:
         """Add "env_index" and the policy version, and call the hook."""
@@ -299,7 +299,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         if self._version_key is not None:
             version = td.get(_OWN_VERSION) + self._first_version
             td = td.exclude(_OWN_VERSION).set(self._version_key, version)
-        td = super()._finished(td, host, frames_of)
+        td = super()._finish(td, host, frames_of)
         if self.post_collect_hook is not None:
             self.post_collect_hook(td)
         return td

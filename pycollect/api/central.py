@@ -26,8 +26,8 @@ from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.worker.options import WorkerOptions
 
 if TYPE_CHECKING:  # at run time, imported only for central inference
-    from pycollect.inference.client import Seats
-    from pycollect.inference.in_driver import Asker, ServingBell
+    from pycollect.inference.client import ClientSlots
+    from pycollect.inference.in_driver import PendingCounter, ServingBell
     from pycollect.inference.policy_worker import PolicyWorkerMaker
     from pycollect.inference.server import InferenceServer
 
@@ -70,7 +70,7 @@ class Central:
     Attributes:
         given: Arguments of the collector. If this process has called a policy factory, they contain
             its policy instead.
-        seats: Slots of the workers.
+        clients: Slots of the workers.
         server: Server in this process, or the plan of the server's process.
         node_servers: Servers for workers on other nodes.
         bell: Bell on which this process waits for requests and serves them. Defaults to ``None``:
@@ -78,7 +78,7 @@ class Central:
     """
 
     given: Arguments
-    seats: Seats
+    clients: ClientSlots
     server: InferenceServer | WorkerPlan
     node_servers: NodeServers
     bell: ServingBell | None = None
@@ -135,31 +135,31 @@ class Central:
         cls, given: Arguments, settings: ServerSettings, node_servers: NodeServers
     ) -> Central:
         """Create a server in this process, which calls the policy while it waits for a batch."""
-        from pycollect.inference.client import Seats
+        from pycollect.inference.client import ClientSlots
         from pycollect.inference.in_driver import ServingBell
         from pycollect.inference.server import InferenceServer
 
         factory = given["policy_factory"]
         policy = given["policy"] if factory is None else build(factory)
-        seats = Seats(Bell(), settings.groups)
-        server = InferenceServer(settings, policy, seats.slots, is_ours=factory is not None)
+        clients = ClientSlots(Bell(), settings.groups)
+        server = InferenceServer(settings, policy, clients.slots, is_owned=factory is not None)
         arguments = given.instead(policy=policy, policy_factory=None)
-        return cls(arguments, seats, server, node_servers, ServingBell(seats.bell, server))
+        return cls(arguments, clients, server, node_servers, ServingBell(clients.bell, server))
 
     @classmethod
     def _in_process(
         cls, given: Arguments, settings: ServerSettings, node_servers: NodeServers
     ) -> Central:
         """Plan a separate process that calls the policy."""
-        from pycollect.inference.client import Seats
+        from pycollect.inference.client import ClientSlots
         from pycollect.inference.policy_worker import PolicyWorkerMaker
 
         settings = _on_device_of(settings, given["policy"])
-        seats = Seats(Bell(), settings.groups)
-        addresses = seats.slots.address, seats.bell.address
+        clients = ClientSlots(Bell(), settings.groups)
+        addresses = clients.slots.address, clients.bell.address
         maker = PolicyWorkerMaker(settings, addresses)
         plan = _plan(given["policy"], given["policy_factory"], settings, maker)
-        return cls(given, seats, plan, node_servers)
+        return cls(given, clients, plan, node_servers)
 
 
 def _on_device_of(settings: ServerSettings, policy: Any) -> ServerSettings:
@@ -194,7 +194,7 @@ def _plan(
     return WorkerPlan(spec, pickled, {})
 
 
-E = TypeVar("E", bound="Asker")
+E = TypeVar("E", bound="PendingCounter")
 
 
 def watched(bell: ServingBell | None, engine: E) -> E:

@@ -23,7 +23,7 @@ from pycollect.api.signatures import (
 from pycollect.arguments import check_flag
 from pycollect.docstrings import completed_by
 from pycollect.driver.options import RemoteOptions
-from pycollect.transport.distributed.delayed import BoardLauncher, current_board
+from pycollect.transport.distributed.delayed import WaitingJobLauncher, current_job_folder
 from pycollect.transport.distributed.engine import DistributedEngine, Launcher
 from pycollect.transport.distributed.launchers import (
     ChildLauncher,
@@ -67,7 +67,7 @@ def engine_maker(
     slurm_kwargs = _check_slurm_kwargs(launcher, given["slurm_kwargs"])
     port = check_port("tcp_port", given["tcp_port"])
     address = _check_address(given["tcp_address"])
-    board = current_board() if launcher == "submitit_delayed" else None
+    board = current_job_folder() if launcher == "submitit_delayed" else None
 
     def engine(remote: RemoteOptions) -> DistributedEngine:
         starts: Launcher = ChildLauncher(remote.start_method)
@@ -77,7 +77,7 @@ def engine_maker(
             starts = JobLauncher(executor)
             host = LOOPBACK if is_of_this_machine(executor) else outside_address()
         if board is not None:
-            starts = BoardLauncher(board)
+            starts = WaitingJobLauncher(board)
             host = LOOPBACK if board.one_machine else outside_address()
         own_port = port if board is None else port or board.port
         return DistributedEngine(starts, address or host, own_port, carrier, remote.init_timeout)

@@ -229,7 +229,7 @@ class Evaluator:
         Raises:
             RuntimeError: An evaluation is running, with ``busy_policy="error"``.
         """
-        self._evaluating.check_here()
+        self._evaluating.check_own_process()
         check.check_open(self._closed)
         self._triggers += 1
         if (self._triggers - 1) % self._every:
@@ -291,7 +291,7 @@ class Evaluator:
         Raises:
             Exception: The evaluation raised it.
         """
-        self._evaluating.check_here()
+        self._evaluating.check_own_process()
         if not self._results:
             return None
         try:

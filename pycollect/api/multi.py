@@ -188,7 +188,7 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
     def pipes(self) -> list[WorkerPipe]:
         """One pipe per worker, for TorchRL weight updaters that send through them."""
         for worker in self._workers:
-            give = partial(self._source.weights.push_own, worker)
+            give = partial(self._source.weights.push_to_worker, worker)
             self._pipes.setdefault(worker.index, WorkerPipe(give))
         return [self._pipes[worker.index] for worker in self._workers]
 

@@ -17,9 +17,9 @@ from pycollect.api.binding import Arguments
 from pycollect.arguments import arguments_of, checked, checked_kwargs
 from pycollect.compat.weight_options import WeightOptions
 from pycollect.data.devices import Devices
+from pycollect.driver.nest import NestMaker
 from pycollect.driver.options import RemoteOptions, StreamOptions, check_uneven
 from pycollect.driver.records import WorkerPlan
-from pycollect.driver.team import TeamMaker
 from pycollect.envs.make import check_entry
 from pycollect.transport.messages import WorkerSpec, pickled_for_child, pickled_spec
 from pycollect.worker.options import WorkerOptions
@@ -99,8 +99,8 @@ class WorkerKind:
         result = []
         for plan, own in zip(plans, arguments, strict=True):
             check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))
-            team = TeamMaker(_team_options(self.team == "sync", remote, own))
-            result.append(replace(plan, spec=replace(plan.spec, team=team)))
+            nest = NestMaker(_team_options(self.team == "sync", remote, own))
+            result.append(replace(plan, spec=replace(plan.spec, team=nest)))
         return result
 
 
@@ -149,7 +149,7 @@ def _team_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> 
 
 if TYPE_CHECKING:
     from pycollect.api.central import Central
-    from pycollect.inference.client import Seats
+    from pycollect.inference.client import ClientSlots
 
 EngineOptions = Callable[[Sequence[Devices]], Sequence[Mapping[str, Any]]]
 """Returns checked engine options for workers with these devices."""
@@ -182,7 +182,7 @@ class WorkerTemplate:
     share: int
     other_machines: bool = False
     kind: WorkerKind = _SINGLE
-    server: Seats | None = None
+    server: ClientSlots | None = None
 
     def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
         """Return the arguments of new workers; ``None`` means those of the first workers.
@@ -289,7 +289,7 @@ class SetUp:
             given,
             sync=sync,
             built_by_workers=any(own["policy_factory"] is not None for own in arguments),
-            apart=options.replay_buffer is not None,
+            separate=options.replay_buffer is not None,
             uneven=len(set(shares)) > 1,
         )
         share = -(-options.frames_per_batch // (workers if sync else 1))
@@ -297,8 +297,8 @@ class SetUp:
         # With factories, a policy only provides weights; an updater would not know of it.
         with_policy = given["weight_updater"] is None
         policies = parse.policy_sources(arguments, given["policy"], with_policy)
-        seats = None if central is None else central.seats
-        template = WorkerTemplate(values, passed, kwargs, share, other_machines, kind, seats)
+        clients = None if central is None else central.clients
+        template = WorkerTemplate(values, passed, kwargs, share, other_machines, kind, clients)
         shares = shares or [share] * workers
         plans = template.plans(entries, arguments, policies, shares, engine_options, remote)
         return cls(options, weights, remote, plans, template, given["policy"])
@@ -401,7 +401,9 @@ def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
     )
 
 
-def check_plans(plans: Sequence[WorkerPlan], remote: RemoteOptions, server: Seats | None) -> None:
+def check_plans(
+    plans: Sequence[WorkerPlan], remote: RemoteOptions, server: ClientSlots | None
+) -> None:
     """Raise ValueError if workers do not fit together, or an argument does not fit another."""
     specs = [plan.spec for plan in plans]
     for spec in specs:

@@ -19,7 +19,7 @@ from pycollect.compat.one_worker import OneWorker
 from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.compat.weight_options import WeightOptions
 from pycollect.docstrings import completed_by
-from pycollect.driver.delivery import assembled, finished
+from pycollect.driver.delivery import assemble, finish
 from pycollect.driver.flow import Flow
 from pycollect.driver.in_process import InProcess
 from pycollect.driver.options import StreamOptions
@@ -158,7 +158,7 @@ class SyncDataCollector(
             return self._within(self._raw)
 
     def _raw(self) -> TensorDictBase:
-        batch, td = self._assembled(self._flow.uploads)
+        batch, td = self._assemble(self._flow.uploads)
         with self._delivering() as counted, Uninterrupted():
             self._flow.claim()
             self._count(batch.frames_of, counted)
@@ -176,8 +176,8 @@ class SyncDataCollector(
         """
         options = self._flow.options
         blank = self._source.blank()
-        td = assembled(blank, options, self._flow.uploads)
-        return finished(td, options, blank.tensors)
+        td = assemble(blank, options, self._flow.uploads)
+        return finish(td, options, blank.tensors)
 
 
 def _only_entry(create_env_fn: Any) -> Any:

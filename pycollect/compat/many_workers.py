@@ -12,12 +12,12 @@ from pycollect.compat.one_worker import OneWorker, WorkerNames, called, calls, r
 from pycollect.compat.worker_view import View, WorkerView
 from pycollect.data.devices import Devices
 from pycollect.docstrings import completed_by
+from pycollect.driver.nest import Nest
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord
 from pycollect.driver.scheduler import Scheduler
-from pycollect.driver.team import Team
 from pycollect.transport.hosted import SingleWorker
-from pycollect.transport.messages import RolloutWorker
+from pycollect.transport.messages import Hosted
 from pycollect.worker.options import POST, WorkerOptions
 
 Question = tuple[str, Sequence[Any], Mapping[str, Any]]
@@ -245,16 +245,14 @@ class Asking:
         return self._source.call(answer, questions)
 
 
-def answer(
-    worker: RolloutWorker, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
+def answer(worker: Hosted, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a method of the view of a worker. This runs in the worker.
 
     Raises:
         TypeError: The result cannot be pickled.
         Exception: Raised by the method.
     """
-    if isinstance(worker, Team):
+    if isinstance(worker, Nest):
         value = getattr(TeamView(worker), method)(*args, **kwargs)
     else:
         assert isinstance(worker, SingleWorker)
@@ -272,10 +270,10 @@ def answer(
 class TeamView(Asking, View):
     """The view of a worker with several processes, each of which replies."""
 
-    def __init__(self, team: Team) -> None:
-        self._source = team.scheduler
-        self.worker_idx = team.index
-        self.num_workers = team.processes
+    def __init__(self, nest: Nest) -> None:
+        self._source = nest.scheduler
+        self.worker_idx = nest.index
+        self.num_workers = nest.processes
 
     def set_post_collect_hook(self, hook: Any) -> None:
         """Set the hook in all processes of the worker."""

@@ -245,7 +245,7 @@ class Profiled:
             with_flops=with_flops,
             on_trace_ready=on_trace_ready,
         )
-        self._flow.moving.check_here()
+        self._flow.moving.check_own_process()
         self._profile_config = config
         self._set_profilers(self.post_collect_hook)
 
@@ -264,7 +264,7 @@ class Profiled:
 
         Torch's profiler must be stopped by the thread that started it.
         """
-        if not self._source.elsewhere and not all(own.is_over for own in self._profilers):
+        if not self._source.is_remote and not all(own.is_over for own in self._profilers):
             raise RuntimeError(
                 "start: a background thread cannot run an unfinished profile; finish it first, or "
                 "call disable_profile()"

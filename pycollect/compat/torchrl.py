@@ -163,7 +163,7 @@ class Hooked:
         self._hooks[name] = hook
 
     def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
-        self._flow.moving.check_here()
+        self._flow.moving.check_own_process()
         self._source.set_hook(name, hook)
 
 

@@ -83,7 +83,7 @@ class WeightUpdates:
             TypeError: `policy_or_weights` has another type, or contains extra state that cannot be
                 pickled.
         """
-        self._flow.moving.check_here()
+        self._flow.moving.check_own_process()
         given = {
             "policy_or_weights": policy_or_weights,
             "weights": weights,
@@ -116,7 +116,7 @@ class WeightUpdates:
         If it is one of TorchRL's that would reach TorchRL's own workers, it only selects the
         weights.
         """
-        if self._source.elsewhere and only_carries(updater):
+        if self._source.is_remote and only_carries(updater):
             self._source.weights.update(carried(updater, source), worker_ids, False)
             updater._call_post_hooks()
             return
@@ -202,7 +202,7 @@ class WeightUpdates:
             ValueError: Names or shapes differ, or weights were passed although schemes receive
                 them.
         """
-        self._flow.moving.check_here()
+        self._flow.moving.check_own_process()
         given = {"policy_or_weights": policy_or_weights, "weights": weights, "policy": policy}
         source = source_of(given, None, None)
         if self._receivers:

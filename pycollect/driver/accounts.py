@@ -30,7 +30,7 @@ REASONS = (
 
 @dataclass
 class Account:
-    """One worker's frames. What was issued is delivered, lost, or in flight: there is no fourth."""
+    """Frames of one worker. Every issued frame is delivered, lost or in flight."""
 
     issued: int = 0
     delivered: int = 0
@@ -38,16 +38,16 @@ class Account:
 
     @property
     def lost(self) -> int:
-        """Frames that nobody will see."""
+        """Number of frames that will never be delivered."""
         return sum(self.reasons.values())
 
     @property
     def in_flight(self) -> int:
-        """Frames that are being collected, or are collected and not delivered yet."""
+        """Number of frames that were issued and are neither delivered nor lost."""
         return self.issued - self.delivered - self.lost
 
     def report(self) -> dict[str, Any]:
-        """As ints, JSON-able."""
+        """Return the numbers as ints, ready for JSON."""
         return {
             "issued": self.issued,
             "delivered": self.delivered,
@@ -58,58 +58,58 @@ class Account:
 
 
 class Ledger:
-    """The accounts of all workers that there ever were. Any thread may call the methods."""
+    """The accounts of all workers, former ones included. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self._accounts: dict[int, Account] = {}
-        self._writing = threading.RLock()  # a report is of one moment
+        self._writing = threading.RLock()  # a report must be consistent
 
     def issue(self, worker: int, frames: int) -> None:
-        """A rollout of so many frames was handed to a worker."""
+        """Count the frames of a rollout that was requested from a worker."""
         with self._writing:
             self._of(worker).issued += frames
 
     def take_back(self, worker: int, frames: int) -> None:
-        """A rollout came back with so many frames fewer than were issued: there never were any."""
+        """Subtract issued frames, because a rollout contained fewer than requested."""
         with self._writing:
             self._of(worker).issued -= frames
 
     def deliver(self, worker: int, frames: int) -> None:
-        """The caller gets so many frames."""
+        """Count frames that the caller gets."""
         with self._writing:
             self._of(worker).delivered += frames
 
     def lose(self, worker: int, frames: int, reason: str) -> None:
-        """So many frames will never be delivered, for one of REASONS."""
+        """Count frames that will never be delivered, for one of REASONS."""
         with self._writing:
             if frames:
                 reasons = self._of(worker).reasons
                 reasons[reason] = reasons.get(reason, 0) + frames
 
     def lose_in_flight(self, reason: str) -> None:
-        """Whatever is under way, of any worker, is given up."""
+        """Count all frames in flight, of any worker, as lost."""
         with self._writing:
             for worker, account in self._accounts.items():
                 self.lose(worker, account.in_flight, reason)
 
     def in_flight_of_each(self) -> dict[int, int]:
-        """Frames in flight by worker."""
+        """Return the number of frames in flight by worker."""
         with self._writing:
             return {worker: account.in_flight for worker, account in self._accounts.items()}
 
     @property
     def delivered(self) -> int:
-        """Frames delivered, over all workers."""
+        """Number of delivered frames of all workers."""
         with self._writing:
             return sum(account.delivered for account in self._accounts.values())
 
     @property
     def in_flight(self) -> int:
-        """Frames in flight, over all workers."""
+        """Number of frames in flight of all workers."""
         return sum(self.in_flight_of_each().values())
 
     def report(self) -> dict[str, Any]:
-        """``{"total": ..., "workers": {id: ...}}``, the total being the workers' sum."""
+        """Return ``{"total": ..., "workers": {id: ...}}``; the total is the sum over workers."""
         total = Account()
         with self._writing:
             for account in self._accounts.values():
@@ -117,13 +117,15 @@ class Ledger:
                 total.delivered += account.delivered
                 for reason, frames in account.reasons.items():
                     total.reasons[reason] = total.reasons.get(reason, 0) + frames
-            workers = {worker: own.report() for worker, own in sorted(self._accounts.items())}
+            workers = {
+                worker: account.report() for worker, account in sorted(self._accounts.items())
+            }
         return {"total": total.report(), "workers": workers}
 
     def state(self) -> dict[str, Any]:
-        """What has to be kept to go on from the last delivered batch: see `restore`.
+        """Return the state from which `restore` continues after the last delivered batch.
 
-        What is in flight is not part of it: a run that is resumed has to issue it again.
+        Frames in flight are not included, because a resumed run issues them again.
         """
         with self._writing:
             return {
@@ -135,20 +137,20 @@ class Ledger:
             }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from a result of `state`."""
         accounts = {
             int(worker): Account(
-                issued=kept["delivered"] + sum(kept["reasons"].values()),
-                delivered=kept["delivered"],
-                reasons=dict(kept["reasons"]),
+                issued=account["delivered"] + sum(account["reasons"].values()),
+                delivered=account["delivered"],
+                reasons=dict(account["reasons"]),
             )
-            for worker, kept in state.items()
+            for worker, account in state.items()
         }
         with self._writing:
             self._accounts = accounts
 
     def _of(self, worker: int) -> Account:
-        """A worker's account; a new one if it has none."""
+        """Return a worker's account, which is created if it does not exist."""
         return self._accounts.setdefault(worker, Account())
 
 
@@ -156,9 +158,9 @@ RECENT_EPISODES = 100
 
 
 class Statistics:
-    """Frames, batches, recent episodes, and the seconds spent in each phase.
+    """Counts of frames, batches and recent episodes, and the seconds spent in each phase.
 
-    Any thread may ask for what one thread counts.
+    One thread counts; any thread may read.
     """
 
     def __init__(self) -> None:
@@ -167,20 +169,20 @@ class Statistics:
         self.episodes = 0
         self._recent: deque[Episode] = deque(maxlen=RECENT_EPISODES)
         self._seconds: dict[str, float] = {}
-        self._restored = 0  # frames that an earlier run delivered
+        self._restored = 0  # frames delivered by an earlier run
         self._started: float | None = None
         self._returned: float | None = None
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
-        """Add the time within to that phase."""
+        """Return a context manager that adds its duration to a phase."""
         return _Timed(self, phase)
 
     def add_seconds(self, phase: str, seconds: float) -> None:
-        """Add to a phase."""
+        """Add seconds to a phase."""
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def entered(self) -> None:
-        """The caller asks for a batch: what passed since the last one was its own time."""
+        """Start a call for a batch; the time since the last call was the user's."""
         now = time.perf_counter()
         if self._started is None:
             self._started = now
@@ -189,22 +191,22 @@ class Statistics:
         self._returned = None
 
     def left(self) -> None:
-        """The caller has its batch, or an exception."""
+        """End a call for a batch, which returned or raised."""
         self._returned = time.perf_counter()
 
     def count_batch(self, frames: int) -> None:
-        """One more batch is delivered, of so many frames."""
+        """Count a delivered batch with this number of frames."""
         self.frames += frames
         self.batches += 1
 
     def count_episodes(self, episodes: Iterable[Episode]) -> None:
-        """Episodes that ended."""
+        """Count episodes that ended."""
         for episode in episodes:
             self.episodes += 1
             self._recent.append(episode)
 
     def restore(self, frames: int, batches: int, episodes: int) -> None:
-        """Go on from counts of another run; the time starts anew."""
+        """Continue from the counts of another run, with new times."""
         self.frames, self.batches, self.episodes = frames, batches, episodes
         self._restored = frames
         self._recent.clear()
@@ -213,14 +215,14 @@ class Statistics:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a batch was asked for."""
+        """Whether a batch was requested."""
         return self._started is not None
 
     @property
     def episode_return(self) -> float | list[float] | None:
-        """The mean return of the last 100 episodes, None before the first has ended.
+        """Mean return of the last 100 episodes; ``None`` before the first one has ended.
 
-        For a vector reward, a list with the mean of each objective.
+        For a vector reward, it is a list with the mean of each objective.
         """
         returns: list[Any] = [value for _, value, _ in self._recent.copy()]
         if returns and isinstance(returns[0], list):
@@ -228,11 +230,11 @@ class Statistics:
         return mean(returns)
 
     def report(self) -> dict[str, Any]:
-        """Everything above, JSON-able."""
+        """Return all counts and times, ready for JSON."""
         now = time.perf_counter()
         elapsed = 0.0 if self._started is None else now - self._started
         seconds = dict(self._seconds)
-        if (returned := self._returned) is not None:  # the caller has had its batch since then
+        if (returned := self._returned) is not None:  # the user has been running since then
             seconds["user"] = seconds.get("user", 0.0) + now - returned
         return {
             "frames": self.frames,
@@ -246,7 +248,7 @@ class Statistics:
 
 
 class _Timed:
-    """A phase that is being timed; a generator in its place would take three times as long."""
+    """A phase that is being timed; a generator would take three times as long."""
 
     __slots__ = ("_phase", "_start", "_statistics")
 
@@ -261,16 +263,17 @@ class _Timed:
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """The mean, or None of no values."""
+    """Return the mean, or ``None`` if there are no values."""
     collected = list(values)
     return sum(collected) / len(collected) if collected else None
 
 
 def count_slow_paths(workers: Iterable[Iterable[str]]) -> dict[str, int]:
-    """How many workers take each of the slow paths.
+    """Return how many workers use each slow path.
 
-    "policy_tensordict" and "env_tensordict": one TensorDict per step for the policy, for a TorchRL
-    environment; "extras": leaves without a fixed shape and numeric dtype, kept in Python.
+    "policy_tensordict" and "env_tensordict": one TensorDict per step for the policy, or for a
+    TorchRL environment. "extras": entries without a fixed shape and numeric dtype, which stay
+    Python objects.
     """
     counts = {"policy_tensordict": 0, "env_tensordict": 0, "extras": 0}
     for names in workers:
@@ -282,36 +285,38 @@ def count_slow_paths(workers: Iterable[Iterable[str]]) -> dict[str, int]:
 def flat(
     counts: Mapping[str, Any], report: Mapping[str, Any], workers: str
 ) -> dict[str, int | float | bool]:
-    """A collector's statistics as numbers alone, under TorchRL's names.
+    """Return the statistics of a collector as numbers under TorchRL's names.
 
     Args:
-        workers: "aggregate": of the collector; "per_worker": of its workers; or "both".
+        counts: Limits of the stream.
+        report: Report of the source.
+        workers: "aggregate" for the collector, "per_worker" for its workers, or "both".
     """
     each: Mapping[Any, Mapping[str, Any]] = report["workers"]
     numbers: dict[str, Any] = {}
     if workers != "per_worker":
         numbers = {"frames": report["frames"], "batches": report["batches"], **counts}
-        numbers["worker_frames"] = sum(own["frames"] for own in each.values())
+        numbers["worker_frames"] = sum(worker["frames"] for worker in each.values())
     numbers["workers"] = len(each)
     numbers["workers_alive"] = report["workers_alive"]
     if workers != "aggregate":
         numbers |= {
             f"worker_{index}/{name}": value
-            for index, own in each.items()
-            for name, value in own.items()
+            for index, worker in each.items()
+            for name, value in worker.items()
             if isinstance(value, int | float)
         }
     return numbers
 
 
 class Progress:
-    """A bar of delivered frames with the episode return and the policy's lag beside it."""
+    """A progress bar of delivered frames, with the episode return and the policy lag."""
 
     def __init__(self, total_frames: int | None) -> None:
         self._bar = tqdm(total=total_frames, unit="frames", unit_scale=True, dynamic_ncols=True)
 
     def update(self, frames: int, episode_return: float | list[float] | None, lag: int) -> None:
-        """So many frames more."""
+        """Add frames and show the current return and lag."""
         postfix = {}
         if episode_return is not None:
             returns = episode_return if isinstance(episode_return, list) else [episode_return]
@@ -320,5 +325,5 @@ class Progress:
         self._bar.update(frames)
 
     def close(self) -> None:
-        """Leave the bar as it stands. Idempotent."""
+        """Close the bar and leave it visible. Idempotent."""
         self._bar.close()

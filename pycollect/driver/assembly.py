@@ -34,40 +34,42 @@ from pycollect.worker.report import RolloutReport
 
 # The newest batch and the one before it, which a learner still reads.
 _SPARE = 2
-# Batches on their way to a device, and the one that is about to be.
+# Batches that are being uploaded to a device, and the next one.
 _SPARE_BEFORE_A_DEVICE = MAX_IN_FLIGHT + 1
 
 Group = tuple[int, ...]
-"""The ids of the workers whose rollouts become one batch, in its order."""
+"""Ids of the workers whose rollouts are joined into one batch, in the order of their rows."""
 
 _Kind = tuple[Group, int, int, int]
 
 
 class SharedSlabs:
-    """The slabs of each group of workers whose rollouts become one batch.
+    """Slabs of each group of workers whose rollouts are joined into one batch.
 
-    A group that comes back with another layout has slabs of its own.
+    If the same workers return with another layout, they get separate slabs.
 
     Args:
-        working: how many batches of one group are written, or wait, at a time.
+        working: Number of batches of one group that are being written, or wait, at a time.
     """
 
     def __init__(self, working: int) -> None:
         self._working = working
         self._pools: dict[_Kind, SharedSlabPool] = {}
-        self._staging: dict[_Kind, SlabPool] = {}  # where a device cannot read those themselves
+        self._staging: dict[_Kind, SlabPool] = {}  # if the device cannot read the shared slabs
 
     def prepare(
         self, workers: Group, placement: Placement, uploader: DeviceUploader | None = None
     ) -> SharedSlabPool:
-        """Make the slabs of these workers, unless they are there.
+        """Create the slabs of these workers, unless they exist.
 
         Args:
-            uploader: to the device that their batches go to; None: they stay on the host.
+            workers: Ids of the workers.
+            placement: Layout of one batch.
+            uploader: Uploads the batches to their device; ``None`` if they stay on the host.
 
         Raises:
-            ValueError: memory cannot hold them; with both numbers.
-            SharedMemoryError: processes cannot share memory here.
+            ValueError: The memory is too small; the message contains both sizes.
+            SharedMemoryError: Processes cannot share memory here.
         """
         kind = _kind(workers, placement)
         if kind not in self._pools:
@@ -86,16 +88,16 @@ class SharedSlabs:
     ) -> Slab:
         """Return a slab for these workers to write. Arguments and errors as for `prepare`.
 
-        `working` slabs are enough: a worker is asked for another rollout once it has answered an
-        older one, also a dropped one, or once its process is gone. The pool adds slabs if others
-        are lent for longer, for example to the frames of exceptions that the caller keeps.
+        `working` slabs are enough, because a worker gets another request only after it has answered
+        an older one, even a dropped one, or after its process has ended. The pool adds slabs if
+        others are lent for longer, for example to the frames of exceptions that the caller keeps.
         """
         return self.prepare(workers, placement, uploader).acquire()
 
     def deliver(self, workers: Group, slab: Slab) -> Slab:
-        """The slab for the user to keep, or a private copy where too few would remain.
+        """Return the slab for the user to keep, or a private copy if too few slabs would remain.
 
-        On its way to a device that cannot read the slab itself it is a copy in pinned memory.
+        If a device cannot read the slab itself, the result is a copy in pinned memory.
         """
         kind = _kind(workers, slab.placement)
         if kind not in self._staging:
@@ -105,13 +107,13 @@ class SharedSlabs:
         return staged
 
     def copies(self, slab: Slab) -> bool:
-        """Whether the slab is copied on its way to a device, which cannot read it itself."""
+        """Return whether the slab is copied before its upload; the device cannot read it then."""
         return bool(self._staging) and slab.memory.address is not None
 
     def keep(self, groups: Collection[Group]) -> None:
-        """Let the memory of all other groups go, but for what the user still has."""
+        """Free the memory of all other groups, except slabs that the user still holds."""
         self._pools = {kind: pool for kind, pool in self._pools.items() if kind[0] in groups}
-        self._staging = {kind: own for kind, own in self._staging.items() if kind in self._pools}
+        self._staging = {kind: pool for kind, pool in self._staging.items() if kind in self._pools}
 
 
 def _kind(workers: Group, placement: Placement) -> _Kind:
@@ -127,16 +129,16 @@ _PROCESSES = 2**32  # ids of workers are smaller
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch whose rollouts are still to come, with all that can be made before.
+    """A batch whose rollouts are not complete, with all views that can be made in advance.
 
     Attributes:
-        slab: in which its rollouts are to lie.
-        infos: of its workers, in the order of their rows.
-        uploader: to the device that it goes to; None: it stays on the host.
-        steps: of each worker, if no rollout ends early.
-        shape: then the batch dimensions.
-        tensors: by key.
-        ids: each worker's part of the trajectory ids, [P, T].
+        slab: Memory of the rollouts.
+        infos: Properties of the workers, in the order of their rows.
+        uploader: Uploads the batch to its device; ``None`` if it stays on the host.
+        steps: Number of steps of each worker, if no rollout ends early.
+        shape: Batch dimensions for these steps.
+        tensors: Tensors in the slab, by key.
+        ids: Each worker's part of the trajectory ids, [P, T].
     """
 
     slab: Slab
@@ -149,17 +151,18 @@ class PendingBatch:
 
 
 class Assembly:
-    """Slabs for batches, and how the rollouts of workers lie in them.
+    """Slabs for batches, and the arrangement of workers' rollouts in them.
 
-    A slab has as many steps as the longest rollout may have. Behind the end of a shorter one are
-    uncollected cells: they are delivered where workers are stacked; where they follow each other
-    along time, the batch is copied without them, unless it is to be padded there, too.
+    A slab has as many steps as the longest rollout may have. A shorter rollout is followed by
+    uncollected cells. If workers are stacked, these cells are delivered. If workers follow each
+    other along time, the batch is copied without them, unless `padded` is true.
 
     Args:
-        joined: how rollouts are joined into one batch: "stack", 0 or -1; None: each is a batch.
-        depth: how many rollouts of a worker there are at a time, running, queued or unread.
-        uneven: rollouts of one batch may differ in their numbers of steps.
-        padded: uncollected cells stay in every batch.
+        joined: How rollouts are joined into one batch: "stack", 0 or -1; ``None`` if each rollout
+            is a batch.
+        depth: Number of rollouts per worker that are running, queued or unread at a time.
+        uneven: Whether rollouts of one batch may differ in their number of steps.
+        padded: Whether uncollected cells stay in every batch.
     """
 
     def __init__(
@@ -178,11 +181,13 @@ class Assembly:
         in_place: Collection[int],
         uploaders: Mapping[int, DeviceUploader | None],
     ) -> None:
-        """Make the slabs that these workers will write; errors as SharedSlabs.prepare's.
+        """Create the slabs that these workers will write; errors as for `SharedSlabs.prepare`.
 
         Args:
-            in_place: those of them that write into a batch's own rows, in shared memory.
-            uploaders: of each worker's batches to their device; None: they stay on the host.
+            infos: Properties of the workers, by id.
+            in_place: Ids of the workers that write into the rows of a batch, in shared memory.
+            uploaders: Uploads each worker's batches to their device; ``None`` if they stay on the
+                host.
         """
         groups = [tuple(infos)] if self._joined is not None else [(index,) for index in infos]
         self._shared.keep(groups)
@@ -197,11 +202,13 @@ class Assembly:
         in_place: bool,
         uploader: DeviceUploader | None = None,
     ) -> Sequence[SlabRows | None]:
-        """Where the rollouts of one batch are to lie, by worker.
+        """Return the rows of the slab that the rollouts of one batch are written to, by worker.
 
         Args:
-            in_place: some of these workers write there themselves; else there are None.
-            uploader: of the batch to its device; None: it stays on the host.
+            infos: Properties of the workers, by id.
+            in_place: Whether any of these workers writes into the slab. If not, the rows are
+                ``None``.
+            uploader: Uploads the batch to its device; ``None`` if it stays on the host.
         """
         if not in_place:
             return [None] * len(infos)
@@ -215,10 +222,12 @@ class Assembly:
         infos: Sequence[WorkerInfo],
         uploader: DeviceUploader | None = None,
     ) -> PendingBatch:
-        """The batch of these workers' next rollouts, in the slab that the request names, if any.
+        """Return the batch of these workers' next rollouts, in the request's slab if it has one.
 
         Args:
-            uploader: of the batch to its device; None: it stays on the host.
+            request: One of the requests of this batch.
+            infos: Properties of the workers, in the order of their rows.
+            uploader: Uploads the batch to its device; ``None`` if it stays on the host.
         """
         slab = self._pool(infos, uploader).acquire() if request.rows is None else request.rows.slab
         return self._viewed(slab, infos, uploader, [slab.placement.steps] * len(infos))
@@ -233,33 +242,34 @@ class Assembly:
         return self._pools[kind]
 
     def _placement(self, infos: Sequence[WorkerInfo]) -> Placement:
-        """Of a batch of these workers, which are alike but for their steps."""
+        """Return the placement of a batch of these workers, which differ at most in their steps."""
         layout, envs = infos[0].placement.layout, infos[0].num_envs
         return Placement(layout, len(infos), envs, _longest(infos), self._order)
 
     def place(self, pending: PendingBatch, row: int, rollout: Rollout) -> RolloutHeader:
-        """Copy a rollout into its row of a batch, unless it was written there; its header."""
+        """Copy a rollout into its row of a batch unless it is there already; return its header."""
         if rollout.buffer is None:
             return SlabRows(pending.slab, row, self._order).header()
         return place_rollout(pending.slab, row, rollout.buffer, pending.infos[row].placement)
 
     def send(self, pending: PendingBatch, row: int) -> None:
-        """Have a worker's rollout, which is in its row, travel to the device before the others.
+        """Start the upload of a row that is complete, before the other rows.
 
-        Where the batch is copied once more on the host, or the row's frames do not lie side by
-        side, nothing happens. Ids wait: they become global with the whole batch.
+        Nothing happens if the batch is copied once more on the host, or if the row is not
+        contiguous. Trajectory ids are uploaded with the whole batch, because they become global
+        only then.
         """
         info, count = pending.infos[0], len(pending.infos)
         may_be_cut = self._uneven and self.along_time(info) and not self._padded
-        apart = self._order == "time" and info.num_envs > 1
-        if pending.uploader is None or may_be_cut or apart or self._shared.copies(pending.slab):
+        scattered = self._order == "time" and info.num_envs > 1
+        if pending.uploader is None or may_be_cut or scattered or self._shared.copies(pending.slab):
             return
         leaves = [leaf for key, leaf in pending.tensors.items() if key != TRAJ_IDS and leaf.numel()]
         rows = (leaf.view(count, -1)[row] for leaf in leaves)
         pending.uploader.send(pending.slab, rows)
 
     def close(self) -> None:
-        """Let shared memory go, but for what the user still has."""
+        """Free shared memory, except slabs that the user still holds."""
         self._shared.keep([])
 
     def join(
@@ -267,23 +277,25 @@ class Assembly:
         pending: PendingBatch,
         reports: Mapping[int, RolloutReport],
         ids: TrajectoryIds,
-        place: torch.device = CPU,
-        reported: torch.device | None = None,
+        device: torch.device = CPU,
+        reported_device: torch.device | None = None,
     ) -> Batch:
-        """The batch, for the user to keep; its rollouts are all in their rows.
+        """Return the batch of rollouts that are all in their rows, for the user to keep.
 
         Args:
-            reports: of each worker, by its id, in the order of its row.
-            ids: by which trajectories are numbered over all workers.
-            place, reported: as a Batch's.
+            pending: The batch with its rollouts.
+            reports: Report of each worker by its id, in the order of rows.
+            ids: Assigns trajectory ids that are unique over all workers.
+            device: Device to deliver the batch to.
+            reported_device: Value of ``td.device``; ``None`` if no device was requested.
         """
         info, workers = pending.infos[0], list(reports)
         whole = self._whole(pending, workers)
         sources = {worker: report.sources for worker, report in reports.items()}
-        for worker, own in zip(workers, whole.ids, strict=True):
+        for worker, worker_ids in zip(workers, whole.ids, strict=True):
             count = len(sources[worker])
-            of_each = [own] if count == 1 else own.chunk(count, -1)
-            for source, part in zip(sources[worker], of_each, strict=True):
+            chunks = [worker_ids] if count == 1 else worker_ids.chunk(count, -1)
+            for source, part in zip(sources[worker], chunks, strict=True):
                 ids.renumber(_numbering(worker, source), part)
         return Batch(
             whole.slab,
@@ -293,31 +305,31 @@ class Assembly:
             {worker: report.frames for worker, report in reports.items()},
             [episode for report in reports.values() for episode in report.episodes],
             self._extras(list(reports.values()), whole),
-            place,
-            reported,
-            how=self._joined,
+            device,
+            reported_device,
+            joined=self._joined,
             parts=self._parts(whole),
             sources=sources,
-            beside=info.beside,
+            stacked=info.stacked,
         )
 
     def _parts(self, whole: PendingBatch) -> Sequence[int]:
-        """How much of the dimension along which workers follow each other is each one's."""
+        """Return the size of each worker's part along the dimension of concatenation."""
         info = whole.infos[0]
         return whole.steps if self.along_time(info) else [*info.batch_size[:1]] * len(whole.infos)
 
     def _extras(self, reports: Sequence[RolloutReport], whole: PendingBatch) -> Extras | None:
-        """The extras of several workers' rollouts, in their order, as those of a batch."""
+        """Return the extras of several workers' rollouts, joined in their order."""
         info = whole.infos[0]
         if not info.leaves.extras:
             return None
         rollouts = [report.extras.value for report in reports if report.extras]
-        if self._uneven:  # each as long as it is in the batch: cut or padded
+        if self._uneven:  # cut or pad the extras to the length in the batch
             rollouts = [fitted(*pair) for pair in zip(rollouts, whole.steps, strict=True)]
         return joined(rollouts, -1 if self._joined is None else self._joined, info.batch_size)
 
     def _whole(self, pending: PendingBatch, workers: Sequence[int]) -> PendingBatch:
-        """The batch in the slab that is to be delivered."""
+        """Return the batch in the slab to deliver."""
         info, steps = pending.infos[0], pending.steps
         if self._uneven and self.along_time(info) and not self._padded:
             steps = [pending.slab.lengths(row)[0] for row in range(len(steps))]
@@ -345,7 +357,13 @@ class Assembly:
         return PendingBatch(slab, infos, uploader, steps, shape, tensors, ids)
 
     def _without_gaps(self, slab: Slab, steps: int, uploader: DeviceUploader | None) -> Slab:
-        """The cells that workers came to, `steps` of each env in all, copied."""
+        """Return a copy of the slab without uncollected cells.
+
+        Args:
+            slab: A slab of all workers.
+            steps: Total number of collected steps per environment index.
+            uploader: Uploads the batch to its device; ``None`` if it stays on the host.
+        """
         batch = slab.placement
         placement = Placement(batch.layout, 1, batch.envs, steps)
         if uploader is None:
@@ -358,19 +376,19 @@ class Assembly:
     def _ids(
         self, leaf: torch.Tensor, info: WorkerInfo, steps: Sequence[int]
     ) -> Sequence[torch.Tensor]:
-        """Each worker's rows, [P, T], of a leaf of the batch that has one number per frame."""
+        """Return each worker's part, [P, T], of a leaf with one number per frame."""
         if self.along_time(info):
             rows = leaf.view(info.num_envs, sum(steps))
             ends = accumulate(steps)
-            return [rows[:, end - own : end] for own, end in zip(steps, ends, strict=True)]
+            return [rows[:, end - count : end] for count, end in zip(steps, ends, strict=True)]
         return leaf.view(len(steps), info.num_envs, steps[0]).unbind(0)
 
     def along_time(self, info: WorkerInfo) -> bool:
-        """Whether workers follow each other along time."""
+        """Return whether workers follow each other along time in a batch."""
         return self._joined == -1 or (self._joined == 0 and not info.batch_size)
 
     def shape(self, infos: Sequence[WorkerInfo]) -> list[int]:
-        """The batch dimensions of what these workers fill if none ends early."""
+        """Return the batch dimensions of these workers' batch, if no rollout ends early."""
         if self.along_time(infos[0]):
             return self._shape(infos[0], [info.steps for info in infos])
         return self._shape(infos[0], [_longest(infos)] * len(infos))
@@ -391,16 +409,16 @@ def _longest(infos: Sequence[WorkerInfo]) -> int:
 
 
 def forget_ids(ids: TrajectoryIds, worker: int, info: WorkerInfo) -> None:
-    """A worker was replaced: its open trajectories end, and its ids begin anew."""
+    """Forget the open trajectories of a replaced worker, whose own ids start again."""
     for source in range(max(info.processes, 1)):
         ids.forget(_numbering(worker, source))
 
 
 def in_flight_bytes(infos: Mapping[int, WorkerInfo], rollouts: int) -> int:
-    """What so many rollouts of each worker take."""
+    """Return the memory that this number of rollouts of each worker occupies, in bytes."""
     return sum(info.placement.bytes for info in infos.values()) * rollouts
 
 
 def _numbering(worker: int, source: int) -> int:
-    """By what the ids of one process of a worker are told from those of all others."""
+    """Return a key that identifies one process of a worker among all processes."""
     return worker + _PROCESSES * source

@@ -1,4 +1,4 @@
-"""Collect in a background thread, share the stream between threads, and end with the program."""
+"""Collect in a background thread, share a stream between threads, and stop at program exit."""
 
 from __future__ import annotations
 
@@ -16,42 +16,43 @@ _ends: dict[threading.Thread, Callable[[], None]] = {}
 
 
 def end_all() -> None:
-    """End the threads that still run when the program ends."""
+    """End all background threads at program exit."""
     for end in list(_ends.values()):
         end()
 
 
 class Background:
-    """Calls a function again and again in a thread of its own, until it returns False.
+    """Calls a function repeatedly in a background thread until the function returns False.
 
-    What the function raises ends the thread; it is shown by ``threading.excepthook``, and kept for
-    `check`. The function is held only while it runs: it may be its owner's method. Any thread may
-    call the methods.
+    An exception of the function ends the thread. It is shown by ``threading.excepthook`` and kept
+    for `check`. The function is referenced only while it runs, so it may be a method of the owner.
+    Any thread may call the methods.
     """
 
     def __init__(self) -> None:
-        self._changing = threading.Lock()  # held by whoever starts or stops the thread
-        self._stopping = threading.Event()  # of the present thread alone
+        self._changing = threading.Lock()  # held while the thread is started or stopped
+        self._stopping = threading.Event()  # stops the current thread only
         self._thread: threading.Thread | None = None
         self._over = False
         self._error: BaseException | None = None
 
     @property
     def running(self) -> bool:
-        """Whether the thread is there."""
+        """Whether the background thread is running."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
     @property
     def is_current(self) -> bool:
-        """Whether the calling thread is the thread."""
+        """Whether the caller is the background thread."""
         return self._thread is threading.current_thread()
 
     def start(self, step: Callable[[], bool], at_exit: Callable[[], None]) -> None:
-        """Go on with that function. Nothing happens if it runs already, or after `end`.
+        """Start the thread; do nothing if it is running, or after `end`.
 
         Args:
-            at_exit: called where the program ends while it runs; it is to call `end`.
+            step: Function to call until it returns False.
+            at_exit: Called if the program ends while the thread runs. It must call `end`.
         """
         if self.is_current:
             return
@@ -87,7 +88,7 @@ class Background:
             return was_running
 
     def end(self) -> None:
-        """As `stop`; it is never started again."""
+        """Stop as `stop` does, and prevent any later start."""
         self._over = True
         self.stop()
 
@@ -108,11 +109,11 @@ class Background:
             del _ends[threading.current_thread()]
 
 
-_ending: int | None = None  # the thread that ends the program
+_ending: int | None = None  # id of the thread that ends the program
 
 
 def keep_others_out() -> None:
-    """Have all threads but the calling one sleep, from now on, when they enter or leave a lock."""
+    """Suspend every thread except the calling one when it next enters or leaves a lock."""
     global _ending
     _ending = threading.get_ident()
 
@@ -123,34 +124,35 @@ def _sleep_if_ending() -> None:
 
 
 class FairLock:
-    """Reentrant. Unlike ``threading.RLock`` it lets nobody starve behind a thread that comes again.
+    """A reentrant lock that serves threads in the order of their arrival.
 
-    To be used in a ``with`` statement, by threads of the process that made it.
+    With ``threading.RLock``, a thread that releases and reacquires the lock starves the others. Use
+    it in a ``with`` statement, in the process that created it.
     """
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._changed = threading.Condition()
-        self._line: list[int] = []  # tickets; whose is the first is in
+        self._queue: list[int] = []  # tickets; the first one holds the lock
         self._tickets = 0
         self._owner: int | None = None
         self._depth = 0
 
     @property
-    def is_here(self) -> bool:
-        """Whether this process made it, and is no fork of that process."""
+    def is_own_process(self) -> bool:
+        """Whether this process created the lock, and is not a fork of that process."""
         return os.getpid() == self._process
 
-    def check_here(self) -> None:
-        """Raise RuntimeError in a fork of the process that made the lock."""
-        if not self.is_here:
+    def check_own_process(self) -> None:
+        """Raise RuntimeError in a fork of the process that created the lock."""
+        if not self.is_own_process:
             raise RuntimeError(
                 f"the collector belongs to process {self._process}, and this process is a fork of "
                 "it; create a new collector in this process"
             )
 
     def __enter__(self) -> None:
-        self.check_here()
+        self.check_own_process()
         me = threading.get_ident()
         if self._owner == me:
             self._depth += 1
@@ -158,12 +160,12 @@ class FairLock:
         with self._changed:
             ticket = self._tickets
             self._tickets += 1
-            self._line.append(ticket)
+            self._queue.append(ticket)
             try:
-                while self._line[0] != ticket:
+                while self._queue[0] != ticket:
                     self._changed.wait()
-            except BaseException:  # an interrupt: whoever is next must not wait for us
-                self._line.remove(ticket)
+            except BaseException:  # interrupted: the next thread must not wait for this ticket
+                self._queue.remove(ticket)
                 self._changed.notify_all()
                 raise
             self._owner, self._depth = me, 1
@@ -172,13 +174,13 @@ class FairLock:
 
     def __exit__(self, raised: object, *_: object) -> None:
         if raised is None:
-            self.check_here()  # a policy or a hook may have forked, and returned in the child
+            self.check_own_process()  # a policy or hook may have forked and returned in the child
         self._depth -= 1
         if self._depth:
             return
         with self._changed:
             self._owner = None
-            self._line.pop(0)
+            self._queue.pop(0)
             self._changed.notify_all()
         _sleep_if_ending()
 
@@ -190,27 +192,27 @@ class FairLock:
     def wait_free(self, timeout: float) -> bool:
         """Wait until no thread holds the lock or waits for it; return False on timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._line, timeout)
+            return self._changed.wait_for(lambda: not self._queue, timeout)
 
 
-_PATIENCE = 5.0  # seconds; an environment may hang in a step
+_EXIT_TIMEOUT = 5.0  # seconds; an environment may hang in a step
 
 
-class Moved(Protocol):
-    """A stream that threads move on."""
+class ThreadedStream(Protocol):
+    """A stream that is advanced by threads, which hold its lock `moving`."""
 
     moving: FairLock
 
     def close(self) -> None:
-        """Have a thread that moves it on stop at the next step."""
+        """Stop a thread that advances the stream at its next step."""
 
     def __hash__(self) -> int: ...
 
 
-_streams: WeakSet[Moved] = WeakSet()
+_streams: WeakSet[ThreadedStream] = WeakSet()
 
 
-def stop_at_exit(stream: Moved) -> None:
+def stop_at_exit(stream: ThreadedStream) -> None:
     """Stop threads that collect from this stream when the program ends.
 
     The exit handler is registered anew for each stream, so that it runs before Ray's.
@@ -221,7 +223,7 @@ def stop_at_exit(stream: Moved) -> None:
 
 
 def _stop() -> None:
-    streams = [stream for stream in _streams if stream.moving.is_here]
+    streams = [stream for stream in _streams if stream.moving.is_own_process]
     if not streams:  # a fork
         return
     end_all()
@@ -229,6 +231,6 @@ def _stop() -> None:
     busy = [stream for stream in streams if stream.moving.is_busy]
     for stream in busy:
         stream.close()
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _EXIT_TIMEOUT
     for stream in busy:
         stream.moving.wait_free(max(deadline - time.monotonic(), 0.0))

@@ -20,10 +20,10 @@ from pycollect.data.trajectory_queue import TrajectoryBatch
 from pycollect.data.upload import Uploads
 from pycollect.driver.accounts import Progress, flat
 from pycollect.driver.background import Background
-from pycollect.driver.delivery import assembled, finished, prepare, rollouts_of
+from pycollect.driver.delivery import assemble, finish, prepare, rollouts_of
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.options import warn_of_rounding
-from pycollect.driver.replay import Filling, extend, pieces, put, warn_of_training
+from pycollect.driver.replay import BufferWrite, extend, pieces, put, warn_of_training
 from pycollect.driver.source import Batch, Source
 from pycollect.driver.state import CollectorState
 from pycollect.errors import LimitError, WorkerError, is_interrupt, not_the_end, without_frames
@@ -56,7 +56,7 @@ class Collector:
         self._progress: Progress | None = None
         self._background = Background()
         self._ready: deque[Finished] = deque()  # counted as delivered; more than one is rare
-        self._place: tuple[torch.device, torch.device | None] = (CPU, None)
+        self._batch_devices: tuple[torch.device, torch.device | None] = (CPU, None)
         try:
             self._start_source()
         except BaseException:  # includes warnings that a filter turned into errors
@@ -79,19 +79,21 @@ class Collector:
 
     def __next__(self) -> TensorDictBase | None:
         """Return the next batch like `next`, but raise StopIteration at the end."""
-        own: Finished | None = None
+        finished_batch: Finished | None = None
         try:
             with self._flow.moving:
                 self._flow.check_not_collecting("next")
                 if not self._ready and (self._flow.has_ended or not self._advance()):
                     self._end()
                     raise StopIteration
-                own = self._ready.popleft()
+                finished_batch = self._ready.popleft()
         except BaseException:
-            if own is not None:  # interrupted before it was returned: return it next time
-                self._ready.appendleft(own)
+            if (
+                finished_batch is not None
+            ):  # interrupted before it was returned: return it next time
+                self._ready.appendleft(finished_batch)
             raise
-        return own.td
+        return finished_batch.td
 
     def next(self) -> TensorDictBase | None:
         """Return the next batch, or ``None`` after `total_frames` frames.
@@ -113,12 +115,12 @@ class Collector:
         return next(self, None)
 
     def _advance(self) -> bool:
-        """Collect and finish a batch; return False if its trajectories do not come together."""
+        """Collect and finish a batch; return False if the stream ends before it is complete."""
         self._flow.check_not_closed()
-        return self._within(self._delivered)
+        return self._within(self._deliver_next)
 
     def _within(self, collect: Callable[[], T]) -> T:
-        """Return what `collect` returns; time it, and refuse a StopIteration of user code."""
+        """Return the result of `collect`; time it, and convert a StopIteration of user code."""
         self._flow.statistics.entered()
         try:
             return collect()
@@ -129,7 +131,7 @@ class Collector:
         finally:
             self._flow.statistics.left()
 
-    def _delivered(self) -> bool:
+    def _deliver_next(self) -> bool:
         if self._flow.failure is not None:
             raise without_frames(self._flow.failure)
         self._background.check()
@@ -137,34 +139,34 @@ class Collector:
             self._fill_buffer()
             self._ready.append(Finished(None, {}))
             return True
-        return self._frames() if self._flow.queue is None else self._trajectories()
+        return self._deliver_frames() if self._flow.queue is None else self._deliver_trajectories()
 
-    def _frames(self) -> bool:
-        """Finish a batch as it was collected."""
-        batch, td = self._assembled(self._flow.uploads)
+    def _deliver_frames(self) -> bool:
+        """Finish the next batch in the form in which it was collected."""
+        batch, td = self._assemble(self._flow.uploads)
         with self._delivering() as counted:
             with Uninterrupted():
                 self._flow.claim()
                 self._count(batch.frames_of, counted)
             with self._flow.statistics.timed("deliver"):
-                td = self._finished(td, batch.tensors, batch.frames_of)
+                td = self._finish(td, batch.tensors, batch.frames_of)
                 self._source.before_delivery(td)
                 self._ready.append(Finished(td, batch.frames_of))
         self._show_progress(sum(batch.frames_of.values()))
         return True
 
-    def _finished(
+    def _finish(
         self, td: TensorDictBase, host: Mapping[Key, torch.Tensor], frames_of: Mapping[Any, int]
     ) -> TensorDictBase:
         """Return the batch in its final form.
 
         Args:
-            host: Tensors of the batch that are in host memory, as in `finished`.
+            host: Tensors of the batch that are in host memory, as in `finish`.
             frames_of: Number of frames of each worker.
         """
-        return finished(td, self._flow.options, host)
+        return finish(td, self._flow.options, host)
 
-    def _trajectories(self) -> bool:
+    def _deliver_trajectories(self) -> bool:
         """Finish the next complete trajectories, assembled in host memory.
 
         Frames of other trajectories stay in flight until these are delivered.
@@ -183,8 +185,8 @@ class Collector:
                     self._flow.check_not_closed()
                     self._enqueue()
             with self._flow.statistics.timed("deliver"):
-                td = self._flow.uploads.moved(popped.td, *self._place)
-                td = self._finished(td, {}, popped.frames)
+                td = self._flow.uploads.moved(popped.td, *self._batch_devices)
+                td = self._finish(td, {}, popped.frames)
                 self._ready.append(Finished(td, popped.frames))
         self._show_progress(sum(popped.frames.values()))
         return True
@@ -197,41 +199,41 @@ class Collector:
 
     def _fill_with_rollouts(self) -> None:
         """Write the rollouts of a batch to the replay buffer, one by one."""
-        batch, td = self._assembled(self._flow.uploads)
-        with self._filling() as filling:
+        batch, td = self._assemble(self._flow.uploads)
+        with self._writing() as write:
             with Uninterrupted():
-                filling.expect(batch.frames_of)
+                write.expect(batch.frames_of)
                 self._flow.claim()
             for frames_of, piece in pieces(td, batch, self._flow.options):
-                done = finished(piece, self._flow.options, batch.tensors)
+                done = finish(piece, self._flow.options, batch.tensors)
                 self._source.before_delivery(done)
                 extend(done, self._flow.options)
-                filling.count(frames_of)
+                write.count(frames_of)
 
     def _fill_with_trajectories(self) -> None:
         """Write the trajectories that a batch completes to the replay buffer."""
         queue, options = self._flow.queue, self._flow.options
         assert queue is not None
         self._enqueue()
-        with self._filling() as filling:
+        with self._writing() as write:
             while not self._flow.released and (waiting := queue.complete):
                 popped = queue.pop(min(waiting, options.trajs_per_write or waiting))
                 assert popped is not None  # `complete` counted them
-                filling.expect(popped.frames)
-                td = self._flow.uploads.moved(popped.td, *self._place)
-                put(finished(td, options, {}), options.replay_buffer)
-                filling.count(popped.frames)
+                write.expect(popped.frames)
+                td = self._flow.uploads.moved(popped.td, *self._batch_devices)
+                put(finish(td, options, {}), options.replay_buffer)
+                write.count(popped.frames)
 
     @contextmanager
-    def _filling(self) -> Iterator[Filling]:
+    def _writing(self) -> Iterator[BufferWrite]:
         """Count everything written to the replay buffer within as one batch."""
-        filling = Filling(self._flow.ledger)
+        write = BufferWrite(self._flow.ledger)
         try:
-            with self._flow.statistics.timed("deliver"), filling:
-                yield filling
+            with self._flow.statistics.timed("deliver"), write:
+                yield write
         finally:
-            self._flow.statistics.count_batch(filling.frames)
-        self._show_progress(filling.frames)
+            self._flow.statistics.count_batch(write.frames)
+        self._show_progress(write.frames)
 
     @contextmanager
     def _delivering(self) -> Iterator[dict[int, int]]:
@@ -263,15 +265,15 @@ class Collector:
         while self._ready:
             self._lose_counted(self._ready.pop().frames_of, reason)
 
-    def _assembled(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
+    def _assemble(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
         """Return the next batch as it was collected, not claimed yet.
 
         Later calls raise the same exception again, unless it is a LimitError of this process.
         """
         try:  # `_fatal` inlined: it would cost microseconds per batch
-            batch = self._collected()
+            batch = self._collect()
             with self._flow.statistics.timed("deliver"):
-                return batch, assembled(batch, self._flow.options, uploads)
+                return batch, assemble(batch, self._flow.options, uploads)
         except Exception as error:
             self._fail(error)
             raise
@@ -279,7 +281,7 @@ class Collector:
     def _enqueue(self) -> None:
         """Collect a batch and append its rollouts to their trajectories."""
         assert self._flow.queue is not None
-        batch, td = self._assembled(None)
+        batch, td = self._assemble(None)
         self._source.before_delivery(td)
         if self._flow.released:  # the hook shut the collector down
             self._flow.check_not_closed()
@@ -287,7 +289,7 @@ class Collector:
             return
         with self._flow.statistics.timed("deliver"), self._fatal(), Uninterrupted():
             self._flow.claim()
-            self._place = batch.place, batch.reported
+            self._batch_devices = batch.device, batch.reported_device
             for worker, source, rollout in rollouts_of(td, batch):
                 if rollout.ndim > 2:
                     rollout = rollout.flatten(0, rollout.ndim - 2)
@@ -296,9 +298,9 @@ class Collector:
                 self._flow.cut_frames += lost
 
     def _fail(self, error: Exception) -> None:
-        """Raise this in every later call, unless an interrupt from outside caused it.
+        """Let every later call raise this error again, unless it is an interrupt or a limit error.
 
-        A system limit of this process also counts as such an interrupt.
+        A LimitError of this process is not the workers' fault, so collection can continue after it.
         """
         own_limit = isinstance(error, LimitError) and not isinstance(error.__cause__, WorkerError)
         if not own_limit and not is_interrupt(error):
@@ -306,14 +308,14 @@ class Collector:
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:
-        """Let every later call raise again any exception from within."""
+        """Let every later call raise again any exception raised within the context."""
         try:
             yield
         except Exception as error:
             self._fail(error)
             raise
 
-    def _collected(self) -> Batch:
+    def _collect(self) -> Batch:
         """Return the next batch; until it is claimed, repeat the same one."""
         if self._flow.unclaimed is None:
             if due := self._source.weights.due():
@@ -584,7 +586,7 @@ class Collector:
         Raises:
             RuntimeError: The collector has no replay buffer, or was shut down.
         """
-        self._flow.moving.check_here()
+        self._flow.moving.check_own_process()
         if self._flow.options.replay_buffer is None:
             raise RuntimeError(
                 "start: needs a replay buffer to fill; pass replay_buffer to the collector"
@@ -612,7 +614,7 @@ class Collector:
         Raises:
             TimeoutError: The batch was not finished in time; collection continues.
         """
-        self._flow.moving.check_here()
+        self._flow.moving.check_own_process()
         was_running = self._background.stop(timeout)
         return self._paused(was_running and resume)
 
@@ -661,7 +663,7 @@ class Collector:
         """
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout: expected seconds >= 0 or None, got {timeout!r}")
-        if not self._flow.moving.is_here:  # a fork must not end its parent's workers
+        if not self._flow.moving.is_own_process:  # a fork must not end its parent's workers
             return
         self._source.check_close_env(close_env)
         with contextlib.suppress(*([] if raise_on_error else [Exception])):

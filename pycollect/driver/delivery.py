@@ -1,4 +1,4 @@
-"""Turn an assembled batch into the TensorDict for the caller."""
+"""Turn a collected batch into the TensorDict for the caller."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ from pycollect.worker.worker import Worker
 
 
 def blank_batch(
-    worker: Worker, slab: Slab, place: torch.device, reported: torch.device | None
+    worker: Worker, slab: Slab, device: torch.device, reported_device: torch.device | None
 ) -> Batch:
-    """A batch of zeros as this worker's are.
+    """Return a batch of zeros with the entries of this worker's batches.
 
-    Its extras are absent, and with `set_truncated` the flags of its last frames are set.
+    Extras are absent. With `set_truncated`, the end flags of the last frames are set.
 
     Args:
-        place, reported: as a Batch's.
+        worker: The worker whose batches are imitated.
+        slab: Memory of the batch.
+        device: Device to deliver the batch to.
+        reported_device: Value of ``td.device``; ``None`` if no device was requested.
     """
     shape = worker.batch_shape
     tensors = slab_tensors(slab, shape, worker.slab_leaves.keys)
@@ -45,10 +48,10 @@ def blank_batch(
         if leaf.key not in kept and leaf.key in worker.leaves.keys
     }
     if worker.options.set_truncated:
-        every = {**tensors, **on_device}
-        for key, tensor in every.items():
-            knows = key[0] == "next" and (*key[:-1], "truncated") in every
-            if knows and key[-1] in ("done", "truncated"):
+        entries = {**tensors, **on_device}
+        for key, tensor in entries.items():
+            has_end = key[0] == "next" and (*key[:-1], "truncated") in entries
+            if has_end and key[-1] in ("done", "truncated"):
                 tensor.select(len(shape) - 1, -1).fill_(True)
     extras = {
         extra.key: cells_of([extra.absent() for _ in range(prod(shape))], shape)
@@ -60,70 +63,74 @@ def blank_batch(
         shape,
         worker.leaves,
         extras=extras or None,
-        place=place,
-        reported=reported,
+        device=device,
+        reported_device=reported_device,
         on_device=on_device,
     )
 
 
-def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
-    """The batch as a TensorDict, its observations in the dtype that was asked for.
+def assemble(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
+    """Return the batch as a TensorDict, with observations in the requested dtype.
 
     Args:
-        uploads: what brings it to its place; None: it stays on the host.
+        batch: The collected batch.
+        options: Options of the stream.
+        uploads: Uploads the batch to its device; ``None`` if it stays on the host.
     """
     cast = partial(options.cast.apply, leaves=batch.leaves) if options.cast else None
-    tensors, device = batch.tensors, batch.reported
-    if batch.place.type == "cpu" or uploads is None:
+    tensors, device = batch.tensors, batch.reported_device
+    if batch.device.type == "cpu" or uploads is None:
         tensors = tensors if cast is None else cast(tensors)
-        device = device if batch.place.type == "cpu" else None
+        device = device if batch.device.type == "cpu" else None
     elif tensors:
-        uploader = uploads.to(batch.place)
+        uploader = uploads.to(batch.device)
         tensors = uploader.upload(batch.slab, tensors, cast)
         device = uploader.device
     if batch.on_device:
-        place = batch.place if uploads is not None else CPU
-        own = {key: tensor.to(place) for key, tensor in batch.on_device.items()}
-        tensors = {**tensors, **(own if cast is None else cast(own))}
+        target = batch.device if uploads is not None else CPU
+        moved = {key: tensor.to(target) for key, tensor in batch.on_device.items()}
+        tensors = {**tensors, **(moved if cast is None else cast(moved))}
         tensors = {key: tensors[key] for key in batch.leaves.keys if key in tensors}
     td: TensorDictBase = to_tensordict(tensors, batch.shape, device, batch.leaves.shapes)
     if extras_batch := batch.leaves.extras_batch(batch.extras):
-        td = with_extras(td, extras_batch)  # those of tensors follow to its device
-    return td if device is None or batch.reported is not None else td.clear_device_()
+        td = with_extras(td, extras_batch)  # moves extras that are tensors to the device
+    return td if device is None or batch.reported_device is not None else td.clear_device_()
 
 
 def prepare(options: StreamOptions, uploads: Uploads) -> None:
-    """Load what `finished` needs on a device, before anybody waits for a batch."""
+    """Load the device code that `finish` needs, before the first batch."""
     if options.split_trajs or isinstance(options.postproc, MultiStep):
         for device in uploads.devices:
             on_cuda.prepare(device)
 
 
 def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
-    """The rollouts in a batch: worker, which of its processes, and its frames, [T] or [*P, T]."""
-    workers, how = list(batch.frames_of), batch.how
-    if how is None:
+    """Yield worker, index of its process, and frames, [T] or [*P, T], of each rollout."""
+    workers, joined = list(batch.frames_of), batch.joined
+    if joined is None:
         parts: Iterable[TensorDictBase] = [td]
-    elif how == "stack":
+    elif joined == "stack":
         parts = td.unbind(0)
     else:
-        parts = td.split(list(batch.parts), td.ndim - 1 if how == -1 else 0)
+        parts = td.split(list(batch.parts), td.ndim - 1 if joined == -1 else 0)
     for worker, part in zip(workers, parts, strict=True):
         sources = batch.sources.get(worker, (0,))
         if len(sources) == 1:
             yield worker, sources[0], part
             continue
         steps = part.shape[-1] // len(sources)
-        for source, own in zip(sources, part.split(steps, part.ndim - 1), strict=True):
-            yield worker, source, own
+        for source, rollout in zip(sources, part.split(steps, part.ndim - 1), strict=True):
+            yield worker, source, rollout
 
 
-def finished(
+def finish(
     td: TensorDictBase, options: StreamOptions, host: Mapping[Key, torch.Tensor]
 ) -> TensorDictBase:
     """Return the batch for the caller: split, without ids if not requested, post-processed.
 
     Args:
+        td: The batch, or a part of it.
+        options: Options of the stream.
         host: Entries of the batch that are also in host memory, by key, to find trajectories.
     """
     if options.split_trajs and not options.trajs_per_batch:
@@ -142,15 +149,15 @@ def finished(
 
 
 def _collected(td: TensorDictBase, host: Mapping[Key, torch.Tensor]) -> TensorDictBase:
-    """The frames alone, [N], one environment's rollout after the other."""
+    """Return only the collected frames, [N], one environment after the other."""
     flat = td.flatten(0, td.ndim - 1) if td.ndim > 1 else td
     mask = td.get(MASK, None)
     if mask is None:
         return flat
-    there = host.get(MASK, mask)
-    if there.numel() != mask.numel():  # this is a part of the batch
-        there = mask
-    rows = there.flatten().nonzero().squeeze(-1)
+    host_mask = host.get(MASK, mask)
+    if host_mask.numel() != mask.numel():  # `td` is a part of the batch
+        host_mask = mask
+    rows = host_mask.flatten().nonzero().squeeze(-1)
     return _without(flat, MASK)[rows.to(mask.device)]
 
 

@@ -1,4 +1,4 @@
-"""What a collector and its source share: the accounts of one stream of batches."""
+"""The state that a collector and its source share: counters, ids and limits of one stream."""
 
 from __future__ import annotations
 
@@ -25,37 +25,38 @@ from pycollect.driver.state import CollectorState
 from pycollect.errors import warn_user, without_frames
 
 Part = tuple[Mapping[int, int], TensorDictBase]
-"""A batch that is to be part of a larger one: frames of each worker, and these."""
+"""Part of a batch that is delivered later: number of frames by worker, and the frames."""
 
 
 class ShutDownError(RuntimeError):
-    """The collector was shut down while, or before, a batch was asked for."""
+    """The collector was shut down before it could return the requested batch."""
 
 
 class Flow:
-    """What was asked for, what became of each frame, and where the stream stands.
+    """Counters, ids and limits of one stream of batches.
 
-    A collector and its source both write here, and neither has to know the other: a source never
-    holds its collector, so that one that is forgotten is gone at once.
+    A collector and its source both write to it, so neither needs a reference to the other. A source
+    never holds its collector, so a collector without references is freed at once.
 
     Attributes:
-        options: of the stream.
-        moving: held by whoever moves the stream on.
-        ids: by which trajectories are numbered over all workers.
-        entropy, seeded: what the streams of a run come from that is resumed, or was seeded.
-        queue: of trajectories, where batches are made of these; else None.
-        cut_frames: of trajectories that were cut there.
-        parts: claimed batches that are to be delivered as one, and are in flight until then.
-        unclaimed: a batch that was collected and that an interrupt may have kept from the caller.
-        failing: raised once completed rollouts were delivered; until then no rollout is requested.
-            `failing` and `failure` are copies, see :func:`without_frames`.
-        failure: raised by every later call.
-        closed: nothing more is collected.
-        released: All resources are freed, and frames in flight count as lost.
-        collecting: Rollouts are being collected in this thread: a call of the collector can only
-            come from the environment or the policy.
-        stop: 1 if rollouts in this process are to end after their current step.
-        policy_stream: of the device of a policy that is called in this process.
+        options: Options of the stream.
+        moving: Lock of the thread that advances the stream.
+        ids: Assigns trajectory ids that are unique over all workers.
+        entropy: Root of the random streams of a resumed or seeded run.
+        seeded: Whether the run was resumed or seeded.
+        queue: Trajectories that wait for a batch of trajectories; ``None`` for batches of frames.
+        cut_frames: Frames of trajectories in `queue` that were cut off.
+        parts: Claimed batches that are delivered together later; until then they are in flight.
+        unclaimed: A collected batch that the caller may not have received because of an interrupt.
+        failing: Exception that is raised after all completed rollouts were delivered. Until then,
+            no rollout is requested. `failing` and `failure` are copies; see :func:`without_frames`.
+        failure: Exception that every later call raises.
+        closed: Whether collection has stopped for good.
+        released: Whether all resources are freed and frames in flight count as lost.
+        collecting: Whether this thread is collecting rollouts. A call of the collector then comes
+            from the environment or the policy.
+        stop: 1 if rollouts in this process must end after their current step.
+        policy_stream: CUDA stream handling for a policy that is called in this process.
     """
 
     def __init__(self, options: StreamOptions) -> None:
@@ -85,21 +86,21 @@ class Flow:
         stop_at_exit(self)
 
     def close(self) -> None:
-        """Collect nothing more; a rollout in this process ends after its step."""
+        """Stop collecting; a rollout in this process ends after its current step."""
         self.closed = True
         self.stop.value = 1
 
-    # How far it is
+    # Progress
 
     @property
     def has_ended(self) -> bool:
-        """Whether all that was asked for is there, and nothing is left to be delivered."""
+        """Whether all requested frames were collected and no batch remains to be delivered."""
         total = self.options.total_frames
-        return total is not None and self._frames_here >= total and not self._has_more
+        return total is not None and self._frames_collected >= total and not self._has_batch
 
     @property
     def more_needed(self) -> bool:
-        """Whether what is delivered and in flight is less than what was asked for."""
+        """Whether the delivered frames and those in flight are fewer than the requested frames."""
         total = self.options.total_frames
         if total is None:
             return True
@@ -107,45 +108,45 @@ class Flow:
 
     @property
     def is_random(self) -> bool:
-        """Whether a rollout that is handed out now has random actions.
+        """Whether a rollout that is requested now takes random actions.
 
-        Rollouts that were lost do not count: who asked for so many random frames gets them. What
-        was in the replay buffer before counts.
+        Lost rollouts do not count, so `init_random_frames` is a number of collected frames. Items
+        that were in the replay buffer before count.
         """
-        there = self._written_before + self.ledger.delivered + self.ledger.in_flight
-        return there < self.options.init_random_frames
+        frames = self._written_before + self.ledger.delivered + self.ledger.in_flight
+        return frames < self.options.init_random_frames
 
     @property
-    def _frames_here(self) -> int:
-        """Frames that were collected and are not lost, or belonged to a trajectory that was cut."""
+    def _frames_collected(self) -> int:
+        """Number of frames that were delivered, wait in the queue, or were cut off there."""
         waiting = 0 if self.queue is None else sum(self.queue.held.values()) + self.cut_frames
         return self.ledger.delivered + waiting
 
     @property
-    def _leaves_dummies_out(self) -> bool:
+    def _omits_dummies(self) -> bool:
         options = self.options
         return options.drop_uncollected or options.split_trajs or bool(options.trajs_per_batch)
 
     @property
-    def _has_more(self) -> bool:
-        """Whether a batch of trajectories is there already."""
+    def _has_batch(self) -> bool:
+        """Whether the queue holds a complete batch of trajectories."""
         return self.queue is not None and self.queue.complete >= self.options.trajs_per_batch
 
-    # What happens to frames
+    # Frames
 
     def claim(self) -> None:
-        """The batch that was collected is the caller's now."""
+        """Hand the collected batch over to the caller."""
         if self.unclaimed is not None:
             self.statistics.count_episodes(self.unclaimed.episodes)
             self.unclaimed = None
 
     def take_parts(self) -> list[Part]:
-        """They are about to be delivered."""
+        """Remove and return the parts that are about to be delivered."""
         taken, self.parts = self.parts, []
         return taken
 
     def drop(self, reason: str) -> None:
-        """Whatever is in flight is lost: rollouts, and trajectories that wait to be delivered."""
+        """Count everything in flight as lost: rollouts, and trajectories that wait for delivery."""
         self.ledger.lose_in_flight(reason)
         self.unclaimed = None
         self.parts.clear()
@@ -153,13 +154,13 @@ class Flow:
             self.queue.clear()
 
     def lose_worker(self, worker: int, frames: int, reason: str) -> None:
-        """So many frames of a worker will not come, and its open trajectories end unfinished."""
+        """Count frames of a worker as lost, and cut off its open trajectories."""
         self.ledger.lose(worker, frames, reason)
         if self.queue is not None:
             self.ledger.lose(worker, self.queue.cut(worker), reason)
 
     def _new_queue(self, next_id: int) -> TrajectoryQueue | None:
-        """An empty one whose trajectories are numbered from there on."""
+        """Return an empty queue that numbers its trajectories from `next_id` on, or ``None``."""
         if not self.options.trajs_per_batch:
             return None
         flat = self.options.replay_buffer is not None
@@ -167,10 +168,11 @@ class Flow:
         return TrajectoryQueue(self.options.trajs_per_batch, form, next_id)
 
     def resume(self, state: CollectorState, dropped: Mapping[int, int]) -> None:
-        """Go on where another run stood.
+        """Continue from the state of another run.
 
         Args:
-            dropped: frames of this one that were in flight, by worker, which are lost.
+            state: State of the other run.
+            dropped: Number of frames of this run that were in flight, by worker; they are lost.
         """
         self.ledger.restore(state.ledger)
         for worker, frames in dropped.items():
@@ -183,11 +185,11 @@ class Flow:
         self.entropy, self.seeded = state.entropy, True
         self.version.number = state.policy_version
 
-    # What may go on
+    # Checks
 
     @contextmanager
     def between_rollouts(self, name: str) -> Iterator[None]:
-        """Hold the stream, for a method of that name that changes it."""
+        """Hold the stream while the collector's method of that name changes it."""
         with self.moving:
             self.check_not_collecting(name)
             yield
@@ -219,7 +221,7 @@ class Flow:
         """
         if self.options.cast is not None:
             self.options.cast.check_keys(leaves)
-        if leaves.dummies and not (self._warned_of_dummies or self._leaves_dummies_out):
+        if leaves.dummies and not (self._warned_of_dummies or self._omits_dummies):
             self._warned_of_dummies = True
             warn_user(
                 "create_env_fn: this vector environment uses NEXT_STEP autoreset; its reset steps "

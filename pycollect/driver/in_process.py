@@ -1,4 +1,4 @@
-"""A source of batches that is one worker in this process; the policy is the caller's, live."""
+"""A source of batches with one worker in this process, whose policy is the caller's."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _SLABS_KEPT = 3
 
 
 class OwnStreams:
-    """The random streams of the one worker.
+    """Random streams of the worker in this process.
 
     Attributes:
-        report: of its last rollout in this run; None before it.
+        report: Report of the last rollout in this run; ``None`` before it.
     """
 
     def __init__(self, worker: Worker, weights: LivePolicy) -> None:
@@ -54,7 +54,7 @@ class OwnStreams:
         return following
 
     def states(self) -> dict[int, WorkerState]:
-        """Where its generators stand."""
+        """Return the state of the worker's random generators."""
         return {0: WorkerState(self._worker.generator_state())}
 
     def check(self, states: Mapping[int, WorkerState]) -> None:
@@ -66,78 +66,86 @@ class OwnStreams:
             )
 
     def resume(self, state: CollectorState) -> None:
-        """Take over weights and generators; reset."""
+        """Restore weights and generators of the worker, and reset it."""
         if state.policy:
             load_weights(self._weights.policy, state.policy)
             self._weights.renew_copy()
-        own = state.workers[0].generators
+        generators = state.workers[0].generators
         seeds = derived_seeds(self._worker.env.num_seeds, state.entropy, state.batches, 0)
-        if own is None:
+        if generators is None:
             self._worker.set_seed(seeds, derived_seeds(1, state.entropy, state.batches)[0])
         else:
-            assert isinstance(own, GeneratorState)  # as was checked
-            self._worker.resume(own, seeds)
+            assert isinstance(generators, GeneratorState)  # see `check`
+            self._worker.resume(generators, seeds)
         self.report = None
 
 
 class InProcess:
-    """One worker that collects a batch when it is asked for one.
+    """A source with one worker, which collects when a batch is requested.
 
     Args:
-        policy: the caller's, or what was built for him.
-        is_ours: it was; then it is the worker's own, on its device.
-        post_hook: is called with each batch that is about to be given away.
+        flow: Counters and ids of the stream.
+        worker: Steps the environments.
+        policy: The caller's policy, or the one that a factory made.
+        is_owned: Whether a factory made the policy. Then the worker has it on its device.
+        post_hook: Called with each batch before it is delivered.
 
     Attributes:
-        worker: steps the environments.
+        worker: Steps the environments.
+        policy: The policy that is called.
+        weights: Weights of the policy.
+        streams: Random streams of the worker.
     """
 
-    elsewhere = False
+    is_remote = False
 
     def __init__(
-        self, flow: Flow, worker: Worker, policy: Any, is_ours: bool, post_hook: PostHook | None
+        self, flow: Flow, worker: Worker, policy: Any, is_owned: bool, post_hook: PostHook | None
     ) -> None:
         self._flow = flow
         self.worker = worker
-        self.policy = worker.policy if is_ours else policy
+        self.policy = worker.policy if is_owned else policy
         flow.policy_stream = PolicyStream(indexed(worker.acting_device))
-        self.weights = LivePolicy(flow, worker, self.policy, is_ours, _only_worker)
+        self.weights = LivePolicy(flow, worker, self.policy, is_owned, _only_worker)
         self.streams = OwnStreams(worker, self.weights)
         self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None
         self._post_hook = post_hook
-        self._numbered = 0  # trajectories that were numbered on the environments' device
+        self._numbered = 0  # number of trajectories numbered on the environments' device
         devices = worker.options.devices
-        self._place = devices.batch_device or worker.device, devices.reported
-        uploader = flow.uploads.uploader_for(self._place[0])
+        self._batch_devices = devices.batch_device or worker.device, devices.reported
+        uploader = flow.uploads.uploader_for(self._batch_devices[0])
         allocate = None if uploader is None else uploader.allocate
         self._control = RolloutControl(flow.stop, 1, 1, SharedNumber())
         self._pool = make_pool(worker.placement, _SLABS_KEPT, allocate)
 
     def start(self) -> None:
-        """Check the environment; it is there already."""
+        """Check the environment, which exists already."""
         self._flow.check_environment(self.worker.leaves, self.worker.bounded)
 
     @property
     def batch_frames(self) -> int:
-        """Frames of a batch."""
+        """Number of frames in a batch."""
         return self.worker.env.num_envs * self.worker.steps
 
     # Collecting
 
     def collect(self) -> None:
-        """See :meth:`Source.collect`. What an environment raises has a WorkerError as its cause."""
+        """Produce the next batch; see :meth:`Source.collect`.
+
+        If the environment raises an exception, its cause is a WorkerError.
+        """
         flow = self._flow
         issued = 0
         try:
             if self._pre_hook is not None:
-                self._pre_hook()  # which may seed or reset the collector, or end it
+                self._pre_hook()  # may seed, reset or end the collector
                 flow.check_not_closed()
             random, slab = flow.is_random, self._pool.acquire()
             with Uninterrupted():
                 issued = self.batch_frames
                 flow.ledger.issue(0, issued)
             report = self._rollout(slab, random)
-            if flow.stop.value or flow.released:  # the latter by the environment or the policy
+            if flow.stop.value or flow.released:  # perhaps by the environment or the policy
                 self._lose(issued, "shutdown")
                 flow.check_not_closed()
             with Uninterrupted():
@@ -164,7 +172,7 @@ class InProcess:
             flow.collecting = False
 
     def _lose(self, frames: int, reason: str) -> None:
-        if not self._flow.released:  # else they are lost already
+        if not self._flow.released:  # otherwise the frames are lost already
             self._flow.ledger.lose(0, frames, reason)
 
     def _batch_of(self, slab: Slab, report: RolloutReport) -> Batch:
@@ -174,8 +182,8 @@ class InProcess:
             tensors = slab_tensors(slab, worker.batch_shape, worker.slab_leaves.keys)
             report = _placed(report, tensors)
             self._number(tensors, report)
-            own = report.extras
-            extras = None if own is None else joined([own.value], -1, worker.env.batch_size)
+            lazy = report.extras
+            extras = None if lazy is None else joined([lazy.value], -1, worker.env.batch_size)
         self.streams.report = report
         self._flow.ledger.take_back(0, self.batch_frames - report.frames)
         return Batch(
@@ -186,40 +194,40 @@ class InProcess:
             {0: report.frames},
             report.episodes,
             extras,
-            *self._place,
+            *self._batch_devices,
             report.on_device,
         )
 
     def _number(self, tensors: Mapping[Key, torch.Tensor], report: RolloutReport) -> None:
-        """Make trajectory ids those of the whole run."""
+        """Replace the worker's trajectory ids by ids of the whole run."""
         ids = self._flow.ids
         if TRAJ_IDS in tensors:
             shape = self.worker.env.num_envs, self.worker.steps
             ids.renumber(0, tensors[TRAJ_IDS].view(shape))
-        else:  # numbered on the device, from 0 on
-            own = report.on_device[TRAJ_IDS]
+        else:  # ids on the device start at 0
+            local = report.on_device[TRAJ_IDS]
             before, self._numbered = self._numbered, self.worker.trajectories
             if offset := ids.issue(self._numbered - before) - before:
-                own += torch.where(own < 0, 0, offset)
+                local += torch.where(local < 0, 0, offset)
 
     def before_delivery(self, td: TensorDictBase) -> None:
-        """Call the hook of the user's."""
+        """Call the user's hook."""
         if self._post_hook is not None:
             self._post_hook(td)
 
     def drop(self) -> None:
-        """There are none beside the one that is being collected."""
+        """Do nothing, because no rollout is ever queued."""
 
     def reset(self, index: Any) -> None:
-        """Reset those of P environments that stand at an index into their batch dimensions.
+        """Reset the environments that an index into their batch dimensions selects.
 
-        Raises RuntimeError and IndexError as :func:`rows_at`.
+        Raises the errors of :func:`rows_at`.
         """
         self.worker.reset_rows(rows_at(self.worker.env, index))
 
     def blank(self) -> Batch:
-        """A batch of zeros."""
-        return blank_batch(self.worker, self._pool.acquire(), *self._place)
+        """Return a batch of zeros."""
+        return blank_batch(self.worker, self._pool.acquire(), *self._batch_devices)
 
     # Hooks and calls
 
@@ -238,25 +246,30 @@ class InProcess:
         """Call a function with the worker."""
         return [function(self.worker, *arguments) for arguments in calls.values()]
 
-    # What it is and does
+    # Reports and shutdown
 
     @property
     def policy_lag(self) -> dict[int, int]:
-        """Always 0 after the first batch that follows an update: the module is live."""
+        """Policy versions by which the last rollout was behind, 0 before it.
+
+        The policy is live, so only a rollout from before an update is behind.
+        """
         report = self.streams.report
         return {0: self._flow.version.number - report.policy_version if report else 0}
 
     def report(self) -> dict[str, Any]:
-        """What `stats` tells.
+        """Return the statistics of the stream and the worker.
 
         "seconds" has the phases env, policy, record, assemble, deliver and user, which add up to
-        "elapsed"; the first three are split by a sample of the steps. "slow_paths" counts what goes
-        through one TensorDict per step (the policy, the environment), and "extras".
+        "elapsed". The first three are estimated from a sample of the steps. "slow_paths" counts
+        whether the policy or the environment uses one TensorDict per step, and extras.
         """
         report = self.streams.report
         statistics = self._flow.statistics.report()
-        own = self.worker.seconds.report()
-        statistics["seconds"].update({phase: own[phase] for phase in ("env", "policy", "record")})
+        seconds = self.worker.seconds.report()
+        statistics["seconds"].update(
+            {phase: seconds[phase] for phase in ("env", "policy", "record")}
+        )
         return {
             **statistics,
             "frames_stepped": report.stepped if report else 0,
@@ -268,35 +281,38 @@ class InProcess:
                     "version": report.policy_version if report else 0,
                     "restarts": 0,
                     "frames": self._flow.statistics.frames,
-                    "seconds": own,
+                    "seconds": seconds,
                 }
             },
             "workers_alive": 0 if self._flow.closed else 1,
         }
 
     def check_close_env(self, close_env: bool) -> None:
-        """Here they can stay open: they are the caller's."""
+        """Accept any value, because environments in this process can outlive the collector."""
 
     def close(self, timeout: float | None, close_env: bool) -> None:
-        """Close the environments if they are to be."""
+        """Close the environments if requested."""
         if close_env:
             self.worker.close()
 
 
 def _placed(report: RolloutReport, tensors: Mapping[Key, torch.Tensor]) -> RolloutReport:
-    """Return the report of a rollout whose tensors have memory of their own, or are in the slab."""
-    own = {}
+    """Return the report with tensors on the device that later rollouts do not overwrite.
+
+    Tensors that belong in the slab are copied there.
+    """
+    kept = {}
     for key, recorded in report.on_device.items():
         if key in tensors:
             copy(tensors[key], recorded)
         else:
-            # Of one environment, or one step, memory that is used again is contiguous already.
-            own[key] = recorded.clone() if 1 in recorded.shape[:2] else recorded.contiguous()
-    return report._replace(on_device=own)
+            # With one environment or one step, `contiguous` would return the reused memory.
+            kept[key] = recorded.clone() if 1 in recorded.shape[:2] else recorded.contiguous()
+    return report._replace(on_device=kept)
 
 
 def _only_worker() -> Sequence[int]:
-    """The ids of the workers that there are."""
+    """Return the ids of the workers."""
     return [0]
 
 

@@ -1,4 +1,4 @@
-"""Workers that come and go while batches are collected."""
+"""Add and remove workers while batches are collected."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from pycollect.driver.assembly import Assembly
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions, check_uneven
 from pycollect.driver.records import WorkerPlan, WorkerRecord
-from pycollect.driver.waiting import Awaiting
+from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.weights import WorkerWeights
 from pycollect.driver.workers import WorkerGroup, check_alike
 from pycollect.errors import warn_user
 
 
 class Membership:
-    """Starts a group of workers, and lets others come and go.
+    """Starts the first workers, and adds and removes workers later.
 
-    Async, who comes is asked at once, and who leaves is gone once it owes nothing. Sync, they
-    change all at once between two rounds, and share the frames of a batch anew.
+    If async, a new worker collects at once, and a removed worker ends after it has delivered its
+    requested rollouts. If sync, all changes happen between two rounds, and the workers share the
+    frames of a batch anew.
 
     Attributes:
-        batch_frames: of a full batch.
-        changed: sync: the workers are not those that share the frames now.
+        batch_frames: Number of frames in a full batch.
+        changed: Whether the workers of a sync collector changed since they last shared the frames.
     """
 
     def __init__(
         self,
         flow: Flow,
         group: WorkerGroup,
-        awaiting: Awaiting,
+        waiter: WorkerWaiter,
         updates: WorkerWeights,
         assembly: Assembly,
         options: RemoteOptions,
     ) -> None:
-        self._flow, self._group, self._awaiting = flow, group, awaiting
+        self._flow, self._group, self._waiter = flow, group, waiter
         self._updates, self._assembly, self._options = updates, assembly, options
         self._next_index = 0
         self.batch_frames = 0
         self.changed = False
 
     def start(self, plans: Sequence[WorkerPlan]) -> None:
-        """Start the first workers, and check what they turned out to be."""
+        """Start the first workers and check them."""
         self._group.start(plans)
         self._next_index = len(plans)
         if self._options.sync:
@@ -52,11 +53,11 @@ class Membership:
         self.batch_frames = sum(frames) if self._options.sync else max(frames)
 
     def prepare_slabs(self) -> None:
-        """Make the slabs that the present workers will write; let those of others go."""
+        """Create the slabs that the present workers will write, and free all others."""
         present = self._group.present
         in_place = [worker.index for worker in present if worker.in_place]
         uploaders = {
-            worker.index: self._flow.uploads.uploader_for(worker.place) for worker in present
+            worker.index: self._flow.uploads.uploader_for(worker.batch_device) for worker in present
         }
         self._assembly.prepare(self._group.infos, in_place, uploaders)
 
@@ -67,10 +68,10 @@ class Membership:
             self._flow.check_environment(info.leaves, info.bounded)
 
     def add(self, plans: Callable[[int], Sequence[WorkerPlan]]) -> list[int]:
-        """Start more workers; return their ids.
+        """Start more workers and return their ids.
 
         Args:
-            plans: makes theirs, for ids from that one on; it raises what is wrong with them.
+            plans: Makes their plans for ids from the argument on, and raises errors about them.
         """
         with self._flow.between_rollouts("add_collectors"):
             self._flow.check_open()
@@ -78,14 +79,14 @@ class Membership:
             self._next_index += len(made)
             workers = self._group.start(made)
             try:
-                self._take_in(workers)
+                self._accept(workers)
             except BaseException:
-                self._group.refuse(workers)
+                self._group.discard(workers)
                 raise
             self.changed = self._options.sync
             return [worker.index for worker in workers]
 
-    def _take_in(self, workers: Sequence[WorkerRecord]) -> None:
+    def _accept(self, workers: Sequence[WorkerRecord]) -> None:
         if self._options.sync:
             check_alike(self._group.infos)
         self._check(workers)
@@ -93,29 +94,29 @@ class Membership:
         if not self._options.sync:
             self.prepare_slabs()
         for worker in workers:
-            self._begin_with(worker)
+            self._initialize(worker)
 
-    def _begin_with(self, worker: WorkerRecord) -> None:
-        """A new worker has the newest weights and, where there is a seed, streams from it."""
+    def _initialize(self, worker: WorkerRecord) -> None:
+        """Send a new worker the newest weights and hooks, and seed it if the stream is seeded."""
         flow = self._flow
-        self._group.weights.give_newest(worker)
-        self._group.hooks.give(worker)
+        self._group.weights.send_newest(worker)
+        self._group.hooks.send_kept(worker)
         if flow.seeded:
             seeds = worker.seeds(flow.entropy, flow.statistics.batches)
             worker.initial_call = ("set_seed", seeds, flow.entropy)
-            self._awaiting.call_all({worker.index: worker.initial_call})
+            self._waiter.call_all({worker.index: worker.initial_call})
 
     def remove(self, worker_ids: int | Sequence[int]) -> None:
-        """Let workers go once they owe nothing any more.
+        """End workers once they have delivered their requested rollouts.
 
         Raises:
-            ValueError: an unknown id, or no worker would be left.
+            ValueError: An id is unknown, or no worker would be left.
         """
         with self._flow.between_rollouts("remove_collectors"):
             self._flow.check_open()
-            staying = [worker.index for worker in self._group.present if not worker.leaving]
-            ids = check_worker_ids(worker_ids, staying)
-            if len(set(ids)) == len(staying):
+            present = [worker.index for worker in self._group.present if not worker.leaving]
+            ids = check_worker_ids(worker_ids, present)
+            if len(set(ids)) == len(present):
                 raise ValueError(
                     f"worker_ids: at least one worker must stay, got all of them: {ids}; use "
                     "stop_remote_collectors() to end all workers"
@@ -126,7 +127,7 @@ class Membership:
             self.settle()
 
     def end_all(self) -> None:
-        """End all workers; what is in flight is lost."""
+        """End all workers; frames in flight are lost."""
         with self._flow.between_rollouts("stop_remote_collectors"):
             check_open(self._flow.closed)
             self._flow.drop("shutdown")
@@ -136,23 +137,23 @@ class Membership:
             self.changed = False
 
     def settle(self) -> None:
-        """Let workers go that owe nothing any more; sync: all at once, between two rounds."""
+        """End leaving workers without requests; sync: all at once, between two rounds."""
         present = self._group.present
-        gone = [worker for worker in present if worker.leaving and not worker.requests]
+        done = [worker for worker in present if worker.leaving and not worker.requests]
         if self._options.sync and any(worker.requests for worker in present):
             return
-        if gone:
-            self._group.end(gone)
+        if done:
+            self._group.end(done)
         if self.changed:
             self.changed = False
             self._share_out()
-        elif gone:
+        elif done:
             self.prepare_slabs()
 
     def _share_out(self) -> None:
-        """Every worker of a sync collector collects an equal share from now on."""
+        """Divide the frames of a batch equally among the workers of a sync collector."""
         workers = self._group.present
-        self._awaiting.resized(-(-self._flow.options.frames_per_batch // len(workers)))
+        self._waiter.resize(-(-self._flow.options.frames_per_batch // len(workers)))
         self.batch_frames = sum(worker.info.frames for worker in workers)
         self.prepare_slabs()
         shape = self._assembly.shape([worker.info for worker in workers])

@@ -116,13 +116,15 @@ def _check_start_method(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How work is handed to workers in other processes, and the response to failures.
+    """Management of workers in other processes, and the response to failures.
 
     Attributes:
-        sync: A batch is complete when all workers have delivered.
-        built_by_workers: A factory makes the policy in each worker; this process has none.
-        uneven: The rollouts of a batch may have different numbers of steps.
-        padded: If they have, each takes as much space in the batch as the longest.
+        sync: Whether a batch needs a rollout of every worker.
+        built_by_workers: Whether a factory makes the policy in each worker, so that this process
+            has none.
+        uneven: Whether the rollouts of a batch may have different numbers of steps.
+        padded: Whether rollouts of different lengths all take the space of the longest in the
+            batch.
     """
 
     sync: bool
@@ -231,19 +233,19 @@ class RemoteOptions:
         *,
         sync: bool,
         built_by_workers: bool,
-        apart: bool = False,
+        separate: bool = False,
         uneven: bool = False,
     ) -> RemoteOptions:
         """Check the arguments; errors start with an argument's name.
 
         Args:
-            apart: A replay buffer gets each rollout separately, whatever `cat_results` is.
+            separate: A replay buffer gets each rollout separately, whatever `cat_results` is.
             uneven: Workers have different shares of a batch.
         """
         options = checked(cls, given, sync=sync, built_by_workers=built_by_workers)
         return replace(
             options,
-            joined="stack" if apart and sync else options.joined,
+            joined="stack" if separate and sync else options.joined,
             uneven=sync and (options.preemption is not None or uneven),
         )
 
@@ -359,10 +361,10 @@ class StreamOptions:
     tracker: Any = None
 
 
-def warn_of_rounding(asked: int, real: int, among: str = "environments") -> None:
+def warn_of_rounding(requested: int, actual: int, among: str = "environments") -> None:
     """Warn if batches have more frames than requested, because `among` share them equally."""
-    if asked != real:
+    if requested != actual:
         warn_user(
-            f"frames_per_batch: {asked} frames cannot be divided equally among the {among}; "
-            f"batches have {real} frames"
+            f"frames_per_batch: {requested} frames cannot be divided equally among the {among}; "
+            f"batches have {actual} frames"
         )

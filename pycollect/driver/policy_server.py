@@ -1,4 +1,4 @@
-"""A process that calls the policy for workers: watched, seeded, replaced."""
+"""A process that calls the policy for workers: how it is watched, seeded and replaced."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from pycollect.errors import WorkerDied, without_frames
 from pycollect.transport.process import Engine
 
 DIED = "server_died"
-"""Why workers are replaced whose policy was called there."""
+"""Reason for lost frames of workers whose inference server died."""
 
-_NEWS_SECONDS = 10.0  # until one that lives has answered, or is known to be dead
+_NEWS_SECONDS = 10.0  # maximum time until a live server answers, or its death is known
 
 
 class PolicyServer(ABC):
-    """To its engine a worker.
+    """An inference server in another process, which its engine treats as a worker.
 
     Args:
-        place: tells its random stream from those of other servers; none for the first one.
+        options: How workers are managed.
+        place: Distinguishes its random stream from those of other servers; empty for the first one.
     """
 
     def __init__(self, options: RemoteOptions, place: Sequence[int] = ()) -> None:
@@ -36,29 +37,32 @@ class PolicyServer(ABC):
     @property
     @abstractmethod
     def record(self) -> WorkerRecord:
-        """What is known of it, once it was started."""
+        """Record of the server, once it was started."""
 
     @abstractmethod
     def replace(self, death: WorkerDied) -> None:
-        """See to it that those whom it served find another one, and can be replaced now.
+        """Make the server's workers ready to be replaced: start another server, or end this one.
 
-        After an interrupt it may be called again, and goes on.
+        It may be called again after an interrupt, and then continues.
 
         Raises:
-            WorkerError: it died too often.
+            WorkerError: The server died too often.
         """
 
     def death(self) -> WorkerDied | None:
-        """How it ended, or that it is given up, as a call takes too long; None: it serves.
+        """Return the error of a server that died or stalled in a call, or ``None`` if it serves.
 
-        It is told until `replaced` is.
+        The error is returned until `replaced` is called.
         """
         if self._death is None:
             self._death = self._new_death()
         return self._death
 
     def has_died(self) -> bool:
-        """Whether it has. Others may see that before this process does: it waits until it knows."""
+        """Return whether the server has died; wait until this process knows it.
+
+        Workers can see its death earlier than this process.
+        """
         record = self.record
         if self.death() is None and not record.starting:
             call = record.handle.request("steps")
@@ -85,20 +89,20 @@ class PolicyServer(ABC):
             record.handle.answer(record.handle.request("steps"))
         except WorkerDied as death:
             return without_frames(death)
-        raise AssertionError("a process that is gone has answered")
+        raise AssertionError("handle: expected WorkerDied from an ended process, got an answer")
 
-    def last_words(self) -> str:
-        """The last lines that it logged, as far as they can be had."""
-        return self.record.process.last_words()
+    def recent_log(self) -> str:
+        """Return the last lines that the server logged, as far as they are available."""
+        return self.record.process.recent_log()
 
     def replaced(self) -> None:
-        """Those whom it served were replaced, too."""
+        """Forget the death, because all workers of the server were replaced."""
         self._death = None
 
     def seed(self, root: int) -> None:
-        """What the policy draws follows from that root from now on, also in another process.
+        """Seed the random draws of the policy.
 
-        Where it has ended, or hangs, whoever takes its place is seeded so.
+        If the server has died or hangs, its replacement is seeded.
         """
         record = self.record
         record.initial_call = ("set_seed", self._place, root)
@@ -112,7 +116,7 @@ class PolicyServer(ABC):
             record.handle.answer(call)
 
     def report(self) -> dict[str, Any]:
-        """Of `stats`."""
+        """Return the entries of `stats` about the server."""
         record = self.record
         return {
             "pid": record.info.pid,
@@ -123,17 +127,17 @@ class PolicyServer(ABC):
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """What it is made from, and who starts it."""
+    """Plan of an inference process, and the engine that starts it."""
 
     plan: WorkerPlan
     engine: Engine
 
 
 class PolicyProcess(PolicyServer):
-    """A process of this machine, the only one of a group of its own.
+    """An inference process on this machine.
 
     Attributes:
-        group: of it alone.
+        group: Worker group that contains only this process.
     """
 
     def __init__(self, flow: Flow, options: RemoteOptions, plan: ProcessPlan) -> None:
@@ -142,30 +146,30 @@ class PolicyProcess(PolicyServer):
         self.group = WorkerGroup(flow, plan.engine, options)
 
     def start(self) -> None:
-        """Start it, and wait until it has the policy."""
+        """Start the process, and wait until it has the policy."""
         self.group.start([self._plan])
 
     @property
     def record(self) -> WorkerRecord:
-        """What is known of it, once it has started."""
+        """Record of the process, once it was started."""
         return self.group.present[0]
 
     def replace(self, death: WorkerDied) -> None:
-        """Start another one in its place, with the same weights, and wait until it serves.
+        """Start a replacement with the same weights, and wait until it serves.
 
-        After an interrupt it may be called again, and goes on.
+        It may be called again after an interrupt, and then continues.
 
         Raises:
-            WorkerError: it died too often.
+            WorkerError: The process died too often.
         """
         record = self.record
-        self._stalls.heard_of(record)
+        self._stalls.note_progress(record)
         if record.incarnation == death.incarnation or record.process.is_dead:
             self.group.restart(record, death, DIED)
         self.group.await_replaced(record, DIED)
-        self.group.give_all(record)
+        self.group.send_all(record)
 
     def close(self, timeout: float | None) -> None:
-        """End it, and leave its engine. Idempotent."""
+        """End the process and leave its engine. Idempotent."""
         self.group.close(timeout)
         self._engine.leave()

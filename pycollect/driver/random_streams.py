@@ -7,20 +7,22 @@ from typing import Any, Protocol
 
 from pycollect.data.weights import NO_WEIGHTS, load_weights
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
-from pycollect.driver.waiting import Awaiting
+from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.workers import WorkerGroup
 from pycollect.worker.generators import derived_seeds, seed_chain
 
 
 class GroupStreams:
-    """Those of a group of workers. Nothing is in flight where they are seeded or resumed.
+    """Random streams of a group of workers, seeded or resumed while nothing is in flight.
 
     Args:
-        policy: the caller's, which a state's weights are written into; or None.
+        group: The workers.
+        waiter: Waits for the workers.
+        policy: The caller's policy, which receives the weights of a state, or ``None``.
     """
 
-    def __init__(self, group: WorkerGroup, awaiting: Awaiting, policy: Any) -> None:
-        self._group, self._awaiting, self._policy = group, awaiting, policy
+    def __init__(self, group: WorkerGroup, waiter: WorkerWaiter, policy: Any) -> None:
+        self._group, self._waiter, self._policy = group, waiter, policy
 
     def seed(self, root: int, static: bool) -> int:
         """Seed and reset everything; return the next seed of the chain."""
@@ -30,14 +32,16 @@ class GroupStreams:
             count = worker.info.num_seeds
             seeds[worker.index], following = seed_chain(following, count, static)
             worker.report = None
-        self._awaiting.begin_all({index: ("set_seed", own, root) for index, own in seeds.items()})
+        self._waiter.begin_all(
+            {index: ("set_seed", worker_seeds, root) for index, worker_seeds in seeds.items()}
+        )
         return following
 
     def states(self) -> dict[int, WorkerState]:
-        """Of each present worker, at the end of its last delivered rollout."""
-        own = self._group.weights.own
+        """Return the state of each present worker at the end of its last delivered rollout."""
+        individual = self._group.weights.individual
         return {
-            worker.index: WorkerState(worker.generators, own.get(worker.index, NO_WEIGHTS))
+            worker.index: WorkerState(worker.generators, individual.get(worker.index, NO_WEIGHTS))
             for worker in self._group.present
         }
 
@@ -50,64 +54,68 @@ class GroupStreams:
                 self._group.weights.check(state.policy, [worker])
 
     def resume(self, state: CollectorState) -> None:
-        """Give workers generators, weights and version; reset."""
+        """Restore the weights, policy version and generators of the workers, and reset them."""
         if state.policy and self._policy is not None:
             load_weights(self._policy, state.policy)
         calls: dict[int, tuple[Any, ...]] = {}
         present, sender = self._group.present, self._group.weights
         for worker in present:
-            own = state.workers[worker.index].generators
-            if own is None:
+            generators = state.workers[worker.index].generators
+            if generators is None:
                 seeds = worker.seeds(state.entropy, state.batches)
                 root = derived_seeds(1, state.entropy, state.batches)[0]
                 calls[worker.index] = ("set_seed", seeds, root)
             else:
-                calls[worker.index] = worker.resumption(own, state.entropy, state.batches)
+                calls[worker.index] = worker.resumption(generators, state.entropy, state.batches)
             worker.report = None
             worker.version = state.policy_version
             worker.frames = state.ledger.get(str(worker.index), {}).get("delivered", 0)
-        self._awaiting.begin_all(calls)
-        # Now that what was dropped has ended, which might have changed buffers of the policy.
+        self._waiter.begin_all(calls)
+        # Dropped rollouts have ended now; before, they could have changed buffers of the policy.
         if state.policy or not any(worker.info.weights.leaves for worker in present):
             sender.send(state.policy, present, state.policy_version)
         for worker in present:
-            if own_policy := state.workers[worker.index].policy:
-                sender.send(own_policy, [worker], state.policy_version, own=True)
+            if weights := state.workers[worker.index].policy:
+                sender.send(weights, [worker], state.policy_version, individual=True)
 
 
-_SERVER = 2**32 - 1  # among what seeds are derived for: ids of workers are smaller
+_SERVER = 2**32 - 1  # key of the servers' seed; ids of workers are smaller
 
 
 class SeededServer(Protocol):
-    """Calls the policy for workers."""
+    """An inference server that can be seeded."""
 
     def seed(self, root: int) -> None:
-        """What the policy draws follows from that root from now on."""
+        """Seed the random draws of the policy."""
 
 
 class ServedWeights(Protocol):
-    """The weights that it is called with."""
+    """Weights of a policy that inference servers call."""
 
     def resume(self, state: CollectorState) -> None:
-        """The caller's policy has a state's weights."""
+        """Send the weights of a state to all servers."""
 
 
 class ServedStreams:
-    """Random streams of a group of workers, and those of what the policy draws for them.
+    """Random streams of a group of workers and of their inference servers.
 
     Args:
-        servers: all who call it.
+        group: The workers.
+        waiter: Waits for the workers.
+        weights: Weights of the policy.
+        servers: All servers that call the policy.
+        policy: The caller's policy, which receives the weights of a state, or ``None``.
     """
 
     def __init__(
         self,
         group: WorkerGroup,
-        awaiting: Awaiting,
+        waiter: WorkerWaiter,
         weights: ServedWeights,
         servers: Sequence[SeededServer],
         policy: Any,
     ) -> None:
-        self._workers = GroupStreams(group, awaiting, policy)
+        self._workers = GroupStreams(group, waiter, policy)
         self._weights, self._servers = weights, servers
 
     def seed(self, root: int, static: bool) -> int:
@@ -116,7 +124,7 @@ class ServedStreams:
         return self._workers.seed(root, static)
 
     def states(self) -> dict[int, WorkerState]:
-        """Of each present worker, at the end of its last delivered rollout."""
+        """Return the state of each present worker at the end of its last delivered rollout."""
         return self._workers.states()
 
     def check(self, states: Mapping[int, WorkerState]) -> None:
@@ -124,10 +132,7 @@ class ServedStreams:
         self._workers.check(states)
 
     def resume(self, state: CollectorState) -> None:
-        """Give workers generators and the policy its weights; reset.
-
-        What the policy draws follows from the state.
-        """
+        """Restore workers, weights and policy version; seed the servers from the state."""
         self._workers.resume(state)
         self._weights.resume(state)
         self._seed_servers(derived_seeds(1, state.entropy, state.batches, _SERVER)[0])

@@ -1,4 +1,4 @@
-"""Records of workers: their requests, their stalls, and the time that they take to start."""
+"""Records of workers, and timers that detect workers that stall or start too slowly."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from pycollect.worker.report import RolloutReport
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What a worker is made from, as often as it has to be.
+    """Everything that a worker and its replacements are built from.
 
     Attributes:
-        policy: the pickled policy or factory.
-        options: of the engine, for the worker's process.
+        spec: Environments and options of the worker.
+        policy: The pickled policy or factory.
+        options: Options of the engine for the worker's process.
     """
 
     spec: WorkerSpec
@@ -30,25 +31,30 @@ class WorkerPlan:
     options: Mapping[str, Any]
 
     def named(self, index: int, role: str, options: Mapping[str, Any]) -> WorkerPlan:
-        """The same for another one, by its id, what it is in words, and its engine's options."""
+        """Return this plan for another worker with that id, description and engine options."""
         return replace(self, spec=replace(self.spec, index=index, role=role), options=options)
 
 
 @dataclass
 class WorkerRecord:
-    """What the driver knows of one worker.
+    """The driver's view of one worker.
 
     Attributes:
-        starting: what was started and not heard of yet, while its requests wait here; else None.
-        handle, info: of what is built; while another starts in its place, of the dead one.
-        requests: of rollouts that were asked for and not taken off, oldest first.
-        initial_call: what is asked of it before its first rollout: a method and its arguments.
-        report: of the rollout that was delivered last; None before it, and after a seed.
-        since_update: batches that it delivered since it last got weights.
-        deaths: after how many delivered batches.
-        failure: why the last one of them was replaced, in words; None if none was.
-        leaving: it is asked for nothing more.
-        started: when its process was started, by the monotonic clock.
+        plan: Plan that the worker was built from.
+        starting: Started process whose worker is not built yet; ``None`` once it is built.
+        handle: Handle of the built worker. While a replacement starts, that of its predecessor.
+        info: Properties of the built worker. While a replacement starts, those of its predecessor.
+        requests: Requested rollouts that are not part of a batch yet, oldest first.
+        initial_call: Method and arguments that the worker must run before its first rollout.
+        report: Report of the last rollout that became part of a batch; ``None`` before it, and
+            after seeding.
+        version: Policy version of that rollout.
+        frames: Number of frames that became part of a batch.
+        since_update: Number of batches since the worker last received weights.
+        deaths: Number of delivered batches at each recent death.
+        failure: Reason of the last replacement; ``None`` if the worker was never replaced.
+        leaving: Whether no more rollouts are requested from the worker.
+        started: Time at which the process was started, by the monotonic clock.
         overdue: Reason for giving up the start; empty if it was not given up.
     """
 
@@ -75,149 +81,146 @@ class WorkerRecord:
 
     @property
     def incarnation(self) -> int:
-        """How often it was replaced."""
+        """Number of times that the worker was replaced."""
         return self.plan.spec.incarnation
 
     @property
     def process(self) -> WorkerProcess:
-        """Its process, whether or not the worker is built there."""
+        """Process of the worker, whether or not the worker is built."""
         return self.starting or self.handle
 
     @property
     def in_place(self) -> bool:
-        """Whether it writes into the batch's own rows; while it starts: as it did before."""
+        """Whether the worker writes into the rows of the batch; while it starts, as before."""
         return self.handle.in_place
 
     @property
     def restarts(self) -> int:
-        """How often it was replaced, or one of its own processes."""
+        """Number of times that the worker, or one of its processes, was replaced."""
         return self.incarnation + (self.report.restarts if self.report else 0)
 
     @property
     def generators(self) -> GeneratorState | NestState | None:
-        """Where its own stood at the end of its last rollout; None if it has none."""
+        """Random-generator states after the last rollout, or ``None``."""
         packed = None if self.report is None else self.report.generators
         return None if packed is None else packed.value
 
     @property
-    def place(self) -> torch.device:
-        """Where its batches are to lie."""
+    def batch_device(self) -> torch.device:
+        """Device of the worker's batches."""
         return self.plan.spec.options.devices.batch_device or self.info.device
 
     @property
     def reported_device(self) -> torch.device | None:
-        """What ``td.device`` of its batches says."""
+        """Value of ``td.device`` of the worker's batches."""
         return self.plan.spec.options.devices.reported
 
     @property
     def frames_in_flight(self) -> int:
-        """Of the rollouts that it was asked for."""
+        """Number of frames of the requested rollouts."""
         return len(self.requests) * self.info.frames
 
-    def share(self, frames: int) -> None:
-        """It is to collect that many per rollout, also whoever takes its place."""
+    def set_frames(self, frames: int) -> None:
+        """Set the number of frames per rollout, also for replacements."""
         spec = self.plan.spec
         spec = replace(spec, options=replace(spec.options, frames=frames))
         self.plan = replace(self.plan, spec=spec)
 
-    def ask_for(self, request: RolloutRequest) -> None:
-        """Ask for one more rollout."""
+    def request(self, request: RolloutRequest) -> None:
+        """Request one more rollout."""
         self.requests.append(request)
         if not self.starting:
             self.handle.submit(request)
 
     def drop(self) -> None:
-        """Forget the rollouts that were asked for."""
+        """Forget the requested rollouts."""
         self.requests.clear()
         if not self.starting:
             self.handle.drop_rollouts()
 
     def seeds(self, entropy: int, moment: int) -> list[int]:
-        """Of its environments, for a reset at some moment of a run."""
+        """Return the seeds of the worker's environments for a reset at that moment of a run."""
         return derived_seeds(self.info.num_seeds, entropy, moment, self.index)
 
     def resumption(
         self, generators: GeneratorState | NestState, entropy: int, moment: int
     ) -> tuple[Any, ...]:
-        """The call that makes it go on with generators that stood so."""
+        """Return the call that lets the worker continue with these generator states."""
         return ("resume", generators, self.seeds(entropy, moment))
 
 
 CHECK_SECONDS = 0.5
-"""How long whoever waits sleeps at the most before it looks what else has happened.
-
-A worker or a server may hang, and another thread may have shut the collector down.
-"""
+"""Maximum time between two checks for stalled workers, dead servers and a shutdown."""
 
 
 @dataclass
-class _Seen:
+class _Progress:
     incarnation: int
     steps: int
     since: float
 
 
 class StallDetector:
-    """Asks workers how many steps they made, and tells which make none any more.
+    """Detects workers that no longer make steps.
 
     Args:
-        timeout: seconds without a step; None: nobody ever stalls.
+        timeout: Number of seconds without a step; ``None`` disables the detection.
     """
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
-        self._seen: dict[int, _Seen] = {}
-        self._looked = time.monotonic()
+        self._last: dict[int, _Progress] = {}
+        self._checked = time.monotonic()
 
     @property
     def next_check(self) -> float:
-        """How long to wait before the workers are looked at again, seconds."""
+        """Number of seconds until the workers must be checked again."""
         return CHECK_SECONDS if self._timeout is None else min(CHECK_SECONDS, self._timeout / 4)
 
-    def heard_of(self, worker: WorkerRecord) -> None:
-        """A worker delivered something, or was replaced."""
-        self._seen.pop(worker.index, None)
+    def note_progress(self, worker: WorkerRecord) -> None:
+        """Record that a worker delivered something or was replaced."""
+        self._last.pop(worker.index, None)
 
     def stalled(self, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
-        """Those of them that made no step for the time-out. Workers that start are left alone.
+        """Return the workers that made no step within the timeout; ignore starting workers.
 
-        Looks only now and then, so that it may be asked before every batch.
+        It is cheap to call before every batch, because it checks only a few times per timeout.
         """
         now = time.monotonic()
-        if self._timeout is None or now - self._looked < self._timeout / 4:
+        if self._timeout is None or now - self._checked < self._timeout / 4:
             return []
-        self._looked = now
+        self._checked = now
         return [worker for worker in workers if not worker.starting and self._is_late(worker)]
 
     def _is_late(self, worker: WorkerRecord) -> bool:
         assert self._timeout is not None
         now = time.monotonic()
         steps = worker.handle.steps()
-        seen = self._seen.get(worker.index)
-        moved = seen is not None and steps is not None and steps != seen.steps
-        if seen is None or moved or seen.incarnation != worker.incarnation:
-            self._seen[worker.index] = _Seen(worker.incarnation, steps or 0, now)
+        last = self._last.get(worker.index)
+        moved = last is not None and steps is not None and steps != last.steps
+        if last is None or moved or last.incarnation != worker.incarnation:
+            self._last[worker.index] = _Progress(worker.incarnation, steps or 0, now)
             return False
-        return now - seen.since >= self._timeout
+        return now - last.since >= self._timeout
 
 
 class StartTimer:
-    """Finds workers that take too long to start.
+    """Detects workers that take too long to start.
 
-    The time of a worker is the time since its start, less the time for which its process was ready
-    to run and had no CPU. A working process is therefore waited for however busy the machine is; a
-    process that hangs is late after the same time as on an idle machine.
+    The start time of a worker excludes the time in which its process was runnable but had no CPU.
+    So a process that works is given enough time on a busy machine, and a process that hangs is late
+    after the same time as on an idle machine.
 
     Args:
-        limit: Seconds that a worker may take.
+        limit: Maximum start time in seconds.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
 
     def late(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
-        """Return the late ones of these unbuilt workers."""
-        # The delay is read from files, so the clock goes first.
+        """Return the workers among these unbuilt ones that are late."""
+        # The clock is cheap; the delay is read from files.
         return [
             worker
             for worker in workers
@@ -230,7 +233,7 @@ class StartTimer:
         if late:
             raise ValueError(
                 f"worker_init_timeout: workers {[worker.index for worker in late]} did not start "
-                f"within {self._limit:g} s{_not_counted(max(map(_delay, late)))}. "
+                f"within {self._limit:g} s{_delay_note(max(map(_delay, late)))}. "
                 "Increase it, free memory and other resources, or put the program's script, which "
                 'workers import, under if __name__ == "__main__":'
             )
@@ -239,7 +242,7 @@ class StartTimer:
         """Return the reason for giving up a late replacement."""
         return (
             f"{worker.plan.spec.name} was restarted, but not built within {self._limit:g} s "
-            f"(worker_init_timeout){_not_counted(_delay(worker))}; its environment or policy takes "
+            f"(worker_init_timeout){_delay_note(_delay(worker))}; its environment or policy takes "
             "longer to build, or hangs"
         )
 
@@ -252,7 +255,7 @@ def _delay(worker: WorkerRecord) -> float:
     return 0.0 if worker.starting is None else worker.starting.cpu_delay
 
 
-def _not_counted(seconds: float) -> str:
+def _delay_note(seconds: float) -> str:
     if seconds < 1:
         return ""
     return f", not counting {seconds:.0f} s in which other programs used the CPU"

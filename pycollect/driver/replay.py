@@ -23,14 +23,14 @@ from pycollect.errors import warn_user
 def pieces(
     td: TensorDictBase, batch: Batch, options: StreamOptions
 ) -> Iterator[tuple[Mapping[int, int], TensorDictBase]]:
-    """What a batch is given to the buffer in: frames of each worker, and these.
+    """Split a batch into the pieces to write; yield each piece with its frames by worker.
 
-    That is each rollout, [T] or [*P, T]; or all of a sync batch one after the other, without a
-    copy, where the buffer takes items only and could not tell.
+    A piece is one rollout, [T] or [*P, T]. A sync batch is written as a whole, flattened without a
+    copy, if the buffer stores single items and so cannot distinguish the two.
     """
-    if batch.how == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
+    if batch.joined == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
         td.names = None
-        yield batch.frames_of, td.flatten(0, 2 if batch.beside else 1)
+        yield batch.frames_of, td.flatten(0, 2 if batch.stacked else 1)
         return
     for worker, frames, rollout in _rollouts(td, batch):
         yield {worker: frames}, rollout
@@ -49,33 +49,33 @@ def _takes_items(options: StreamOptions, td: TensorDictBase) -> bool:
 
 
 def _rollouts(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
-    """Worker, number of frames, and these, of each rollout.
+    """Yield worker, number of frames, and frames of each rollout.
 
-    Empty cells behind the last step of one that ended before the others are left out.
+    Empty cells at the end of a rollout that stopped early are removed.
     """
     for worker, _, rollout in rollouts_of(td, batch):
-        for own in rollout.unbind(0) if batch.beside else (rollout,):
-            own.names = None  # of a buffer's items, none is the time
-            mask = own.get(MASK, None)
+        for part in rollout.unbind(0) if batch.stacked else (rollout,):
+            part.names = None  # the buffer's items have no time dimension
+            mask = part.get(MASK, None)
             if mask is None:
-                yield worker, own.numel(), own
+                yield worker, part.numel(), part
             elif frames := int(mask.sum()):
-                yield worker, frames, _without_end(own, mask)
+                yield worker, frames, _without_end(part, mask)
 
 
 def extend(td: TensorDictBase, options: StreamOptions) -> None:
-    """Give a rollout to the buffer: as it is, or step by step.
+    """Write a rollout to the buffer, as it is or step by step.
 
-    Step by step, an item is what all environments of the worker did in one step: [] or [*P]. Steps
-    in which none of them did anything are left out.
+    Step by step, an item is one step of all environments of the worker, [] or [*P]. Steps without a
+    frame are left out.
     """
     put(td if options.extend_buffer else _steps(td, options.replay_buffer), options.replay_buffer)
 
 
 def put(td: TensorDictBase, buffer: Any) -> None:
-    """Extend the buffer by frames, which say the device that its storage names, if they say none.
+    """Extend the buffer by frames; set their device to that of the storage if they have none.
 
-    Where the storage does not name one ("auto", say), they say what they said.
+    If the storage names no device, for example "auto", the frames keep theirs.
     """
     device = getattr(getattr(buffer, "storage", None), "device", None)
     if isinstance(device, torch.device) and isinstance(td, TensorDictBase) and td.device is None:
@@ -84,7 +84,7 @@ def put(td: TensorDictBase, buffer: Any) -> None:
 
 
 def written_before(options: StreamOptions) -> int:
-    """How many items were written into the buffer already, as far as that matters and it tells."""
+    """Return the number of items already written to the buffer, 0 if unknown or not needed."""
     if not options.init_random_frames:
         return 0
     return int(getattr(options.replay_buffer, "write_count", 0))
@@ -97,7 +97,7 @@ def _without_end(rollout: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
 
 
 def _stepped(mask: torch.Tensor) -> torch.Tensor:
-    """Of which steps there is a frame of any environment, bool [T]."""
+    """Return which steps have a frame of any environment, bool [T]."""
     return mask.reshape(-1, mask.shape[-1]).any(0)
 
 
@@ -105,7 +105,7 @@ def _steps(rollout: TensorDictBase, buffer: object) -> TensorDictBase:
     mask = rollout.get(MASK, None)
     if mask is not None:
         rollout = rollout[..., _stepped(mask)]
-    if getattr(buffer, "dim_extend", 0) == rollout.ndim - 1:  # it puts that dimension first itself
+    if getattr(buffer, "dim_extend", 0) == rollout.ndim - 1:  # the buffer moves time to the front
         return rollout
     return rollout.permute(rollout.ndim - 1, *range(rollout.ndim - 1))
 
@@ -132,22 +132,22 @@ def warn_of_training(options: StreamOptions) -> None:
     """
     postproc = options.postproc
     inside = vars(postproc).values() if isinstance(postproc, nn.Module) else ()
-    modules = [one for one in (postproc, *inside) if isinstance(one, nn.Module)]
-    if any(own.requires_grad for one in modules for own in one.parameters()):
+    modules = [module for module in (postproc, *inside) if isinstance(module, nn.Module)]
+    if any(weight.requires_grad for module in modules for weight in module.parameters()):
         warn_user(
             "start: postproc has parameters and runs in a background thread, while this thread may "
             "train them; give postproc copies of trained modules (copy.deepcopy)"
         )
 
 
-class Filling:
-    """One batch that goes into a replay buffer, piece by piece, as the ledger has it.
+class BufferWrite:
+    """Counts the frames of one batch while its pieces are written to a replay buffer.
 
-    At the end of the block, frames that were expected and did not come to the buffer are lost:
-    something raised on their way there.
+    At the end of the context, expected frames that were not written are counted as lost: an
+    exception prevented it.
 
     Attributes:
-        frames: that are in the buffer.
+        frames: Number of frames written to the buffer.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -156,10 +156,10 @@ class Filling:
         self.frames = 0
 
     def expect(self, frames_of: Mapping[int, int]) -> None:
-        """So many frames of each worker are to go there.
+        """Announce frames of each worker that will be written.
 
-        They count as delivered from now on: the buffer may shut the collector down, or seed it,
-        which loses what is in flight.
+        They count as delivered from now on. Otherwise a buffer that shuts the collector down or
+        seeds it would count them as lost in flight.
         """
         with Uninterrupted():
             for worker, frames in frames_of.items():
@@ -167,13 +167,13 @@ class Filling:
                 self._ledger.deliver(worker, frames)
 
     def count(self, frames_of: Mapping[int, int]) -> None:
-        """So many of them are there."""
+        """Record that frames of each worker were written."""
         with Uninterrupted():
             for worker, frames in frames_of.items():
                 self._expected[worker] -= frames
                 self.frames += frames
 
-    def __enter__(self) -> Filling:
+    def __enter__(self) -> BufferWrite:
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Weights and hooks that are sent to workers, and remembered for their replacements."""
+"""Send weights and hooks to workers, and keep them for replacements."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ _Sent = dict[str, tuple[int, SharedValue]]
 
 
 class HookSender:
-    """Sends hooks to workers, and remembers the newest for those that are to come.
+    """Sends hooks to workers, and keeps the newest for workers that start later.
 
     Args:
-        put: of the engine: makes bytes a value for several workers.
+        put: Method of the engine that shares bytes with several workers.
     """
 
     def __init__(self, put: Callable[[bytes], SharedValue]) -> None:
         self._put = put
         self._serial = 0
         self._of_all: _Sent = {}
-        self._of_one: dict[int, _Sent] = {}  # what a worker was given alone, by its id
+        self._of_one: dict[int, _Sent] = {}  # hooks of single workers, by id
 
     def send(
         self, name: str, hook: Any, workers: Sequence[WorkerRecord], alone: bool = False
     ) -> None:
-        """Give a hook to workers.
+        """Send a hook to workers.
 
         Args:
-            alone: to these only; else also to those that are to come.
+            name: Name of the hook.
+            hook: Function to call, or ``None`` to remove the hook.
+            workers: Workers that receive it.
+            alone: Whether only these workers use it. If ``False``, workers that start later also
+                get it.
 
         Raises:
             TypeError: The hook cannot be pickled.
@@ -60,8 +64,8 @@ class HookSender:
             if not worker.starting:
                 worker.handle.set_hooks(sent)
 
-    def give(self, worker: WorkerRecord) -> None:
-        """Give a new worker what the one before it had, or all others have."""
+    def send_kept(self, worker: WorkerRecord) -> None:
+        """Send a new worker its own hooks and those of all workers."""
         newest = {**self._of_all, **self._of_one.get(worker.index, {})}
         if newest:
             worker.handle.set_hooks(newest)
@@ -69,12 +73,13 @@ class HookSender:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What workers were given, all of it: later weights may be some of the names only.
+    """All weights of a worker, because a later update may contain only some names.
 
     Attributes:
-        serial: counts what was sent; 0: nothing yet.
-        version: the policy version that they make.
-        packed: for the workers, by the form of a worker's weights.
+        serial: Number of the update; 0 before the first one.
+        version: Policy version of these weights.
+        weights: The weights by name.
+        packed: Weights as one buffer, by the layout of a worker's weights.
     """
 
     serial: int = 0
@@ -87,10 +92,10 @@ _NOTHING = Assignment()
 
 
 class WeightSender:
-    """Sends weights to workers, and remembers them for those that take a worker's place.
+    """Sends weights to workers, and keeps them for replacements.
 
     Args:
-        put: of the engine: makes a buffer a value for several workers.
+        put: Method of the engine that shares a buffer with several workers.
     """
 
     def __init__(self, put: Callable[[Memory | Buffer], SharedValue]) -> None:
@@ -98,20 +103,20 @@ class WeightSender:
         self._slabs: dict[WeightSpec, WeightSlab] = {}
         self._newest = _NOTHING
         self._of: dict[int, Assignment] = {}
-        self._own: set[int] = set()
+        self._individual: set[int] = set()
 
     @property
-    def own(self) -> dict[int, Weights]:
-        """Of workers that were given weights of their own: these, by id."""
-        return {index: self._of[index].weights for index in sorted(self._own)}
+    def individual(self) -> dict[int, Weights]:
+        """Weights of the workers that received individual weights, by id."""
+        return {index: self._of[index].weights for index in sorted(self._individual)}
 
     @property
     def newest(self) -> Weights:
-        """The weights that were sent last, which a new worker gets; none before the first time."""
+        """The weights that were sent last, which new workers get; empty before the first update."""
         return self._newest.weights
 
     def check(self, weights: Weights, workers: Sequence[WorkerRecord]) -> None:
-        """Raise ValueError if names or shapes are not those of the workers' policies."""
+        """Raise ValueError unless names and shapes match the workers' policies."""
         for worker in workers:
             worker.info.weights.fitted(weights)
 
@@ -121,48 +126,53 @@ class WeightSender:
         workers: Sequence[WorkerRecord],
         version: int,
         acknowledge: bool = False,
-        own: bool = False,
+        individual: bool = False,
     ) -> list[tuple[WorkerRecord, Any]]:
-        """Give weights to these workers; the calls that can be waited for.
+        """Send weights to workers; return the workers and calls that can be awaited.
 
         Args:
-            own: others are to have others.
+            weights: New weights, perhaps only some of the names.
+            workers: Workers that receive them.
+            version: Policy version of the weights.
+            acknowledge: Whether the workers must confirm that they have the weights.
+            individual: Whether the weights are individual to each of these workers.
         """
         serial = self._newest.serial + 1
-        before = [self._of.get(worker.index, _NOTHING) for worker in workers]
+        previous = [self._of.get(worker.index, _NOTHING) for worker in workers]
         forms: dict[int, set[WeightSpec]] = {}
-        for worker, had in zip(workers, before, strict=True):
+        for worker, old in zip(workers, previous, strict=True):
             if not worker.starting:
-                forms.setdefault(id(had), set()).add(worker.info.weights)
-        distinct = {id(had): had for had in (self._newest, *before)}
-        following = {  # workers that had the same have the same again
-            key: self._assignment(serial, version, had.weights, weights, forms.get(key, ()))
-            for key, had in distinct.items()
+                forms.setdefault(id(old), set()).add(worker.info.weights)
+        distinct = {id(old): old for old in (self._newest, *previous)}
+        following = {  # workers that shared an assignment share the next one
+            key: self._assignment(serial, version, old.weights, weights, forms.get(key, ()))
+            for key, old in distinct.items()
         }
         self._newest = following[id(self._newest)]
-        for worker, had in zip(workers, before, strict=True):
-            self._of[worker.index] = following[id(had)]
-            (self._own.add if own else self._own.discard)(worker.index)
-        sent = [(worker, self.give(worker, acknowledge)) for worker in workers]
+        for worker, old in zip(workers, previous, strict=True):
+            self._of[worker.index] = following[id(old)]
+            (self._individual.add if individual else self._individual.discard)(worker.index)
+        sent = [(worker, self.send_kept(worker, acknowledge)) for worker in workers]
         return [(worker, call) for worker, call in sent if call is not None]
 
-    def give_newest(self, worker: WorkerRecord) -> None:
-        """Give a new worker the newest weights, if there are any."""
+    def send_newest(self, worker: WorkerRecord) -> None:
+        """Send a new worker the newest weights, if there are any."""
         self._of[worker.index] = self._newest
-        self.give(worker)
+        self.send_kept(worker)
 
-    def give(self, worker: WorkerRecord, acknowledge: bool = False) -> Any:
-        """Give a worker all that it was given before, if there is anything; once it is built."""
-        own = self._of.get(worker.index, _NOTHING)
-        if own.serial == 0:
+    def send_kept(self, worker: WorkerRecord, acknowledge: bool = False) -> Any:
+        """Send a built worker all weights that were kept for it; return the call, or None."""
+        assignment = self._of.get(worker.index, _NOTHING)
+        if assignment.serial == 0:
             return None
         worker.since_update = 0
         if worker.starting:
             return None
         form = worker.info.weights
-        if form not in own.packed:
-            own.packed[form] = self._put(self._packed(form, own.weights))
-        return worker.handle.assign(own.serial, own.version, own.packed[form], acknowledge)
+        if form not in assignment.packed:
+            assignment.packed[form] = self._put(self._packed(form, assignment.weights))
+        packed = assignment.packed[form]
+        return worker.handle.assign(assignment.serial, assignment.version, packed, acknowledge)
 
     def _assignment(
         self,
@@ -172,9 +182,10 @@ class WeightSender:
         newer: Weights,
         forms: Iterable[WeightSpec],
     ) -> Assignment:
-        """Pack weights for workers of these forms.
+        """Update weights and pack them for workers with these layouts.
 
-        The values of `newer` may change afterwards: views of what was packed replace them.
+        The caller may change the values of `newer` afterwards, because the result holds views of
+        the packed buffer, or copies.
         """
         weights = before.updated(newer)
         packed: dict[WeightSpec, SharedValue] = {}
@@ -187,7 +198,7 @@ class WeightSender:
         return Assignment(serial, version, kept or before.updated(newer.copied()), packed)
 
     def _packed(self, form: WeightSpec, weights: Weights) -> Memory | Buffer:
-        """Pack the weights, into shared memory if possible, in the dtypes of a worker's policy."""
+        """Pack the weights in the dtypes of a worker's policy, into shared memory if possible."""
         if not form:
             return np.empty(0, np.uint8)
         if form not in self._slabs:

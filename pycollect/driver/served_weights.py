@@ -1,4 +1,4 @@
-"""The weights of a policy that is called for workers, wherever it is called."""
+"""Weights of a policy that inference servers call for workers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,29 @@ from pycollect.driver.policy_server import PolicyProcess
 from pycollect.driver.policy_servers import NodeServers
 from pycollect.driver.records import WorkerRecord
 from pycollect.driver.state import CollectorState
-from pycollect.driver.weights import Gift, LivePolicy, PolicyCaller, PolicyUpdates, for_all
+from pycollect.driver.weights import (
+    LivePolicy,
+    PolicyCaller,
+    PolicyUpdates,
+    TargetedWeights,
+    for_all,
+)
 
 
 class LiveWeights(LivePolicy):
-    """A live policy's weights, for workers that come and go: none of them is given any.
+    """Weights of a policy that the driver calls for workers.
 
-    Servers of other nodes are: they get the caller's, as workers do that have a copy.
+    Workers need no weights. Servers of other nodes call a copy, so they receive the caller's
+    weights.
 
     Args:
-        is_ours: nobody else has it: a factory made it.
-        workers: tells the ids of those that there are.
-        nodes: these servers; None: there are none.
+        flow: Counters and ids of the stream.
+        caller: Calls the policy for all workers.
+        policy: The user's policy.
+        is_owned: Whether a factory made the policy, so that only the collector has it.
+        workers: Returns the ids of the present workers.
+        options: How workers are managed.
+        nodes: Servers of other nodes; ``None`` if there are none.
     """
 
     def __init__(
@@ -32,82 +43,85 @@ class LiveWeights(LivePolicy):
         flow: Flow,
         caller: PolicyCaller,
         policy: Any,
-        is_ours: bool,
+        is_owned: bool,
         workers: Callable[[], Sequence[int]],
         options: RemoteOptions,
         nodes: NodeServers | None,
     ) -> None:
-        super().__init__(flow, caller, policy, is_ours, workers)
+        super().__init__(flow, caller, policy, is_owned, workers)
         self._options, self._nodes = options, nodes
-        self._given_after = 0  # batches
+        self._sent_after = 0  # delivered batches at the last update of the nodes
 
     def start(self) -> None:
-        """They have none to begin with, or what there is."""
+        """Do nothing, because workers need no weights and servers get theirs when they start."""
 
     def check_new(self, workers: Sequence[WorkerRecord]) -> None:
-        """They fit any worker."""
+        """Do nothing, because any worker can use the policy."""
 
     def served(self, worker: WorkerRecord) -> None:
-        """Nobody is owed an update."""
+        """Do nothing, because workers receive no updates."""
 
-    def push_own(self, worker: WorkerRecord, source: Any) -> None:
-        """Whoever brings weights for one worker brings them for all."""
+    def push_to_worker(self, worker: WorkerRecord, source: Any) -> None:
+        """Take these weights for all workers, because they share one policy."""
         self.receive(source)
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Write them into the caller's policy, at once, and give them to other nodes."""
+        """Write weights into the user's policy at once, and send them to servers of other nodes."""
         super().update(source, worker_ids, wait)
-        self._give(wait)
+        self._send_to_nodes(wait)
 
     def receive(self, source: Any) -> None:
-        """Write them into the caller's policy, and give them to other nodes, as no new version."""
+        """Write weights into the user's policy and send them to other nodes, as no new version."""
         super().receive(source)
-        self._give()
+        self._send_to_nodes()
 
     @contextmanager
     def one_version(self) -> Iterator[None]:
-        """Whoever gives weights within writes into the caller's policy himself."""
+        """Count one version for weights that the caller writes within the context."""
         with super().one_version():
             yield
-        self._give()
+        self._send_to_nodes()
 
     def due(self) -> Sequence[int]:
-        """All, where it is time and some are on other nodes; else nobody: they are live."""
+        """Return all workers if other nodes are due for an update, else none."""
         if self._nodes is None or not self._nodes.servers:
             return ()
-        every = self._options.update_interval
-        batches = self._flow.statistics.batches - self._given_after
-        is_time = self._options.update_each or (every and batches >= every)
-        return self._workers() if is_time else ()
+        interval = self._options.update_interval
+        batches = self._flow.statistics.batches - self._sent_after
+        is_due = self._options.update_each or (interval and batches >= interval)
+        return self._workers() if is_due else ()
 
     def push(self, worker_ids: Sequence[int]) -> None:
-        """Give other nodes the caller's, as a new version, unless they have the same."""
+        """Send the user's weights to other nodes as a new version, unless they have the same."""
         weights = self.current()
         if self._nodes is None or not self._sends or not weights:
             return
-        has = self._nodes.weights
-        if not has or not weights.equal(has):
+        sent = self._nodes.weights
+        if not sent or not weights.equal(sent):
             self._flow.version.count()
-            self._give()
+            self._send_to_nodes()
 
     def resume(self, state: CollectorState) -> None:
-        """The caller's policy has a state's weights."""
+        """Send the weights of a resumed state, which the user's policy holds, to all servers."""
         self.renew_copy()
-        self._give()
+        self._send_to_nodes()
 
-    def _give(self, wait: bool = False) -> None:
+    def _send_to_nodes(self, wait: bool = False) -> None:
         if self._nodes is not None and self._sends:
-            self._given_after = self._flow.statistics.batches
-            self._nodes.give(self.current(), self._flow.version.number, wait)
+            self._sent_after = self._flow.statistics.batches
+            self._nodes.send(self.current(), self._flow.version.number, wait)
 
 
 class ServerWeights(PolicyUpdates):
-    """The weights of a policy that a process of its own calls for workers, or servers of nodes.
+    """Weights of a policy that an inference process calls for workers, perhaps with node servers.
 
     Args:
-        process: that does.
-        nodes: these servers; None: there are none.
-        workers: tells the ids of those that there are.
+        flow: Counters and ids of the stream.
+        process: The inference process.
+        nodes: Servers of other nodes; ``None`` if there are none.
+        options: How workers are managed.
+        policy: The caller's policy, or ``None``.
+        workers: Returns the ids of the present workers.
     """
 
     def __init__(
@@ -123,52 +137,52 @@ class ServerWeights(PolicyUpdates):
         self._process, self._nodes, self._workers = process, nodes, workers
 
     def start(self) -> None:
-        """Whoever built its policy gets the weights of the one that is here beside."""
+        """Send the weights of this process's policy to servers that built theirs from a factory."""
         super().start()
         if self._process.group.weights.newest:
-            self._give(self._process.group.weights.newest, self._flow.version.number)
+            self._send_to_nodes(self._process.group.weights.newest, self._flow.version.number)
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Give all servers weights from a source; None: the policy's."""
+        """Send all servers weights from a source; ``None`` sends the policy's."""
         super().update(for_all(source, worker_ids, self._workers()), None, wait)
 
     def check_new(self, workers: Sequence[WorkerRecord]) -> None:
-        """They need none."""
+        """Do nothing, because workers need no weights."""
 
     def served(self, worker: WorkerRecord) -> None:
-        """A batch was delivered, whoever's it is."""
+        """Count a delivered batch of any worker."""
         self._process.record.since_update += 1
         super().served(self._process.record)
 
-    def push_own(self, worker: WorkerRecord, source: Any) -> None:
-        """Whoever brings weights for one worker brings them for all."""
+    def push_to_worker(self, worker: WorkerRecord, source: Any) -> None:
+        """Take these weights for all workers, because they share one policy."""
         self.receive(source)
 
     def due(self) -> Sequence[int]:
-        """All workers, where it is time."""
+        """Return all workers if an automatic update is due, else none."""
         return self._workers() if super().due() else ()
 
     def resume(self, state: CollectorState) -> None:
-        """All servers get a state's weights, and its version."""
+        """Send the weights and version of a state to all servers."""
         if state.policy:
             record, version = self._process.record, state.policy_version
             self._process.group.weights.send(state.policy, [record], version)
-            self._give(state.policy, version)
+            self._send_to_nodes(state.policy, version)
 
     def push(self, worker_ids: Sequence[int]) -> None:
-        """Give all servers the policy's, as `PolicyUpdates.push`, unless they have the same."""
-        has = self._first.updated(self._process.group.weights.newest)
-        if not weights_of(self._policy).equal(has):
+        """Send the policy's weights to all servers, unless they have the same."""
+        sent = self._first.updated(self._process.group.weights.newest)
+        if not weights_of(self._policy).equal(sent):
             super().push([self._process.record.index])
 
     def _push(
-        self, gifts: Sequence[Gift], acknowledge: bool, own: bool = False
+        self, targets: Sequence[TargetedWeights], acknowledge: bool, individual: bool = False
     ) -> list[tuple[WorkerRecord, Any]]:
-        sent = super()._push(gifts, acknowledge, own)
-        for weights, _ in gifts:
-            self._give(weights, self._flow.version.number, acknowledge)
+        sent = super()._push(targets, acknowledge, individual)
+        for weights, _ in targets:
+            self._send_to_nodes(weights, self._flow.version.number, acknowledge)
         return sent
 
-    def _give(self, weights: Weights, version: int, wait: bool = False) -> None:
+    def _send_to_nodes(self, weights: Weights, version: int, wait: bool = False) -> None:
         if self._nodes is not None:
-            self._nodes.give(weights, version, wait)
+            self._nodes.send(weights, version, wait)

@@ -1,4 +1,4 @@
-"""Where batches come from: the protocol of a source, and a batch on its way to the caller."""
+"""The protocol of a source of batches, and a batch on its way to the caller."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from pycollect.worker.report import Episode
 
 @dataclass(frozen=True)
 class Batch:
-    """Rollouts that became a batch, before it is delivered.
+    """A batch of rollouts before delivery.
 
     Attributes:
-        slab: in which the tensors lie.
-        shape: the batch dimensions, time last.
-        leaves: what a frame consists of.
-        frames_of: collected frames of each worker, in the order of their rows; uncollected cells
-            are not counted.
-        extras: of that shape each; None where there are none.
-        place: where it is to lie.
-        reported: what ``td.device`` says; None: nobody asked for a device.
-        on_device: tensors that lie in no slab but on the environments' device, by key.
-        how: rollouts are joined: "stack", 0 or -1; None: it is one rollout.
-        parts: where they are joined by a number, how much of that dimension is each one's.
-        sources: of workers with processes of their own, which of these follow each other along time
-            in the worker's part.
-        beside: the first dimension of each worker's rollout is that of its own processes.
+        slab: Memory of the tensors.
+        tensors: Tensors in the slab, by key.
+        shape: Batch dimensions, time last.
+        leaves: Entries of a frame.
+        frames_of: Number of collected frames of each worker, in the order of their rows.
+            Uncollected cells are not counted.
+        episodes: Episodes that ended in this batch.
+        extras: Extras in the shape of the batch, or ``None``.
+        device: Device to deliver the batch to.
+        reported_device: Value of ``td.device``; ``None`` if no device was requested.
+        on_device: Tensors on the environments' device, outside the slab, by key.
+        joined: How rollouts are joined: "stack", 0 or -1; ``None`` for a single rollout.
+        parts: If rollouts are concatenated, the size of each rollout along that dimension.
+        sources: For workers with several processes, the processes that follow each other along time
+            in the worker's rollout, by worker.
+        stacked: Whether the first dimension of each worker's rollout is its processes.
     """
 
     slab: Slab
@@ -48,101 +50,107 @@ class Batch:
     frames_of: Mapping[int, int] = field(default_factory=dict)
     episodes: Sequence[Episode] = ()
     extras: Extras | None = None
-    place: torch.device = CPU
-    reported: torch.device | None = None
+    device: torch.device = CPU
+    reported_device: torch.device | None = None
     on_device: Mapping[Key, torch.Tensor] = field(default_factory=dict)
-    how: str | int | None = None
+    joined: str | int | None = None
     parts: Sequence[int] = ()
     sources: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    beside: bool = False
+    stacked: bool = False
 
 
 class PolicyWeights(Protocol):
-    """The policy's weights where they are collected with."""
+    """The policy's weights, and their updates."""
 
     def current(self) -> Weights:
-        """As far as they are known here."""
+        """Return the weights as far as this process knows them."""
 
     def check(self, weights: Weights) -> None:
-        """Raise ValueError unless a state's weights fit all workers' policies."""
+        """Raise ValueError unless the weights of a state fit the policies of all workers."""
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Give these workers weights from a source, or by worker; None: the policy's."""
+        """Send weights from a source, or from a dict by worker, to workers.
+
+        Args:
+            source: Source of the weights; ``None`` sends the policy's own weights.
+            worker_ids: Ids of the workers; ``None`` means all.
+            wait: Whether to wait until the workers have received the weights.
+        """
 
     def receive(self, source: Any) -> None:
-        """Take weights from a source, whatever brought them."""
+        """Take weights from a source, for example a weight-sync scheme."""
 
     def one_version(self) -> AbstractContextManager[None]:
-        """What is given within is one update, whatever the number of workers."""
+        """Count all updates within the context as one policy version."""
 
     def due(self) -> Sequence[int]:
-        """The workers that are to get the policy's weights now, without being told."""
+        """Return the ids of the workers that must get the policy's weights automatically now."""
 
     def push(self, worker_ids: Sequence[int]) -> None:
-        """Give them to these, if they have changed."""
+        """Send the policy's weights to these workers if the weights have changed."""
 
 
 class WorkerStreams(Protocol):
-    """Random streams of the workers: seeded, told, resumed. Nothing is in flight meanwhile."""
+    """Random streams of the workers. Its methods are called while no rollout is in flight."""
 
     def seed(self, root: int, static: bool) -> int:
         """Seed and reset everything; return the next seed of the chain."""
 
     def states(self) -> dict[int, WorkerState]:
-        """Of each present worker, at the end of its last delivered rollout."""
+        """Return the state of each present worker at the end of its last delivered rollout."""
 
     def check(self, states: Mapping[int, WorkerState]) -> None:
         """Raise ValueError unless these states fit the workers."""
 
     def resume(self, state: CollectorState) -> None:
-        """Give workers weights, version and generators; reset."""
+        """Restore the weights, policy version and generators of the workers, and reset them."""
 
 
 class Source(Protocol):
-    """Where a collector's batches come from: a worker in this process, or many elsewhere.
+    """Produces batches, with one worker in this process or with workers in other processes.
 
-    It writes into the Flow that it was made with, and has no collector.
+    It writes to the Flow that was passed to its constructor, and has no reference to a collector.
     """
 
     @property
     def policy(self) -> Any:
-        """The caller's, None for random actions, or where workers built it."""
+        """The caller's policy; ``None`` for random actions, or if the workers built the policy."""
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether its workers are in other processes."""
+    def is_remote(self) -> bool:
+        """Whether the workers are in other processes."""
 
     @property
     def weights(self) -> PolicyWeights:
-        """The policy's."""
+        """Weights of the policy."""
 
     @property
     def streams(self) -> WorkerStreams:
-        """Of random numbers."""
+        """Random streams of the workers."""
 
     @property
     def batch_frames(self) -> int:
-        """Frames of a full batch."""
+        """Number of frames in a full batch."""
 
     @property
     def policy_lag(self) -> dict[int, int]:
-        """Per worker: by how many versions its last delivered rollout was behind, 0 before it."""
+        """Policy versions by which each worker's last delivered rollout was behind, 0 before it."""
 
     def start(self) -> None:
-        """Get ready to collect, and check what the environments turned out to be."""
+        """Prepare for collection, and check the environments."""
 
     def collect(self) -> None:
-        """Produce the next batch, as the flow's `unclaimed`. Its frames are in flight till then.
+        """Produce the next batch and store it as the flow's `unclaimed`; its frames stay in flight.
 
-        An interrupt gives up what is not complete. From then on it does not count any more: whoever
-        changes what must agree does so uninterrupted, and `unclaimed` is a part of that.
+        An interrupt discards an incomplete batch. Changes that must agree with each other are made
+        in an uninterruptible block, which also sets `unclaimed`.
         """
 
     def before_delivery(self, td: TensorDictBase) -> None:
-        """A batch is about to be given away."""
+        """Call the hooks for a batch that is about to be delivered."""
 
     def drop(self) -> None:
-        """Forget the rollouts that workers were asked for."""
+        """Forget the rollouts that were requested from workers."""
 
     def set_hook(
         self, name: str, hook: Callable[..., Any] | None, workers: Sequence[int] | None = None
@@ -152,6 +160,8 @@ class Source(Protocol):
         A worker process closes its copy of a hook that has a method `close`.
 
         Args:
+            name: Name of the hook.
+            hook: Function to call, or ``None`` to remove the hook.
             workers: Ids of the workers that call it. Defaults to ``None``: all, also later ones.
         """
 
@@ -167,10 +177,10 @@ class Source(Protocol):
         """
 
     def report(self) -> dict[str, Any]:
-        """What `stats` tells of it and of the stream's statistics."""
+        """Return the entries of `stats` that describe this source and the stream."""
 
     def check_close_env(self, close_env: bool) -> None:
-        """Raise RuntimeError where environments cannot outlive their collector."""
+        """Raise RuntimeError if `close_env` is false but environments end with the collector."""
 
     def close(self, timeout: float | None, close_env: bool) -> None:
-        """End workers, and close environments. Idempotent."""
+        """End the workers and close the environments. Idempotent."""

@@ -1,4 +1,4 @@
-"""What a collector's state consists of, and how it is checked when it comes back."""
+"""The state of a collector, and the checks when it is loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _FORMAT = "pycollect 1"
 
 @dataclass(frozen=True)
 class WorkerState:
-    """Of one worker, at the end of its last delivered rollout.
+    """State of one worker at the end of its last delivered rollout.
 
     Attributes:
-        generators: None where the worker draws from generators that are not its own.
-        policy: weights by name, where it was given others than the other workers.
+        generators: States of the worker's random generators; ``None`` if it draws from generators
+            of the program.
+        policy: Individual weights of the worker; empty if it has the weights of all workers.
     """
 
     generators: GeneratorState | NestState | None = None
@@ -33,18 +34,18 @@ def check_generators(worker: int, state: WorkerState, processes: int, envs: int)
         envs: Number of environments in a batch. If rollouts of processes are joined along time,
             each process has this number; otherwise the processes share them.
     """
-    own = state.generators
-    if own is None:
+    generators = state.generators
+    if generators is None:
         return
-    came = len(own.processes) if isinstance(own, NestState) else 0
-    if came != processes:
+    count = len(generators.processes) if isinstance(generators, NestState) else 0
+    if count != processes:
         raise ValueError(
             f"state_dict: expected random generators of {processes} processes for worker {worker}, "
-            f"got those of {came}"
+            f"got those of {count}"
         )
-    each = [own] if isinstance(own, GeneratorState) else own.processes
-    for state_of_one in each:
-        actions = len(state_of_one.actions)
+    each = [generators] if isinstance(generators, GeneratorState) else generators.processes
+    for process_state in each:
+        actions = len(process_state.actions)
         if actions != envs and actions * processes != envs:
             raise ValueError(
                 f"state_dict: expected random generators of {envs} environments for worker "
@@ -54,13 +55,17 @@ def check_generators(worker: int, state: WorkerState, processes: int, envs: int)
 
 @dataclass(frozen=True)
 class CollectorState:
-    """Where a collector's stream stands after a delivered batch.
+    """State of a collector's stream after a delivered batch.
 
     Attributes:
-        entropy: where resumed streams come from that no worker's generators give.
-        trajectories: how many ids were given.
-        policy: weights by name; empty where the collector knows none.
-        ledger: as :meth:`Ledger.state` makes it.
+        entropy: Root of the random streams that do not come from a worker's generators.
+        batches: Number of delivered batches.
+        episodes: Number of episodes that ended.
+        trajectories: Number of trajectory ids assigned.
+        policy_version: Number of weight updates.
+        policy: Weights by name; empty if the collector does not know them.
+        ledger: Result of :meth:`Ledger.state`.
+        workers: State of each worker, by id.
     """
 
     entropy: int
@@ -73,9 +78,9 @@ class CollectorState:
     workers: dict[int, WorkerState]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return tensors, numbers, strings, lists and dicts of these, as copies.
+        """Return the state as a dict of tensors, numbers, strings, lists and dicts, all copied.
 
-        The extra state of a module has the type that the module gave it.
+        Extra state of a module keeps its own type.
         """
         return {
             "format": _FORMAT,
@@ -136,11 +141,11 @@ class CollectorState:
 def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
     count = {name: _count(source, name) for name in ("batches", "episodes", "trajectories")}
     names = {str(index): index for index in ids}
-    own = _mapping(source, "workers")
+    generators = _mapping(source, "workers")
     policies = _mapping({"policies": {}, **source}, "policies")
     modes = _mapping({"training": {}, **source}, "training")
-    if own.keys() != names.keys():
-        raise ValueError(f"state_dict: expected the workers {[*names]}, got {list(own)}")
+    if generators.keys() != names.keys():
+        raise ValueError(f"state_dict: expected the workers {[*names]}, got {list(generators)}")
     _check_names("policies", policies, [*names])
     _check_names("training", modes, ["policy", *names])
     return CollectorState(
@@ -150,7 +155,9 @@ def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
         ledger=_checked_ledger(_mapping(source, "ledger")),
         workers={
             index: WorkerState(
-                None if own[name] is None else from_plain(own[name], f"'workers', {name!r}"),
+                None
+                if generators[name] is None
+                else from_plain(generators[name], f"'workers', {name!r}"),
                 _weights({name: {}, **policies}, name, modes),
             )
             for name, index in names.items()
@@ -161,12 +168,12 @@ def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
 
 def _weights(source: Mapping[str, Any], name: str, modes: Mapping[str, Any]) -> Weights:
     """Return the weights under that name, with their training modes."""
-    own = _mapping({name: {}, **modes}, name)
-    if not all(isinstance(key, str) and isinstance(mode, bool) for key, mode in own.items()):
+    training = _mapping({name: {}, **modes}, name)
+    if not all(isinstance(key, str) and isinstance(mode, bool) for key, mode in training.items()):
         raise ValueError(
-            f"state_dict: expected a dict of bools in 'training' for {name!r}, got {own}"
+            f"state_dict: expected a dict of bools in 'training' for {name!r}, got {training}"
         )
-    return replace(weights_from(_mapping(source, name)), modes=own)
+    return replace(weights_from(_mapping(source, name)), modes=training)
 
 
 def _check_names(entry: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -179,7 +186,7 @@ def _count(source: Mapping[str, Any], name: str) -> int:
     value = source.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"state_dict: expected an int >= 0 for {name!r}, got {value!r}")
-    if value >= 2**62 and name != "entropy":  # counters are int64 elsewhere, and go on from here
+    if value >= 2**62 and name != "entropy":  # C++ continues these counters as int64
         raise ValueError(f"state_dict: expected an int < 2**62 for {name!r}, got {value!r}")
     return value
 

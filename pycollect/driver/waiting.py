@@ -1,4 +1,4 @@
-"""Waiting for workers, and for what they answer."""
+"""Wait for workers and inference servers, and replace those that died or stalled."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from pycollect.transport.messages import Rollout
 _SILENCE_SECONDS = 60.0
 
 
-class Awaiting:
-    """Whoever waits does so here. A worker that died or stalled meanwhile is replaced.
+class WorkerWaiter:
+    """Waits for workers, and replaces workers and servers that died or stalled.
 
     Args:
-        servers: those who call the policy for them, which are replaced, too.
+        flow: Counters and ids of the stream.
+        group: The workers.
+        options: How workers are managed.
+        servers: Inference servers of these workers.
     """
 
     def __init__(
@@ -40,41 +43,44 @@ class Awaiting:
         self._stalls = StallDetector(options.timeout)
 
     def any_of(self, waiting: Sequence[WorkerRecord]) -> WorkerRecord:
-        """One of them whose oldest call has an answer. Says who is awaited when it takes long."""
-        silence = _Silence(waiting)
+        """Wait until the oldest call of one of these workers is answered, and return the worker.
+
+        Warn once if it takes long.
+        """
+        silence = _SilenceWarning(waiting)
         with self._flow.statistics.timed("idle"):
             while True:
                 self._flow.check_not_closed()
-                self._look_after_servers()
+                self._replace_dead_servers()
                 for worker in self._stalls.stalled(waiting):
-                    # Who is done makes no step until it is served, however long that takes.
+                    # A worker with an unread answer makes no steps, but has not stalled.
                     if worker.handle.has_answer:
-                        self._stalls.heard_of(worker)
+                        self._stalls.note_progress(worker)
                     else:
                         self._give_up(worker)
                 ready = self._group.wait_any(waiting, self._stalls.next_check)
-                self._flow.check_not_closed()  # a policy called here may have shut it down
+                self._flow.check_not_closed()  # a policy in this process may have shut it down
                 if ready is not None:
                     return ready
                 silence.look()
 
-    def one_now(self, waiting: Sequence[WorkerRecord]) -> WorkerRecord | None:
-        """One of those that are built whose answer is there already."""
+    def ready_now(self, waiting: Sequence[WorkerRecord]) -> WorkerRecord | None:
+        """Return a built worker that has answered already, or ``None``."""
         built = [worker for worker in waiting if not worker.starting]
         return self._group.wait_any(built, 0.0) if built else None
 
-    def built(self, worker: WorkerRecord) -> None:
-        """Until it is, or was already."""
+    def await_built(self, worker: WorkerRecord) -> None:
+        """Wait until the worker is built."""
         while worker.starting:
             self.any_of([worker])
             self.rollout_of(worker)
 
     def rollout_of(self, worker: WorkerRecord) -> Rollout | None:
-        """The worker's oldest rollout; None where it only started, or is being replaced."""
-        self._stalls.heard_of(worker)
+        """Return the worker's oldest rollout; ``None`` if it only started, or is being replaced."""
+        self._stalls.note_progress(worker)
         try:
             if worker.starting:
-                self._group.welcome(worker)
+                self._group.finish_replacement(worker)
                 return None
             with self._flow.statistics.timed("transport"):
                 return worker.handle.rollout()
@@ -83,8 +89,8 @@ class Awaiting:
         except Exception as error:
             if is_interrupt(error):
                 raise
-            if self._is_servers_fault(worker, error):
-                return None  # it is replaced with its server, before anything is waited for
+            if self._is_server_failure(worker, error):
+                return None  # the next wait replaces the worker together with its server
             if not self._options.restart_on_error:
                 self._flow.ledger.lose(worker.index, worker.frames_in_flight, "env_error")
                 raise
@@ -92,30 +98,29 @@ class Awaiting:
             self._group.replace(worker, _end_of(worker, text, error), "env_error")
         return None
 
-    def _is_servers_fault(self, worker: WorkerRecord, error: Exception) -> bool:
-        """Whether a worker could not be built as its server, and its memory, was gone just then."""
+    def _is_server_failure(self, worker: WorkerRecord, error: Exception) -> bool:
+        """Return whether a worker could not be built because the memory of its server was gone."""
         starting = worker.starting is not None
         return starting and isinstance(error, SharedMemoryError) and self._servers.have_lost(worker)
 
     def _give_up(self, worker: WorkerRecord) -> None:
-        """End a worker from which nothing comes any more, and replace it."""
+        """End a stalled worker and replace it."""
         text = f"worker {worker.index} made no step for {self._options.timeout} s (worker_timeout)"
         self._group.replace(worker, _end_of(worker, text), "worker_timeout")
 
-    def _look_after_servers(self) -> bool:
-        """Where one is gone, so is what its workers had from it: they are replaced.
+    def _replace_dead_servers(self) -> bool:
+        """Replace dead servers and the workers that they served; return whether there were any.
 
-        Returns:
-            Whether it was so.
+        The workers cannot continue, because the memory that they shared with the server is gone.
         """
         dead = self._servers.dead()
         for server, death in dead:
-            theirs = self._servers.served_by(server, self._group.present)
+            workers = self._servers.served_by(server, self._group.present)
             server.replace(death)
-            for worker in theirs:
+            for worker in workers:
                 worker.process.kill()
-            with Uninterrupted():  # each of them once
-                for worker in theirs:
+            with Uninterrupted():  # each worker must be replaced exactly once
+                for worker in workers:
                     self._group.replace(worker, death, DIED)
                 server.replaced()
         return bool(dead)
@@ -123,20 +128,23 @@ class Awaiting:
     def call(self, function: Callable[..., Any], calls: Mapping[int, Sequence[Any]]) -> list[Any]:
         """Call a function in these workers; return the results in the order of their ids.
 
-        An exception of one of them is raised here with the same type, once all have answered.
+        If a worker raises an exception, it is raised here with the same type after all have
+        answered.
         """
-        pickled = {index: cloudpickle.dumps((function, own)) for index, own in calls.items()}
+        pickled = {index: cloudpickle.dumps((function, args)) for index, args in calls.items()}
         return [cloudpickle.loads(answer) for answer in self._answers(pickled)]
 
-    def _answers(self, questions: Mapping[int, bytes]) -> list[bytes]:
+    def _answers(self, requests: Mapping[int, bytes]) -> list[bytes]:
         with self._flow.between_rollouts("workers"):
             self._flow.check_open()
-            workers = [own for own in self._group.in_order if own.index in questions]
+            workers = [worker for worker in self._group.in_order if worker.index in requests]
             for worker in workers:
-                self.built(worker)
-            asked = [(own, own.handle.request("run", questions[own.index])) for own in workers]
+                self.await_built(worker)
+            sent = [
+                (worker, worker.handle.request("run", requests[worker.index])) for worker in workers
+            ]
             answers, failures = [], []
-            for worker, call in asked:
+            for worker, call in sent:
                 try:
                     answers.append(self._answer_of(worker, call))
                 except Exception as error:
@@ -173,14 +181,14 @@ class Awaiting:
         )
 
     def _has_answered(self, worker: WorkerRecord, call: Any) -> bool:
-        """Wait for a call's answer, or its worker's end; False: it is replaced already."""
-        if worker.starting:  # with all others, as their policy's server died meanwhile
+        """Wait for a call's answer or the worker's death; return False if it was replaced."""
+        if worker.starting:  # replaced with its inference server
             return False
-        self._stalls.heard_of(worker)
-        silence = _Silence([worker])
+        self._stalls.note_progress(worker)
+        silence = _SilenceWarning([worker])
         while not worker.handle.await_answer(call, self._stalls.next_check):
             self._flow.check_not_closed()
-            if self._look_after_servers() and worker.starting:
+            if self._replace_dead_servers() and worker.starting:
                 return False
             if self._stalls.stalled([worker]):
                 self._give_up(worker)
@@ -189,21 +197,21 @@ class Awaiting:
         return True
 
     def call_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
-        """Queue these calls for workers that are built, and wait for all of them.
+        """Send these calls to workers that are built, and wait for all answers.
 
-        A worker that starts, or takes the place of one of them meanwhile, is asked for its
-        `initial_call` once it is built.
+        A worker that is starting, or that replaces another one meanwhile, gets its `initial_call`
+        once it is built.
         """
-        asked = [
+        sent = [
             (worker, worker.handle.request(*calls[worker.index]))
             for worker in self._group.present
             if worker.index in calls and not worker.starting
         ]
-        for worker, call in asked:
+        for worker, call in sent:
             self._answer_if_any(worker, call)
 
     def _answer_if_any(self, worker: WorkerRecord, call: Any) -> Any:
-        """What it answers; None also where it stalled or died, and is replaced."""
+        """Return the worker's answer, or ``None`` if the worker is being replaced."""
         if not self._has_answered(worker, call):
             return None
         try:
@@ -213,26 +221,26 @@ class Awaiting:
             return None
 
     def begin_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
-        """As `call_all`, for all; a worker that replaces one of them is asked for the same."""
+        """Send each worker, and each later replacement, a call; wait for all answers."""
         for worker in self._group.present:
             worker.initial_call = calls[worker.index]
         self.call_all(calls)
 
-    def resized(self, frames: int) -> None:
-        """Every worker collects that many frames per rollout from now on; nothing is in flight."""
+    def resize(self, frames: int) -> None:
+        """Set the number of frames per rollout of every worker; nothing may be in flight."""
         present = self._group.present
         for worker in present:
-            self.built(worker)
-            worker.share(frames)
+            self.await_built(worker)
+            worker.set_frames(frames)
         calls = [(worker, worker.handle.request("resize", frames)) for worker in present]
         for worker, call in calls:
             info = self._answer_if_any(worker, call)
             if info is not None:
                 worker.info = info
-            self.built(worker)
+            self.await_built(worker)
 
 
-class _Silence:
+class _SilenceWarning:
     """Warns once about the awaited workers if no rollout arrives for a long time."""
 
     def __init__(self, workers: Sequence[WorkerRecord]) -> None:
@@ -241,7 +249,7 @@ class _Silence:
         self._warned = False
 
     def look(self) -> None:
-        """Warn if it is time to; call this while nothing has arrived."""
+        """Warn if it is time; call this while nothing has arrived."""
         if not self._warned and time.monotonic() - self._since >= _SILENCE_SECONDS:
             self._warned = True
             indices = [worker.index for worker in self._workers]

@@ -1,4 +1,4 @@
-"""New weights of the policy: for a policy in this process, and for workers elsewhere."""
+"""Updates of the policy's weights, for a policy in this process and for workers elsewhere."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from pycollect.driver.workers import WorkerGroup
 
 
 class WorkerWeights(PolicyWeights, Protocol):
-    """The policy's weights, for workers that come and go."""
+    """The policy's weights, for workers that are added and removed."""
 
     def start(self) -> None:
-        """The first workers are there."""
+        """Send the initial weights after the first workers were started."""
 
     def check_new(self, workers: Sequence[WorkerRecord]) -> None:
         """Raise ValueError unless the newest weights fit workers that were added."""
 
     def served(self, worker: WorkerRecord) -> None:
-        """Async: its rollout is the one that was delivered last."""
+        """Async: record that a rollout of this worker was returned last."""
 
-    def push_own(self, worker: WorkerRecord, source: Any) -> None:
-        """Give one worker weights of its own."""
+    def push_to_worker(self, worker: WorkerRecord, source: Any) -> None:
+        """Send one worker individual weights."""
 
 
 def by_worker(source: Any) -> dict[int, Any] | None:
-    """A dict by worker id as such; None for any other source of weights."""
+    """Return a dict by worker id as a new dict; return None for any other source of weights."""
     if isinstance(source, TensorDictBase) or not isinstance(source, Mapping) or not source:
         return None
     ids = [key for key in source if isinstance(key, int) and not isinstance(key, bool)]
@@ -60,35 +60,37 @@ def for_all(source: Any, worker_ids: int | Sequence[int] | None, workers: Sequen
     """
     known = sorted(workers)
     ids = check_worker_ids(worker_ids, known)
-    own = by_worker(source)
-    if own is not None:
-        ids = check_worker_ids(list(own), known, "policy_or_weights")
+    each = by_worker(source)
+    if each is not None:
+        ids = check_worker_ids(list(each), known, "policy_or_weights")
     if len(known) > 1 and sorted(set(ids)) != known:
         raise ValueError(
             f"worker_ids: expected all workers because they share one policy, got {ids}"
         )
-    if own is None:
+    if each is None:
         return source
-    if len(own) > 1:
+    if len(each) > 1:
         raise ValueError(
             "policy_or_weights: expected the same weights for all workers because they share one "
             "policy, got a dict by worker id"
         )
-    return own[known[0]]
+    return each[known[0]]
 
 
-Gift: TypeAlias = tuple[Weights, Sequence[WorkerRecord]]
-"""Weights, and the workers that they are for."""
+TargetedWeights: TypeAlias = tuple[Weights, Sequence[WorkerRecord]]
+"""Weights, and the workers that they are sent to."""
 
 
 class PolicyUpdates:
-    """Gives workers the weights that whoever calls brings, or those of the caller's policy.
+    """Sends workers the weights that a caller passes, or those of the caller's policy.
 
-    Any thread may call `update` and `push_own`, also while a batch is collected.
+    Any thread may call `update` and `push_to_worker`, even while a batch is collected.
 
     Args:
-        policy: the caller's; None: random actions, or built by workers.
-
+        flow: Counters and ids of the stream.
+        group: The workers.
+        options: How workers are managed.
+        policy: The caller's policy; ``None`` for random actions, or if workers build the policy.
     """
 
     def __init__(self, flow: Flow, group: WorkerGroup, options: RemoteOptions, policy: Any) -> None:
@@ -97,17 +99,17 @@ class PolicyUpdates:
         self._sends = flow.options.sends
         self._pushing = threading.Lock()
         self._first = self._policy_now()
-        self._sent_others = False  # the last update sent other weights than the policy's
-        self._overruled: Weights | None = None  # the policy's, when workers were given others
-        self._shared_version: int | None = None  # 0: within an update that gave nothing yet
+        self._sent_others = False  # whether the last update sent other weights than the policy's
+        self._overruled: Weights | None = None  # the policy's, when others were sent explicitly
+        self._shared_version: int | None = None  # of `one_version`; 0 before its first update
         self._last_served: WorkerRecord | None = None
 
     def start(self) -> None:
-        """Workers that built their policy get the weights of the one that is here beside."""
+        """Send the weights of this process's policy to workers that built theirs from a factory."""
         if self._options.built_by_workers and self._first:
-            everyone, sender = self._group.present, self._group.weights
-            sender.check(self._first, everyone)
-            sender.send(self._first, everyone, self._flow.version.number)
+            workers, sender = self._group.present, self._group.weights
+            sender.check(self._first, workers)
+            sender.send(self._first, workers, self._flow.version.number)
 
     def check_new(self, workers: Sequence[WorkerRecord]) -> None:
         """Raise ValueError unless the newest weights fit workers that were added."""
@@ -116,13 +118,13 @@ class PolicyUpdates:
             self._group.weights.check(weights, workers)
 
     def served(self, worker: WorkerRecord) -> None:
-        """Async: its rollout is the one that was delivered last."""
+        """Async: record that a rollout of this worker was returned last."""
         self._last_served = worker
 
     def current(self) -> Weights:
         """Return the policy's weights, updated with those that were sent instead of them."""
-        own, newest = weights_of(self._policy), self._group.weights.newest
-        return own.updated(newest) if self._sent_others or not own else own
+        weights, newest = weights_of(self._policy), self._group.weights.newest
+        return weights.updated(newest) if self._sent_others or not weights else weights
 
     def check(self, weights: Weights) -> None:
         """Raise ValueError unless a state's weights fit all workers' policies."""
@@ -137,39 +139,41 @@ class PolicyUpdates:
             )
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Give these workers weights from a source, or by worker; None: the policy's."""
+        """Send workers the weights of a source, or of a dict by worker; None sends the policy's."""
         check_open(self._flow.closed)
         if not self._sends:
             return
-        gifts = self._gifts(source, worker_ids)
-        for weights, workers in gifts:
+        targets = self._targets(source, worker_ids)
+        for weights, workers in targets:
             self._group.weights.check(weights, workers)
         self._sent_others = source is not None and source is not self._policy
-        by_itself = self._options.update_each or self._options.update_interval
-        self._overruled = self._policy_now() if by_itself and source is not None else None
-        sent = self._push(gifts, wait, by_worker(source) is not None)
+        automatic = self._options.update_each or self._options.update_interval
+        self._overruled = self._policy_now() if automatic and source is not None else None
+        sent = self._push(targets, wait, by_worker(source) is not None)
         if wait:
             for worker, call in sent:
                 worker.handle.answer(call)
 
     def receive(self, source: Any) -> None:
-        """Give all workers weights from a source, whatever brought them."""
+        """Send all workers the weights of a source."""
         self.update(source, None, False)
 
-    def push_own(self, worker: WorkerRecord, source: Any) -> None:
-        """Give one worker weights of its own."""
+    def push_to_worker(self, worker: WorkerRecord, source: Any) -> None:
+        """Send one worker individual weights."""
         weights = weights_from(source)
         self._group.weights.check(weights, [worker])
-        self._push([(weights, [worker])], False, own=True)
+        self._push([(weights, [worker])], False, individual=True)
 
-    def _gifts(self, source: Any, worker_ids: int | Sequence[int] | None) -> list[Gift]:
-        """Which weights go to which workers."""
+    def _targets(
+        self, source: Any, worker_ids: int | Sequence[int] | None
+    ) -> list[TargetedWeights]:
+        """Return weights and the workers that must receive them."""
         known = sorted(worker.index for worker in self._group.present)
-        own = by_worker(source)
-        if own is not None:
-            check_worker_ids(list(own), known, "policy_or_weights")
-            ids = check_worker_ids(list(own) if worker_ids is None else worker_ids, sorted(own))
-            return [(weights_from(own[index]), self._group.of([index])) for index in ids]
+        each = by_worker(source)
+        if each is not None:
+            check_worker_ids(list(each), known, "policy_or_weights")
+            ids = check_worker_ids(list(each) if worker_ids is None else worker_ids, sorted(each))
+            return [(weights_from(each[index]), self._group.of([index])) for index in ids]
         ids = check_worker_ids(worker_ids, known)
         if source is None and self._options.built_by_workers and self._policy is None:
             raise no_weights_given()
@@ -178,7 +182,7 @@ class PolicyUpdates:
 
     @contextmanager
     def one_version(self) -> Iterator[None]:
-        """What is given within is one update."""
+        """Count all updates within the context as one policy version."""
         self._shared_version = 0
         try:
             yield
@@ -186,7 +190,7 @@ class PolicyUpdates:
             self._shared_version = None
 
     def due(self) -> Sequence[int]:
-        """The workers that are to get the policy's weights now: sync all, async who was served."""
+        """Return the workers due for the policy's weights: all if sync, the served one if async."""
         each, every = self._options.update_each, self._options.update_interval
         if not (each or every):
             return ()
@@ -199,9 +203,9 @@ class PolicyUpdates:
         ]
 
     def push(self, worker_ids: Sequence[int]) -> None:
-        """Give them to these, unless they are the ones that the workers were made with.
+        """Send the policy's weights to these workers, unless they were built with the same.
 
-        Others that workers were given since stay until the policy's change.
+        Other weights that were sent explicitly stay in use until the policy's weights change.
         """
         weights = weights_of(self._policy) if self._sends else NO_WEIGHTS
         if not weights:
@@ -218,12 +222,14 @@ class PolicyUpdates:
         return weights_of(self._policy).copied()
 
     def _push(
-        self, gifts: Sequence[Gift], acknowledge: bool, own: bool = False
+        self, targets: Sequence[TargetedWeights], acknowledge: bool, individual: bool = False
     ) -> list[tuple[WorkerRecord, Any]]:
-        """One more version for these workers; the calls that can be waited for.
+        """Count a new version and send it; return the workers and calls that can be awaited.
 
         Args:
-            own: each of them is to have its own weights.
+            targets: Weights and the workers that must receive them.
+            acknowledge: Whether the workers must confirm that they have the weights.
+            individual: Whether the weights are individual to each of these workers.
         """
         version = self._flow.version
         with self._pushing:
@@ -233,36 +239,36 @@ class PolicyUpdates:
                 self._shared_version = version.number
             return [
                 sent
-                for weights, workers in gifts
+                for weights, workers in targets
                 for sent in self._group.weights.send(
-                    weights, workers, version.number, acknowledge, own
+                    weights, workers, version.number, acknowledge, individual
                 )
             ]
 
 
 class PolicyCaller(Protocol):
-    """Whoever calls the policy in this process."""
+    """Calls the policy in this process."""
 
     @property
     def policy(self) -> Any:
-        """The caller's own, or a copy of it on another device."""
+        """The caller's policy, or a copy of it on another device."""
 
     def load_weights(self, weights: Weights) -> None:
-        """Write new weights into it, in place."""
+        """Write new weights into the policy, in place."""
 
 
 class LivePolicy:
-    """The weights of a policy that is called where the caller has it.
+    """The weights of a policy that is called in the caller's process.
 
     Args:
-        caller: calls it for all workers.
-        policy: the user's; where it is called on another device than it lies on, `caller` has a
-            copy.
-        is_ours: nobody else has it: a factory made it.
-        workers: tells the ids of those that there are.
+        flow: Counters and ids of the stream.
+        caller: Calls the policy for all workers.
+        policy: The user's policy. If it is called on another device, `caller` has a copy.
+        is_owned: Whether a factory made the policy, so that only the collector has it.
+        workers: Returns the ids of the present workers.
 
     Attributes:
-        policy: The user's.
+        policy: The user's policy.
     """
 
     def __init__(
@@ -270,26 +276,26 @@ class LivePolicy:
         flow: Flow,
         caller: PolicyCaller,
         policy: Any,
-        is_ours: bool,
+        is_owned: bool,
         workers: Callable[[], Sequence[int]],
     ) -> None:
         self._flow, self._caller = flow, caller
-        self.policy, self._is_ours, self._workers = policy, is_ours, workers
+        self.policy, self._is_owned, self._workers = policy, is_owned, workers
         self._sends = flow.options.sends
 
     def current(self) -> Weights:
-        """The caller's."""
+        """Return the weights of the user's policy."""
         return weights_of(self.policy)
 
     def check(self, weights: Weights) -> None:
-        """Raise ValueError unless they fit the policy."""
+        """Raise ValueError unless the weights fit the policy."""
         check_loads(self.policy, weights)
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Write them into the caller's policy, at once."""
+        """Write weights into the user's policy at once, and count a policy version."""
         check_open(self._flow.closed)
         source = for_all(source, worker_ids, self._workers())
-        if source is None and self._is_ours and self._sends:
+        if source is None and self._is_owned and self._sends:
             raise no_weights_given()
         with self._flow.policy_stream.ordered():
             if self._sends:
@@ -298,7 +304,7 @@ class LivePolicy:
         self._flow.version.count()
 
     def receive(self, source: Any) -> None:
-        """Write them into the caller's policy; no version is counted."""
+        """Write weights into the user's policy without counting a version."""
         with self._flow.policy_stream.ordered():
             self._load(source)
             self.renew_copy()
@@ -309,20 +315,20 @@ class LivePolicy:
 
     @contextmanager
     def one_version(self) -> Iterator[None]:
-        """Whoever gives weights within writes into the caller's policy himself."""
+        """Count one version for weights that the caller writes within the context."""
         with self._flow.policy_stream.ordered():
             yield
             self.renew_copy()
         self._flow.version.count()
 
     def renew_copy(self) -> None:
-        """Where it is a copy that is called, it gets what the caller's holds now."""
+        """Copy the user's weights to the policy that is called, if that is a copy."""
         if self._sends and self._caller.policy is not self.policy:
             self._caller.load_weights(self.current())
 
     def due(self) -> Sequence[int]:
-        """Nobody: they are live."""
+        """Return no workers, because the weights are live."""
         return ()
 
     def push(self, worker_ids: Sequence[int]) -> None:
-        """There is nobody to give them to."""
+        """Do nothing, because the weights are live."""

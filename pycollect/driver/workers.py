@@ -1,4 +1,4 @@
-"""The workers of a scheduler: started, replaced if they die, ended."""
+"""The workers of a scheduler: start them, replace them if they die, and end them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from pycollect.transport.shared_value import SharedValue
 
 
 class NotStarted:
-    """A StartingWorker without a process: it never answers and never dies.
+    """A StartingWorker without a process; it never answers and never dies.
 
-    The worker group replaces it when it waits for the worker.
+    The worker group starts its process when it next waits for the worker.
     """
 
     native: ClassVar[Any] = None
@@ -40,7 +40,7 @@ class NotStarted:
         """Raise AssertionError, because no process was started."""
         raise AssertionError("built: expected a worker that was started")
 
-    def last_words(self) -> str:
+    def recent_log(self) -> str:
         """Return no log lines."""
         return ""
 
@@ -53,35 +53,40 @@ class NotStarted:
 
 
 _LOGGER = logging.getLogger(__name__)
-_BATCHES_REMEMBERED = 100  # a death is forgotten after so many delivered batches
+_BATCHES_REMEMBERED = 100  # a death no longer counts after this many delivered batches
 
 
-class Servers(Protocol):
-    """Those without whom workers do nothing."""
+class InferenceServers(Protocol):
+    """Servers that call the policy for workers."""
 
     def death(self) -> WorkerDied | None:
-        """How one of them ended; None: all live."""
+        """Return the error of a server that ended, or ``None`` if all are alive."""
 
-    def last_words(self) -> str:
-        """The last lines that this one logged, as far as they can be had."""
+    def recent_log(self) -> str:
+        """Return the last lines that the dead server logged, as far as they are available."""
 
     def end_idle(self, workers: Sequence[WorkerRecord]) -> None:
-        """End those whom none of these workers needs, which are all that there are."""
+        """End the servers that none of these workers, which are all workers, needs."""
 
 
 class WorkerGroup:
-    """Who is there, by id, and what each was given: whoever takes a worker's place gets it, too.
+    """The present workers, and the weights and hooks that also their replacements get.
 
-    A death is told to the flow: ledger, trajectories and their ids.
+    A worker's death is recorded in the flow: ledger, trajectories and their ids.
 
     Args:
-        servers: those who call the policy for them; None: nobody who can die without this process.
+        flow: Counters and ids of the stream.
+        engine: Starts the workers.
+        options: How workers are managed.
+        servers: Servers that call the policy for the workers; ``None`` if workers call it, or if it
+            is called in this process.
 
     Attributes:
-        present: in the order in which they came.
-        line: these; whoever was served longest ago first.
-        former: those that were released.
-        weights, hooks: what they were given.
+        present: Workers in the order in which they were added.
+        queue: The same workers; the first was served longest ago.
+        former: Released workers.
+        weights: Sends weights to the workers.
+        hooks: Sends hooks to the workers.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class WorkerGroup:
         flow: Flow,
         engine: Engine,
         options: RemoteOptions,
-        servers: Servers | None = None,
+        servers: InferenceServers | None = None,
     ) -> None:
         self._flow, self._engine, self._options = flow, engine, options
         self._servers = servers
@@ -98,7 +103,7 @@ class WorkerGroup:
         self.weights = WeightSender(engine.put)
         self.hooks = HookSender(engine.put)
         self.present: list[WorkerRecord] = []
-        self.line: list[WorkerRecord] = []
+        self.queue: list[WorkerRecord] = []
         self.former: list[WorkerRecord] = []
 
     @property
@@ -109,22 +114,22 @@ class WorkerGroup:
         return sorted(self.present, key=lambda worker: worker.index)
 
     def ids(self) -> list[int]:
-        """Of those that are there."""
+        """Return the ids of the present workers."""
         return [worker.index for worker in self.present]
 
     @property
     def infos(self) -> dict[int, WorkerInfo]:
-        """What each turned out to be."""
+        """Properties of each present worker, by id."""
         return {worker.index: worker.info for worker in self.present}
 
     def of(self, indices: Sequence[int]) -> list[WorkerRecord]:
-        """Those with these ids."""
+        """Return the present workers with these ids."""
         return [worker for worker in self.present if worker.index in indices]
 
     def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerRecord]:
-        """Start new workers and wait until they are built; if one is not, none of them is here."""
-        everyone = [*(worker.plan for worker in self.present), *plans]
-        self._engine.check_resources([plan.options for plan in everyone])
+        """Start workers and wait until they are built; if one of them fails, end them all."""
+        all_plans = [*(worker.plan for worker in self.present), *plans]
+        self._engine.check_resources([plan.options for plan in all_plans])
         workers: list[WorkerRecord] = []
         try:
             for plan in plans:
@@ -134,13 +139,13 @@ class WorkerGroup:
             self._end_processes(workers)
             raise
         self.present = [*self.present, *workers]
-        self.line = [*self.line, *workers]
+        self.queue = [*self.queue, *workers]
         for text in dict.fromkeys(text for worker in workers for text in worker.info.warnings):
             warn_user(text)
         return workers
 
     def begin(self, plan: WorkerPlan) -> WorkerRecord:
-        """Start one that is not present yet, and do not wait: once it is built, `take` it."""
+        """Start a worker without waiting for it; pass it to `take` once it is built."""
         return WorkerRecord(plan, self._started(plan))
 
     def _started(self, plan: WorkerPlan) -> StartingWorker:
@@ -150,11 +155,12 @@ class WorkerGroup:
             return self._engine.start(plan.spec, self._policies[plan.policy], plan.options)
 
     def await_built(self, workers: Sequence[WorkerRecord]) -> None:
-        """Wait until these are, which were started.
+        """Wait until these started workers are built.
 
         Raises:
-            ValueError: they take too long; or what is raised while they are built.
-            WorkerError: one of them, or the server of their policy, died.
+            ValueError: They take too long.
+            WorkerError: One of them, or the server of their policy, died.
+            Exception: Building a worker raised it.
         """
         waiting = list(workers)
         while waiting:
@@ -162,17 +168,17 @@ class WorkerGroup:
             if ready is not None:
                 waiting = [worker for worker in waiting if worker is not ready]
             elif self._servers is not None and (death := self._servers.death()):
-                raise _with_words(death, str(death), self._servers.last_words()) from death
+                raise _with_log(death, str(death), self._servers.recent_log()) from death
             else:
                 self._start_timer.check(waiting)
         for worker in workers:
             try:
                 _take_handle(worker)
             except WorkerDied as death:
-                raise _with_words(death, str(death), worker.process.last_words()) from death
+                raise _with_log(death, str(death), worker.process.recent_log()) from death
 
     def wait_any(self, workers: Sequence[WorkerRecord], timeout: float) -> WorkerRecord | None:
-        """One that is built, has answered its oldest call, or has died; None: none in that time.
+        """Return a worker that is built, has an answer, or died; ``None`` on timeout.
 
         A replacement that is overdue counts as dead.
         """
@@ -184,12 +190,12 @@ class WorkerGroup:
         return None if ready is None else workers[processes.index(ready)]
 
     def is_overdue(self, worker: WorkerRecord) -> bool:
-        """Whether this is a replacement that was not built within `worker_init_timeout`.
+        """Return whether this is a replacement that was not built within `worker_init_timeout`.
 
-        A replacement whose start has failed is started now.
+        If its start has failed, it is started now.
 
         Raises:
-            OSError: It still cannot be started; with the limit that is reached.
+            OSError: It still cannot be started; the message names the limit that was reached.
         """
         starting = worker.starting
         if starting is None or worker.incarnation == 0:
@@ -202,17 +208,17 @@ class WorkerGroup:
         return bool(worker.overdue)
 
     def replace(self, worker: WorkerRecord, death: WorkerDied, reason: str) -> None:
-        """Start a worker anew; what was asked of the old one is lost, and asked of the new one.
+        """Start a new worker process; rollouts in flight are lost and requested again.
 
         Raises:
-            WorkerError: it died too often; with its id, the cause and its last log lines. Nothing
-                more is asked of anybody then.
+            WorkerError: The worker died too often. The error has its id, the cause and its last log
+                lines. No more rollouts are requested then.
         """
         flow = self._flow
-        # As text: whoever keeps the record would keep the exception's frames, and slabs by them.
+        # As text: a kept log record would otherwise keep the exception's frames and their slabs.
         _LOGGER.warning("%s; %d frames in flight are lost", str(death), worker.frames_in_flight)
-        worker.process.kill()  # it may wait for the end, and so is not in what follows
-        with Uninterrupted():  # once, and whole: it would be lost twice
+        worker.process.kill()  # outside the uninterruptible block, because it may wait
+        with Uninterrupted():  # otherwise frames could be lost twice
             flow.lose_worker(worker.index, worker.frames_in_flight, reason)
             forget_ids(flow.ids, worker.index, worker.info)
             self.restart(worker, death, reason)
@@ -223,26 +229,26 @@ class WorkerGroup:
             flow.ledger.issue(worker.index, worker.frames_in_flight)
 
     def restart(self, worker: WorkerRecord, death: WorkerDied, reason: str) -> None:
-        """Start its process anew, and nothing else; errors are those of `replace`."""
+        """Start a worker's process again without counting frames; errors as for `replace`."""
         worker.process.kill()
         worker.failure = f"{reason}: {death}"
         try:
             with Uninterrupted():
-                self._start_anew(worker, death, self._flow.statistics.batches)
+                self._start_again(worker, death, self._flow.statistics.batches)
         except WorkerError as error:
             worker.requests.clear()
             self._flow.failing = self._flow.failing or without_frames(error)
             raise
 
-    def _start_anew(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:
-        words = worker.process.last_words()
+    def _start_again(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:
+        log = worker.process.recent_log()
         recent = worker.deaths
-        if not worker.starting:  # it was built since its last death
+        if not worker.starting:  # the worker was built since its last death
             recent = [before for before in recent if before > batches - _BATCHES_REMEMBERED]
         worker.deaths = [*recent, batches]
         if len(worker.deaths) > self._options.max_restarts:
             text = f"{death}; it was replaced {len(recent)} times (max_worker_restarts)"
-            raise _with_words(death, text, words) from death
+            raise _with_log(death, text, log) from death
         spec = replace(worker.plan.spec, incarnation=worker.incarnation + 1)
         worker.plan = replace(worker.plan, spec=spec)
         worker.starting = NotStarted()
@@ -254,7 +260,7 @@ class WorkerGroup:
         worker.started, worker.overdue = time.monotonic(), ""
 
     def await_replaced(self, worker: WorkerRecord, reason: str) -> None:
-        """Wait until a worker that was restarted is built; restart it if it dies before that.
+        """Wait until a restarted worker is built; restart it again if it dies before that.
 
         Raises:
             WorkerError: It died too often.
@@ -268,72 +274,74 @@ class WorkerGroup:
             except WorkerDied as death:
                 self.restart(worker, death, reason)
 
-    def welcome(self, worker: WorkerRecord) -> None:
+    def finish_replacement(self, worker: WorkerRecord) -> None:
         """Let a built replacement continue the work of its predecessor.
 
         Raises:
-            WorkerDied: It is not built, or cannot be given what the old one had.
-            Exception: Raised while it was built.
+            WorkerDied: The worker died, or cannot receive the weights and requests of its
+                predecessor.
+            Exception: Building the worker raised it.
         """
         before = worker.info
         _take_handle(worker)
         if self._options.sync:
             check_alike({-1: before, worker.index: worker.info})
         try:
-            self.give_all(worker)
+            self.send_all(worker)
             for request in worker.requests:
                 worker.handle.submit(request)
         except LimitError as error:
             text = f"{worker.plan.spec.name} could not receive weights and requests: {error}"
             raise WorkerDied(text, worker.index, worker.incarnation, "") from error
-        self._end_idle_servers()  # it may be on another node now
+        self._end_idle_servers()  # the replacement may be on another node
 
     def take(self, worker: WorkerRecord) -> None:
-        """One that was begun, or restarted, is built: it is asked through its handle from now on.
+        """Use the handle of a worker that was started by `begin` or `restart` and is built now.
 
         Raises:
-            WorkerDied: it is not; or what is raised while it is built.
+            WorkerDied: The worker died.
+            Exception: Building the worker raised it.
         """
         _take_handle(worker)
-        self.give_all(worker)
+        self.send_all(worker)
 
-    def give_all(self, worker: WorkerRecord) -> None:
-        """Whoever took a worker's place gets what that one was given."""
-        self.weights.give(worker)
-        self.hooks.give(worker)
+    def send_all(self, worker: WorkerRecord) -> None:
+        """Send a worker its weights, hooks and initial call."""
+        self.weights.send_kept(worker)
+        self.hooks.send_kept(worker)
         if worker.initial_call is not None:
             worker.handle.request(*worker.initial_call)
 
     def serve_last(self, worker: WorkerRecord) -> None:
-        """It was served: it goes to the end of the line, so that a fast one starves nobody."""
-        self.line.remove(worker)
-        self.line.append(worker)
+        """Move a worker to the end of the queue, so that fast workers do not starve others."""
+        self.queue.remove(worker)
+        self.queue.append(worker)
 
     def release(self, worker: WorkerRecord) -> None:
-        """A worker is not one of the present ones any more."""
+        """Move a worker from the present to the former workers."""
         self._forget(worker)
         self.former.append(worker)
 
     def _forget(self, worker: WorkerRecord) -> None:
-        # Lists of their own: another thread may be going through the old ones.
+        # New lists, because another thread may iterate over the old ones.
         self.present = [other for other in self.present if other is not worker]
-        self.line = [other for other in self.line if other is not worker]
+        self.queue = [other for other in self.queue if other is not worker]
 
-    def refuse(self, workers: Sequence[WorkerRecord]) -> None:
-        """End workers that were started and do not fit: they never were here."""
+    def discard(self, workers: Sequence[WorkerRecord]) -> None:
+        """End new workers that do not fit; they do not count as former workers."""
         for worker in workers:
             self._forget(worker)
         self._end_processes(workers)
 
     def end(self, workers: Sequence[WorkerRecord]) -> None:
-        """Release these, and wait until they are gone. What they have not delivered is lost."""
+        """Release these workers and wait until they have ended; frames not delivered are lost."""
         for worker in workers:
             self._flow.lose_worker(worker.index, 0, "incomplete")
             self.release(worker)
         self._end_processes(workers)
 
     def _end_processes(self, workers: Sequence[WorkerRecord]) -> None:
-        """End those of workers that are not present, and who served nobody else."""
+        """End the processes of workers that are not present, and servers that become unused."""
         self._engine.wait_closed([worker.process for worker in workers])
         self._end_idle_servers()
 
@@ -342,7 +350,11 @@ class WorkerGroup:
             self._servers.end_idle(self.present)
 
     def close(self, timeout: float | None = None) -> None:
-        """End all workers. They have that many seconds to close their environments."""
+        """End all workers.
+
+        Args:
+            timeout: Number of seconds in which workers must close their environments.
+        """
         workers = [*self.present, *self.former]
         self._engine.wait_closed([worker.process for worker in workers], timeout)
         for worker in workers:
@@ -350,7 +362,7 @@ class WorkerGroup:
 
 
 def _take_handle(worker: WorkerRecord) -> None:
-    """A worker that was started is built: from now on it is asked through its handle."""
+    """Take the handle of a started worker that is built now."""
     assert worker.starting is not None
     if worker.overdue:
         raise WorkerDied(worker.overdue, worker.index, worker.incarnation, "")
@@ -358,10 +370,10 @@ def _take_handle(worker: WorkerRecord) -> None:
     worker.starting = None
 
 
-def _with_words(death: WorkerDied, text: str, words: str) -> WorkerError:
+def _with_log(death: WorkerDied, text: str, log: str) -> WorkerError:
     """Return the error for a death, with the worker's last log lines."""
     return WorkerError(
-        f"{text}\nits last log lines:\n{words}" if words else text,
+        f"{text}\nits last log lines:\n{log}" if log else text,
         death.worker,
         death.incarnation,
         death.remote_traceback,
@@ -369,7 +381,7 @@ def _with_words(death: WorkerDied, text: str, words: str) -> WorkerError:
 
 
 def check_alike(infos: Mapping[int, WorkerInfo]) -> None:
-    """Raise ValueError if rollouts of a sync collector's workers differ in form."""
+    """Raise ValueError if the workers' rollouts cannot be joined into one batch."""
     (first, reference), *others = infos.items()
     for index, info in others:
         if info.batch_size != reference.batch_size:
@@ -378,15 +390,17 @@ def check_alike(infos: Mapping[int, WorkerInfo]) -> None:
                 f"collector; the batch size is {list(reference.batch_size)} in worker {first} and "
                 f"{list(info.batch_size)} in worker {index}"
             )
-        ours: tuple[Leaf | Extra, ...] = (
+        expected: tuple[Leaf | Extra, ...] = (
             *reference.leaves.layout().leaves,
             *reference.leaves.extras,
         )
-        theirs: tuple[Leaf | Extra, ...] = (*info.leaves.layout().leaves, *info.leaves.extras)
-        if ours != theirs:
-            odd = [leaf for leaf in [*ours, *theirs] if (leaf in ours) != (leaf in theirs)]
+        found: tuple[Leaf | Extra, ...] = (*info.leaves.layout().leaves, *info.leaves.extras)
+        if expected != found:
+            differing = [
+                leaf for leaf in [*expected, *found] if (leaf in expected) != (leaf in found)
+            ]
             raise ValueError(
                 "create_env_fn: expected the same keys, dtypes and shapes from all workers of a "
                 f"sync collector; worker {index} differs from worker {first} in "
-                f"{sorted({dotted(leaf.key) for leaf in odd})}"
+                f"{sorted({dotted(leaf.key) for leaf in differing})}"
             )

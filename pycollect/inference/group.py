@@ -1,4 +1,4 @@
-"""Workers that are alike: rows of one board, and the policy bound to some of them at a time."""
+"""Groups of clients with the same needs, and the policy bound to any number of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.layout import Key, dtype_name
-from pycollect.inference.messages import FormedEnv, Joined, PolicyNeeds
-from pycollect.inference.shared_io import ANSWER, Board, BoardForm
-from pycollect.inference.states import StatesBeside
+from pycollect.inference.messages import EnvStub, JoinReply, PolicyNeeds
+from pycollect.inference.shared_io import ANSWER, IOLayout, SharedIO
+from pycollect.inference.states import ServerStates
 from pycollect.policy.calling import GraphPool
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
 from pycollect.policy.signature import with_action_spec
@@ -21,31 +21,36 @@ from pycollect.policy.states import IS_INIT, STEP_COUNT
 
 
 class ServedPolicy(NamedTuple):
-    """The policy, and where it is called.
+    """The policy of an inference server, and its device.
 
     Attributes:
-        module: in any of the accepted forms.
-        told: the caller named that device.
-        graphs: Memory of its CUDA graphs, one for each number of rows. A call is complete on the
-            host before the next one begins, but for copies that its stream makes.
+        module: The policy in any of the accepted forms.
+        device: Device on which the policy is called.
+        explicit: Whether the caller named that device.
+        graphs: Memory of its CUDA graphs, one for each number of rows. Each call is complete on the
+            host before the next one begins, except copies that its stream makes.
     """
 
     module: Any
     device: torch.device
-    told: bool
+    explicit: bool
     graphs: GraphPool | None = None
 
 
-class Group:
-    """Workers that need the same of the policy. Their observations lie side by side on one board.
+class PolicyGroup:
+    """Clients with the same needs, as rows of one `SharedIO`.
 
     Args:
-        rows: workers that have room.
-        first: the current observation of the one that came first, ``[P, *frame]`` by key.
+        policy: The policy and its device.
+        needs: Requirements of the first client.
+        rows: Maximum number of clients.
+        first: Current observation of the first client, ``[P, *frame]`` by key.
 
     Raises:
-        ValueError, TypeError: the policy does not fit, or does not take environments as a batch.
-        NotImplementedError: what it keeps between calls cannot be kept for workers elsewhere.
+        ValueError: The policy does not fit, or does not accept a batch of environments.
+        TypeError: The policy does not fit.
+        NotImplementedError: The policy keeps a state that cannot be kept for workers in other
+            processes.
     """
 
     def __init__(
@@ -57,24 +62,24 @@ class Group:
     ) -> None:
         self.needs = needs
         self._policy, self._rows = policy, rows
-        self._row_of: dict[int, int] = {}  # by seat
-        self._calls: dict[int, Call] = {}  # by the number of rows
-        alike = {key: torch.cat([own] * rows) for key, own in first.items()}
-        self._shape = self._runner(rows, alike)
-        self._form = self._form_of(self._shape)
-        self._board, self._memory = Board.shared(self._form)
-        self._states: StatesBeside | None = None
-        if _numbers_answers(self._shape):
-            for key, own in first.items():  # the policy is called to learn its outputs
-                self._board.read[key].copy_(own)
+        self._row_of: dict[int, int] = {}  # by client
+        self._calls: dict[int, Call] = {}  # by number of rows
+        repeated = {key: torch.cat([tensor] * rows) for key, tensor in first.items()}
+        self._full = self._runner(rows, repeated)
+        self._layout = self._layout_of(self._full)
+        self._io, self._memory = SharedIO.shared(self._layout)
+        self._states: ServerStates | None = None
+        if _numbers_answers(self._full):
+            for key, tensor in first.items():  # making a runner calls the policy on them
+                self._io.read[key].copy_(tensor)
             runner, observed = self._bound(rows)
-            self._states = StatesBeside(self._board, runner)
-            self._calls[rows] = Call(runner, observed, self._board, self._states)
+            self._states = ServerStates(self._io, runner)
+            self._calls[rows] = Call(runner, observed, self._io, self._states)
 
     def _runner(self, rows: int, current: Mapping[Key, torch.Tensor]) -> PolicyRunner:
-        """The policy bound to observations of so many workers."""
-        needs, (module, device, told, graphs) = self.needs, self._policy
-        env = FormedEnv(needs.env, rows)
+        """Return the policy bound to the observations of this number of clients."""
+        needs, (module, device, explicit, graphs) = self.needs, self._policy
+        env = EnvStub(needs.env, rows)
         runner = make_policy_runner(
             with_action_spec(module, env),
             env,
@@ -83,7 +88,7 @@ class Group:
             counts_steps=needs.counts_steps,
             call_options=replace(needs.call_options.for_device(device), pool=graphs),
             device=device,
-            explicit_device=told,
+            explicit_device=explicit,
             cast=needs.cast,
             keeps_states=True,
         )
@@ -91,15 +96,19 @@ class Group:
         assert isinstance(runner, PolicyRunner)
         return runner
 
-    def _form_of(self, runner: PolicyRunner) -> BoardForm:
-        own = {IS_INIT: runner.is_init, STEP_COUNT: runner.step_count}
+    def _layout_of(self, runner: PolicyRunner) -> IOLayout:
+        entries = {IS_INIT: runner.is_init, STEP_COUNT: runner.step_count}
         numbers = [ANSWER] if _numbers_answers(runner) else []
-        return BoardForm(
+        return IOLayout(
             read=(
                 *self.needs.env.observation,
                 *(state.leaf for state in runner.states),
                 *numbers,
-                *(Leaf(key, dtype_name(t.dtype), (1,)) for key, t in own.items() if t is not None),
+                *(
+                    Leaf(key, dtype_name(t.dtype), (1,))
+                    for key, t in entries.items()
+                    if t is not None
+                ),
             ),
             written=(
                 *runner.outputs,
@@ -111,99 +120,104 @@ class Group:
             envs=self.needs.env.num_envs,
         )
 
-    def has_room(self, seat: int) -> bool:
-        """Whether a worker can have a row here: a new one, or that of whom it replaces."""
-        return seat in self._row_of or len(self._row_of) < self._rows
+    def has_room(self, client: int) -> bool:
+        """Return whether a client has a row here or can get one."""
+        return client in self._row_of or len(self._row_of) < self._rows
 
-    def join(self, seat: int) -> Joined:
-        """Give a worker its row."""
-        row = self._row_of[seat] = self._row_for(seat)
-        address, runner = self._memory.address, self._shape
+    def join(self, client: int) -> JoinReply:
+        """Give a client its row."""
+        row = self._row_of[client] = self._row_for(client)
+        address, runner = self._memory.address, self._full
         assert address is not None, "memory: expected shared memory"
-        return Joined(
+        return JoinReply(
             address,
-            self._form,
+            self._layout,
             row,
             runner.inputs,
             runner.outputs,
             tuple((state.leaf, state.initial.to(CPU)) for state in runner.states),
             runner.through_env,
-            tuple(leaf.key for leaf in self._form.read if leaf.key in (IS_INIT, STEP_COUNT)),
+            tuple(leaf.key for leaf in self._layout.read if leaf.key in (IS_INIT, STEP_COUNT)),
             numbered=self._states is not None,
         )
 
-    def _row_for(self, seat: int) -> int:
-        """Its own, whoever comes first: what the policy draws for a worker depends on its row."""
-        if seat in self._row_of:
-            return self._row_of[seat]
+    def _row_for(self, client: int) -> int:
+        """Return a client's row, whatever the order of arrival: random draws depend on the row."""
+        if client in self._row_of:
+            return self._row_of[client]
         free = [row for row in range(self._rows) if row not in self._row_of.values()]
-        return seat if seat in free else free[0]
+        return client if client in free else free[0]
 
-    def leave(self, seat: int) -> None:
-        """A worker needs no row here any more."""
-        self._row_of.pop(seat, None)
+    def leave(self, client: int) -> None:
+        """Free the row of a client."""
+        self._row_of.pop(client, None)
 
     def refresh(self) -> None:
-        """Look whether the policy has changed, before the next calls."""
+        """Check before the next calls whether the policy has changed."""
         for call in self._calls.values():
             call.runner.refresh(1)
 
-    def call(self, seats: Sequence[int]) -> None:
-        """Call the policy once, for these workers."""
-        rows = sorted(self._row_of[seat] for seat in seats)
+    def call(self, clients: Sequence[int]) -> None:
+        """Call the policy once for these clients."""
+        rows = sorted(self._row_of[client] for client in clients)
         call = self._calls.get(len(rows))
         if call is None:
             call = self._calls[len(rows)] = self._call_for(len(rows))
         call(rows)
 
     def _call_for(self, rows: int) -> Call:
-        return Call(*self._bound(rows), self._board, self._states)
+        return Call(*self._bound(rows), self._io, self._states)
 
     def _bound(self, rows: int) -> tuple[PolicyRunner, dict[Key, torch.Tensor]]:
-        """The policy for so many workers, and what it reads; for all of them it is the board."""
+        """Return the policy bound to this number of clients, and the tensors that it reads.
+
+        For all clients, these tensors are views of the shared memory.
+        """
         keys = [leaf.key for leaf in self.needs.env.observation]
-        observed = {key: self._board.read[key].flatten(0, 1) for key in keys}
+        observed = {key: self._io.read[key].flatten(0, 1) for key in keys}
         if rows < self._rows:
             count = rows * self.needs.env.num_envs
-            observed = {key: own[:count].clone() for key, own in observed.items()}
+            observed = {key: tensor[:count].clone() for key, tensor in observed.items()}
         return self._runner(rows, observed), observed
 
 
 class Call:
-    """The policy's call for a number of workers: gathered from the board, called, written there.
+    """Gathers the rows of some clients, calls the policy, and writes its outputs to their rows.
 
     Args:
-        runner: bound to the tensors of `observed`, which are all of the board's, or memory of its
-            own for fewer.
-        states: where they are kept on the policy's device; None: they are read from the board.
+        runner: The policy bound to the tensors of `observed`.
+        observed: Observations that the policy reads: views of the shared memory for all clients,
+            otherwise separate tensors.
+        io: The shared memory.
+        states: Recurrent states on the policy's device; ``None`` if they are in shared memory.
     """
 
     def __init__(
         self,
         runner: PolicyRunner,
         observed: Mapping[Key, torch.Tensor],
-        board: Board,
-        states: StatesBeside | None,
+        io: SharedIO,
+        states: ServerStates | None,
     ) -> None:
         self.runner = runner
         self._states = states
-        own: dict[Key, torch.Tensor | None] = {
+        inputs: dict[Key, torch.Tensor | None] = {
             **observed,
             IS_INIT: runner.is_init,
             STEP_COUNT: runner.step_count,
         }
         if states is None:
-            own.update((state.leaf.key, state.current) for state in runner.states)
+            inputs.update((state.leaf.key, state.current) for state in runner.states)
         self._copied = [
             (source, target)
-            for key, source in board.read.items()
-            if (target := own.get(key)) is not None and target.data_ptr() != source.data_ptr()
+            for key, source in io.read.items()
+            if (target := inputs.get(key)) is not None and target.data_ptr() != source.data_ptr()
         ]
-        self._written = [own for key, own in board.written.items() if key != ANSWER.key]
+        self._written = [tensor for key, tensor in io.written.items() if key != ANSWER.key]
         self._rows = self._written[0].shape[0]
 
     def __call__(self, rows: Sequence[int]) -> None:
-        """Call it for these rows of the board, in their order."""
+        """Call the policy for these rows, in their order."""
         runner, count = self.runner, len(rows)
         index = None if count == self._rows else torch.tensor(rows, device=CPU)
         for source, target in self._copied:
@@ -213,7 +227,7 @@ class Call:
                 torch.index_select(source, 0, index, out=target.view(count, *source.shape[1:]))
         if self._states is not None:
             self._states.load(rows, runner)
-        runner.forget()  # what one worker's policy noted is not for the next one's
+        runner.forget()  # values stored in the last call belong to other workers
         outs = runner.act()
         for out, target in zip(outs, self._written, strict=True):
             rows_of_out = out.view(count, *target.shape[1:])
@@ -226,12 +240,12 @@ class Call:
 
 
 def _numbers_answers(runner: PolicyRunner) -> bool:
-    """Whether states lie beside the policy, so that it has to be said what they follow from."""
+    """Return whether states stay with the policy, so that answers need numbers."""
     return runner.keeps_states and bool(runner.states)
 
 
 def _check_runner(runner: Any) -> None:
-    """Refuse policies that cannot act for several workers."""
+    """Raise an error for policies that cannot act for several workers."""
     if not isinstance(runner, PolicyRunner):
         raise ValueError(
             "inference: 'central' needs a policy that reads observations, but this one draws "

@@ -1,4 +1,4 @@
-"""A bell on which a driver sleeps, and calls the policy for workers meanwhile."""
+"""A bell that calls the policy for workers while the driver waits for a rollout."""
 
 from __future__ import annotations
 
@@ -12,58 +12,61 @@ from pycollect.data.slabs import MemoryAddress
 from pycollect.inference.server import InferenceServer
 
 
-class Asker(Protocol):
-    """Asks the workers that ring a bell for rollouts."""
+class PendingCounter(Protocol):
+    """Counts the workers that have not answered."""
 
     @property
-    def owing(self) -> int:
-        """How many were asked for something and have not answered yet."""
+    def pending(self) -> int:
+        """Number of workers with a request that is not answered yet."""
 
 
 class ServingBell:
-    """Offers what a Bell does, see there: whoever waits for it serves.
+    """A Bell that serves inference requests in the thread that waits for it.
 
-    So the policy is called in the thread that awaits a batch, which has nothing else to do.
+    The policy is therefore called in the thread that waits for a batch, which is otherwise idle.
 
     Args:
-        bell: on which it sleeps.
-        server: calls the policy.
+        bell: Bell on which the thread sleeps.
+        server: Calls the policy.
     """
 
     def __init__(self, bell: Bell, server: InferenceServer) -> None:
         self._bell, self._server = bell, server
         self._serving = threading.Lock()
-        self._asker: weakref.ref[Asker] | None = None
+        self._counter: weakref.ref[PendingCounter] | None = None
 
-    def watch(self, asker: Asker) -> None:
-        """Be told by whoever asks the workers who may come. It holds this bell, not the bell it."""
-        self._asker = weakref.ref(asker)
+    def watch(self, counter: PendingCounter) -> None:
+        """Set the counter of workers that may send a request; it holds this bell.
+
+        This bell keeps only a weak reference to the counter.
+        """
+        self._counter = weakref.ref(counter)
 
     @property
-    def _owing(self) -> int:
-        asker = None if self._asker is None else self._asker()
-        return 0 if asker is None else asker.owing
+    def _pending(self) -> int:
+        counter = None if self._counter is None else self._counter()
+        return 0 if counter is None else counter.pending
 
     @property
     def address(self) -> MemoryAddress:
-        """By which workers find it."""
+        """Address by which workers find the bell."""
         return self._bell.address
 
     @property
     def count(self) -> int:
-        """How often it was rung."""
+        """Number of times that the bell was rung."""
         return self._bell.count
 
     def ring(self) -> None:
-        """Wake whoever waits."""
+        """Wake the waiting threads."""
         self._bell.ring()
 
     def wait_ring(self, seen: int, seconds: float) -> bool:
-        """Sleep until a worker has answered, or that time is over; return whether `count` changed.
+        """Sleep until a worker has answered or the time is over; return whether `count` changed.
 
-        Questions to the policy are answered meanwhile, in this thread, unless another one does so
-        when the wait begins: who waits beside it takes its place when it comes again, so it waits
-        for a moment at a time.
+        Meanwhile, this thread serves inference requests, unless another thread does so when the
+        wait begins. Waits are short, so a thread that does not serve takes over with one of its
+        next waits.
         """
         serves = False
         try:
@@ -79,15 +82,15 @@ class ServingBell:
         return self._bell.count != seen
 
     def _serve(self, seen: int, seconds: float) -> None:
-        """Look, then sleep: who knocked before does not knock again."""
+        """Alternate between serving and sleeping; a client that knocked does not knock again."""
         server, deadline = self._server, time.monotonic() + seconds
-        owing = self._owing  # who answers rings, which ends this
+        pending = self._pending  # does not change, because an answer rings and ends the wait
         while True:
-            heard = self._bell.knocks
-            awaited = server.serve(owing)
+            knocks = self._bell.knocks
+            awaited = server.serve(pending)
             left = deadline - time.monotonic()
             if self._bell.count != seen or left <= 0:
                 return
-            patience = server.patience
-            most = left if patience is None else min(left, patience)
-            self._bell.wait_knock(heard, most, awaited)
+            max_wait = server.max_wait
+            seconds_left = left if max_wait is None else min(left, max_wait)
+            self._bell.wait_knock(knocks, seconds_left, awaited)

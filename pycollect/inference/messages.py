@@ -1,7 +1,8 @@
-"""Messages between a worker and its inference server, beside the rows of the shared memory.
+"""Messages between a worker and its inference server, in addition to the shared memory.
 
-A request is empty ("read my row"), or a `Joining`, which describes the worker's environments. The
-reply to the former is empty, to the latter a `Joined`. Either may be an exception instead.
+A request is empty ("read my row"), or a `JoinRequest`, which describes the worker's environments.
+The reply to an empty request is empty, and the reply to a `JoinRequest` is a `JoinReply`. Either
+reply may be an exception instead.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from pycollect.data.cast import ObservationCast
 from pycollect.data.layout import Key, Node
 from pycollect.data.slabs import MemoryAddress
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
-from pycollect.inference.shared_io import BoardForm
+from pycollect.inference.shared_io import IOLayout
 from pycollect.policy.calling import CallOptions
 from pycollect.policy.program.steps import show_all
 
 
 @dataclass(frozen=True)
-class EnvForm:
-    """What a policy has to know of the environments of one worker; pickles.
+class EnvSpec:
+    """Properties of a worker's environments that a policy needs; can be pickled.
 
     Attributes:
-        num_envs: P.
-        others: EnvBatch's of the same names.
+        num_envs: Number of environments, P.
+
+    The other attributes are those of EnvBatch.
     """
 
     num_envs: int
@@ -42,8 +44,8 @@ class EnvForm:
     nodes: tuple[tuple[Key, Node], ...]
 
     @classmethod
-    def of(cls, env: EnvBatch) -> EnvForm:
-        """Return the form of a worker's environments.
+    def of(cls, env: EnvBatch) -> EnvSpec:
+        """Return the spec of a worker's environments.
 
         Raises:
             NotImplementedError: An observation or action is not a tensor on the host.
@@ -72,74 +74,76 @@ class EnvForm:
         )
 
 
-class FormedEnv(EnvBatch):
-    """Environments of that form, of several workers side by side. They are never stepped."""
+class EnvStub(EnvBatch):
+    """Stands for the environments of several workers when a policy is bound; cannot be stepped."""
 
     batched = True
 
-    def __init__(self, form: EnvForm, workers: int) -> None:
-        self.num_envs = form.num_envs * workers
-        self.observation, self.action = form.observation, form.action
-        self.action_space, self.ends = form.action_space, form.ends
-        self.takes_tensors, self.casts_actions = form.takes_tensors, form.casts_actions
-        self.passes_states_on, self.nodes = form.passes_states_on, dict(form.nodes)
+    def __init__(self, spec: EnvSpec, workers: int) -> None:
+        self.num_envs = spec.num_envs * workers
+        self.observation, self.action = spec.observation, spec.action
+        self.action_space, self.ends = spec.action_space, spec.ends
+        self.takes_tensors, self.casts_actions = spec.takes_tensors, spec.casts_actions
+        self.passes_states_on, self.nodes = spec.passes_states_on, dict(spec.nodes)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """They are elsewhere."""
+        """Raise NotImplementedError, because the environments are in other processes."""
         raise NotImplementedError
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """They are elsewhere."""
+        """Raise NotImplementedError, because the environments are in other processes."""
         raise NotImplementedError
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """They are elsewhere."""
+        """Raise NotImplementedError, because the environments are in other processes."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """They are elsewhere."""
+        """Do nothing, because the environments are in other processes."""
 
 
 @dataclass(frozen=True)
 class PolicyNeeds:
-    """What a worker says of how the policy is to be called; workers with the same share calls.
+    """Requirements of a worker on the policy; workers with equal requirements share calls.
 
     Attributes:
-        env: its environments.
-        counts_steps: they are counted, so that a policy may read them.
-        cast: of observations, for the policy.
-        state_forms: `policy_state`, by key.
+        env: Spec of the worker's environments.
+        counts_steps: Whether steps are counted, so that a policy can read their number.
+        call_options: How the policy is called.
+        cast: Cast of observations for the policy.
+        state_forms: Items of `policy_state`.
     """
 
-    env: EnvForm
+    env: EnvSpec
     counts_steps: bool
     call_options: CallOptions
     cast: ObservationCast | None
     state_forms: tuple[tuple[Any, Any], ...]
 
-    def are(self, others: PolicyNeeds) -> bool:
-        """Whether they are the same as those."""
-        if len(self.state_forms) != len(others.state_forms):
+    def equals(self, other: PolicyNeeds) -> bool:
+        """Return whether the requirements are equal."""
+        if len(self.state_forms) != len(other.state_forms):
             return False
-        pairs = zip(self.state_forms, others.state_forms, strict=True)
-        return replace(self, state_forms=()) == replace(others, state_forms=()) and all(
-            ours[0] == theirs[0] and _same(ours[1], theirs[1]) for ours, theirs in pairs
+        pairs = zip(self.state_forms, other.state_forms, strict=True)
+        return replace(self, state_forms=()) == replace(other, state_forms=()) and all(
+            first[0] == second[0] and _same(first[1], second[1]) for first, second in pairs
         )
 
 
-def _same(ours: Any, theirs: Any) -> bool:
-    """Whether two shapes, or two first values, are the same."""
-    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
-        return torch.equal(ours, theirs)
-    return bool(type(ours) is type(theirs) and ours == theirs)
+def _same(first: Any, second: Any) -> bool:
+    """Return whether two shapes, or two initial values, are equal."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return torch.equal(first, second)
+    return bool(type(first) is type(second) and first == second)
 
 
 @dataclass(frozen=True)
-class Joining:
-    """A worker is built but for its policy.
+class JoinRequest:
+    """Sent by a worker that is built except for its policy.
 
     Attributes:
-        first: its current observation, ``[P, *frame]`` by key.
+        needs: Requirements of the worker.
+        first: Its current observation, ``[P, *frame]`` by key.
     """
 
     needs: PolicyNeeds
@@ -147,19 +151,23 @@ class Joining:
 
 
 @dataclass(frozen=True)
-class Joined:
-    """Where it finds its row, and what the policy turned out to be.
+class JoinReply:
+    """The worker's row in shared memory, and the properties of the policy.
 
     Attributes:
-        memory, form, row: of the board.
-        inputs, outputs, through_env: as a PolicyRunner's.
-        states: leaf and first value of each that is recorded.
-        reads: which of the collector's own entries lie on the board, too.
-        numbered: states lie beside the policy, and answers have numbers, see `ANSWER`.
+        memory: Address of the shared memory.
+        layout: Layout of the shared memory.
+        row: Row of the worker.
+        inputs: As in PolicyRunner.
+        outputs: As in PolicyRunner.
+        states: Leaf and initial value of each recorded state.
+        through_env: As in PolicyRunner.
+        reads: Entries of the collector that the policy reads, such as "is_init".
+        numbered: Whether states stay with the policy and answers have numbers; see `ANSWER`.
     """
 
     memory: MemoryAddress
-    form: BoardForm
+    layout: IOLayout
     row: int
     inputs: tuple[Key, ...]
     outputs: tuple[Leaf, ...]

@@ -1,4 +1,4 @@
-"""Central inference: whether, and how requests are batched; the options, checked."""
+"""Options of central inference and of its server, with checks."""
 
 from __future__ import annotations
 

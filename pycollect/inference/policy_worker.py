@@ -1,6 +1,6 @@
-"""The policy in a process of its own: to its driver a worker, which serves the other ones.
+"""An inference server in its own process, which its driver treats as a worker.
 
-It is a process beside the driver, or an actor on another node, for the workers there.
+The process is next to the driver, or is an actor on another node that serves the workers there.
 """
 
 from __future__ import annotations
@@ -14,55 +14,57 @@ import torch
 from pycollect._core import Bell, ServerSlots
 from pycollect.data.slabs import MemoryAddress
 from pycollect.data.weights import PolicyVersion, Weights, WeightSpec
-from pycollect.inference.client import Seats
+from pycollect.inference.client import ClientSlots
 from pycollect.inference.options import ServerSettings
 from pycollect.inference.server import InferenceServer
 from pycollect.policy.runner import build
-from pycollect.transport.hosted import ServingWorker
+from pycollect.transport.hosted import HostedServer
 from pycollect.transport.messages import WorkerSpec
-from pycollect.transport.waiting import LOOK_SECONDS
+from pycollect.transport.waiting import POLL_SECONDS
 
 
 @dataclass(frozen=True)
 class PolicyWorkerMaker:
-    """Makes it in its process, see :attr:`WorkerSpec.team`; pickles.
+    """Makes the inference server in its process; see :attr:`WorkerSpec.team`. Can be pickled.
 
     Attributes:
-        driver: addresses of the driver's slots and bell: workers that there are outlive this
-            process. None: it has its own, as the driver is on another node.
+        settings: Settings of the server.
+        driver: Addresses of the driver's slots and bell, so that workers outlive this process.
+            ``None`` if the driver is on another node; then this process has its own.
     """
 
     settings: ServerSettings
     driver: tuple[MemoryAddress, MemoryAddress] | None = None
 
     def __call__(self, spec: WorkerSpec, policy: bytes) -> PolicyWorker:
-        """That of a policy, or of its factory, pickled."""
-        given = cloudpickle.loads(policy)
-        made = build(given) if spec.builds_policy else given
+        """Make the server for a pickled policy or factory."""
+        loaded = cloudpickle.loads(policy)
+        module = build(loaded) if spec.builds_policy else loaded
         if self.driver is None:
-            seats = Seats(Bell(), self.settings.groups)
-            server = InferenceServer(self.settings, made, seats.slots, is_ours=True)
-            return PolicyWorker(spec.index, server, seats.bell, seats)
+            clients = ClientSlots(Bell(), self.settings.groups)
+            server = InferenceServer(self.settings, module, clients.slots, is_owned=True)
+            return PolicyWorker(spec.index, server, clients.bell, clients)
         slots, bell = self.driver
-        server = InferenceServer(self.settings, made, ServerSlots(slots), is_ours=True)
+        server = InferenceServer(self.settings, module, ServerSlots(slots), is_owned=True)
         return PolicyWorker(spec.index, server, Bell(bell))
 
 
-class PolicyWorker(ServingWorker):
-    """Calls the policy for workers that ask.
+class PolicyWorker(HostedServer):
+    """Hosts an inference server, and calls the policy for workers that send requests.
 
     Args:
-        server: that does it.
-        bell: at which they knock.
-        seats: of theirs; None: they have the driver's.
+        index: Id of this process.
+        server: Calls the policy.
+        bell: Bell that workers knock at.
+        clients: Slots of the workers; ``None`` if the driver has the slots.
     """
 
     def __init__(
-        self, index: int, server: InferenceServer, bell: Bell, seats: Seats | None = None
+        self, index: int, server: InferenceServer, bell: Bell, clients: ClientSlots | None = None
     ) -> None:
         self.index = index
-        self._server, self._bell, self._seats = server, bell, seats
-        self._heard, self._awaited = 0, 1
+        self._server, self._bell, self._clients = server, bell, clients
+        self._knocks, self._awaited = 0, 1
         self._version = PolicyVersion()
         server.count_by(self._version)
 
@@ -73,36 +75,39 @@ class PolicyWorker(ServingWorker):
 
     @property
     def device(self) -> torch.device:
-        """Where it is called."""
+        """Device on which the policy is called."""
         return self._server.device
 
     def wait(self) -> None:
-        """Sleep until a worker asks, or those that are held back are to be served."""
-        patience = self._server.patience
-        most = LOOK_SECONDS if patience is None else min(patience, LOOK_SECONDS)
-        self._bell.wait_knock(self._heard, most, self._awaited)
-        self._heard = self._bell.knocks
+        """Sleep until a worker sends a request, or a waiting request must be served."""
+        max_wait = self._server.max_wait
+        most = POLL_SECONDS if max_wait is None else min(max_wait, POLL_SECONDS)
+        self._bell.wait_knock(self._knocks, most, self._awaited)
+        self._knocks = self._bell.knocks
 
     def serve(self, version: int) -> None:
-        """Call the policy for them, whose frames carry that version."""
+        """Call the policy for all requests, whose frames get that policy version."""
         self._version.number = version
         self._awaited = self._server.serve()
 
-    def seat(self, worker: int) -> bytes:
-        """See :meth:`ServingWorker.seat`; where the driver has no seats for them."""
-        assert self._seats is not None, "seat: expected workers of another node than the driver's"
-        stand_in: bytes = cloudpickle.dumps(self._seats.policy_of(worker))
-        return stand_in
+    def policy_client(self, worker: int) -> bytes:
+        """See :meth:`HostedServer.policy_client`; only without slots in the driver."""
+        assert self._clients is not None, (
+            "policy_client: expected workers of another node than the driver's"
+        )
+        client: bytes = cloudpickle.dumps(self._clients.policy_of(worker))
+        return client
 
     def load_weights(self, weights: Weights) -> None:
-        """New weights, in place."""
+        """Write new weights into the policy, in place."""
         self._server.load_weights(weights)
         self._server.refresh()
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """What the policy draws follows from these from now on.
+        """Seed the random draws of the policy.
 
         Args:
-            seeds: tell it from other servers.
+            seeds: Distinguish this server from other servers.
+            root: Seed of the random generators.
         """
         self._server.seed(root, *seeds)

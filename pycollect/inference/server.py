@@ -1,4 +1,4 @@
-"""The server's end of central inference: requests, and which of them share a call."""
+"""The inference server: receives requests, and decides which clients share a call."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pycollect.data.devices import CPU, indexed
 from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.weights import PolicyVersion, Weights, device_of, load_weights, moved_to
 from pycollect.errors import is_interrupt
-from pycollect.inference.group import Group, ServedPolicy
-from pycollect.inference.messages import Joined, Joining
+from pycollect.inference.group import PolicyGroup, ServedPolicy
+from pycollect.inference.messages import JoinReply, JoinRequest
 from pycollect.inference.options import InferenceOptions, ServerSettings
 from pycollect.policy.calling import GraphPool
 from pycollect.transport.messages import ErrorReport
@@ -28,154 +28,160 @@ from pycollect.worker.generators import Generators
 
 
 @dataclass(eq=False)
-class Seat:
-    """A worker, or a group of its environments, as the server knows it.
+class Client:
+    """A worker, or a group of its environments, from the server's point of view.
 
     Attributes:
-        number: of its slot.
-        part: which group of the worker's environments it is.
-        table: index of its table. A reference to the table, which holds seats, would be a cycle.
-        place: its index at that table.
-        group: in which it has a row, once it has joined.
-        kept: what a long answer lies in, until the next one.
+        number: Number of its slot.
+        part: Index of the group of the worker's environments.
+        scheduler: Index of its BatchScheduler. A reference would create a cycle.
+        place: Its index in that scheduler.
+        group: PolicyGroup in which it has a row, once it has joined.
+        kept: Memory of a long reply, kept until the next one.
     """
 
     number: int
     part: int
-    table: int
+    scheduler: int
     place: int
-    group: Group | None = None
+    group: PolicyGroup | None = None
     kept: Memory | None = None
 
 
-class Together(NamedTuple):
-    """Those whom one call of the policy is for.
+class InferenceBatch(NamedTuple):
+    """The clients of one call of the policy.
 
     Attributes:
-        places: of their seats, which all have a row in that group.
-        numbers: of their slots.
+        group: PolicyGroup in which all of them have a row.
+        places: Their indices in the scheduler.
+        numbers: Numbers of their slots.
     """
 
-    group: Group
+    group: PolicyGroup
     places: list[int]
     numbers: list[int]
 
 
-class Table:
-    """Seats whose questions are answered together, in one call of the policy or in a few.
+class BatchScheduler:
+    """Decides which clients are served together, in one call of the policy or in a few.
 
     Args:
-        seats: that are expected at first.
+        policy: The policy and its device.
+        options: How requests are batched.
+        clients: Number of clients expected at first.
     """
 
-    def __init__(self, policy: ServedPolicy, options: InferenceOptions, seats: int) -> None:
+    def __init__(self, policy: ServedPolicy, options: InferenceOptions, clients: int) -> None:
         self._policy, self._options = policy, options
-        self._expected = seats  # that have not joined yet
-        self._groups: list[Group] = []
-        self._held_since: float | None = None  # somebody waits for others since then
-        self._called: tuple[Sequence[Seat], list[Together]] = ([], [])  # the last time
+        self._expected = clients  # number of clients that have not joined yet
+        self._groups: list[PolicyGroup] = []
+        self._held_since: float | None = None  # time since which requests wait for others
+        self._called: tuple[Sequence[Client], list[InferenceBatch]] = ([], [])  # the last batches
 
     def refresh(self) -> None:
-        """Look whether the policy has changed, before the next calls."""
+        """Check before the next calls whether the policy has changed."""
         for group in self._groups:
             group.refresh()
 
-    def join(self, seat: Seat, joining: Joining) -> Joined:
-        """Give a seat its row, beside those that need the same."""
-        needs, place = joining.needs, seat.place
+    def join(self, client: Client, joining: JoinRequest) -> JoinReply:
+        """Give a client a row in a group of clients with the same needs."""
+        needs, place = joining.needs, client.place
         self._called = ([], [])
-        if seat.group is not None and not seat.group.needs.are(needs):
-            seat.group.leave(place)
-        fitting = (own for own in self._groups if own.needs.are(needs))
-        group = next((own for own in fitting if own.has_room(place)), None)
+        if client.group is not None and not client.group.needs.equals(needs):
+            client.group.leave(place)
+        fitting = (group for group in self._groups if group.needs.equals(needs))
+        group = next((other for other in fitting if other.has_room(place)), None)
         if group is None:
-            group = Group(self._policy, needs, max(self._expected, 1), joining.first)
+            group = PolicyGroup(self._policy, needs, max(self._expected, 1), joining.first)
             self._groups.append(group)
-        if seat.group is None:
+        if client.group is None:
             self._expected -= 1
-        seat.group = group
+        client.group = group
         return group.join(place)
 
     @property
-    def patience(self) -> float | None:
-        """Seconds until those who are held back are served in any case; None: there are none."""
+    def max_wait(self) -> float | None:
+        """Seconds until waiting requests are served in any case; ``None`` without a limit."""
         timeout, since = self._options.server_timeout, self._held_since
         if since is None or timeout is None:
             return None
         return max(since + timeout - time.monotonic(), 0.0)
 
-    def lacking(self, asking: Sequence[Seat], owing: int) -> int:
-        """How many more have to ask before these are served, at least; 0: they need not wait.
+    def lacking(self, asking: Sequence[Client], pending: int) -> int:
+        """Return how many more requests this batch needs, at least; 0 if it can run now.
 
         Args:
-            owing: workers that may ask, or do.
+            asking: Clients with a request.
+            pending: Number of workers that may send a request or have sent one.
         """
         least = self._options.min_batch_size
-        if least is None:  # then a table's seats are all of one part
-            return max(owing - len(asking), 0)
-        together = max(Counter(seat.part for seat in asking).values(), default=0)
-        return int(together < owing and _envs(asking) < least)
+        if least is None:  # then all clients of a scheduler are of one part
+            return max(pending - len(asking), 0)
+        workers = max(Counter(client.part for client in asking).values(), default=0)
+        return int(workers < pending and _envs(asking) < least)
 
     def holds_back(self, lacking: int) -> bool:
-        """Whether those who ask wait for others, of whom so many are lacking."""
+        """Return whether the requests wait for this number of lacking ones."""
         if not lacking:
             self._held_since = None
             return False
         if self._held_since is None:
             self._held_since = time.monotonic()
-        if self.patience != 0.0:
+        if self.max_wait != 0.0:
             return True
         self._held_since = None
         return False
 
-    def awaited(self, lacking: int, owing: int) -> int:
-        """How many more have to ask before one is to look again, at least.
+    def awaited(self, lacking: int, pending: int) -> int:
+        """Return how many more requests must arrive before the server checks again, at least.
 
-        Once it is known whether those who ask wait.
+        Call it after `holds_back`.
         """
         options = self._options
         if options.min_batch_size is not None:
-            return 1  # who may be enough
+            return 1  # one more request may be enough
         if options.server_timeout is not None and self._held_since is None:
-            return 1  # whose time begins when it is seen
-        return lacking or owing  # who is served asks again
+            return 1  # the timeout starts when the next request is seen
+        return lacking or pending  # served clients send new requests
 
-    def calls(self, asking: Sequence[Seat]) -> Sequence[Together]:
-        """Who is served by one call, and who by the next one; mostly as the last time."""
+    def calls(self, asking: Sequence[Client]) -> Sequence[InferenceBatch]:
+        """Divide the requests into batches; reuse the last division if the clients are the same."""
         if asking != self._called[0]:
             self._called = (asking, list(self._calls(asking)))
         return self._called[1]
 
-    def _calls(self, asking: Sequence[Seat]) -> Iterator[Together]:
+    def _calls(self, asking: Sequence[Client]) -> Iterator[InferenceBatch]:
         most = self._options.max_batch_size
-        for group in {id(seat.group): seat.group for seat in asking}.values():
-            assert group is not None, "slot: expected a seat that has joined"
-            seats = [seat for seat in asking if seat.group is group]
-            count = len(seats) if most is None else max(most // group.needs.env.num_envs, 1)
-            for begin in range(0, len(seats), count):
-                own = seats[begin : begin + count]
-                yield Together(group, [s.place for s in own], [s.number for s in own])
+        for group in {id(client.group): client.group for client in asking}.values():
+            assert group is not None, "slot: expected a client that has joined"
+            clients = [client for client in asking if client.group is group]
+            count = len(clients) if most is None else max(most // group.needs.env.num_envs, 1)
+            for begin in range(0, len(clients), count):
+                chunk = clients[begin : begin + count]
+                yield InferenceBatch(group, [c.place for c in chunk], [c.number for c in chunk])
 
 
-def _envs(seats: Sequence[Seat]) -> int:
-    """Environments of these workers."""
-    return sum(seat.group.needs.env.num_envs for seat in seats if seat.group is not None)
+def _envs(clients: Sequence[Client]) -> int:
+    """Return the total number of environments of the clients."""
+    return sum(client.group.needs.env.num_envs for client in clients if client.group is not None)
 
 
-_OWN_STREAM = 2**32 - 1  # of random numbers: workers have those of their ids
+_SERVER_STREAM = 2**32 - 1  # key of the server's random stream; workers use their ids
 
 
 class InferenceServer:
-    """Calls one policy for all workers that wait for it. For one thread at a time.
+    """Calls one policy for all clients with requests. Only one thread may use it at a time.
 
     Args:
-        policy: in any of the accepted forms; where it is to be called elsewhere than it lies, a
-            copy of it is called.
-        slots: through which workers ask.
-        is_ours: nobody else has the policy: a factory made it.
+        settings: Settings of the server.
+        policy: The policy in any of the accepted forms. If it must be called on another device, a
+            copy is used.
+        slots: Slots through which clients send requests.
+        is_owned: Whether a factory made the policy, so that only the collector has it.
 
     Attributes:
-        policy: what is called.
+        policy: The policy that is called, perhaps a copy.
+        is_owned: Whether a factory made the policy.
     """
 
     def __init__(
@@ -183,150 +189,157 @@ class InferenceServer:
         settings: ServerSettings,
         policy: Any,
         slots: ServerSlots,
-        is_ours: bool = False,
+        is_owned: bool = False,
     ) -> None:
-        self.is_ours = is_ours
+        self.is_owned = is_owned
         self._exploration = settings.exploration
         self._slots, self._parts = slots, settings.groups
         self._version = PolicyVersion()
         self._stream = PolicyStream(CPU)
         device = settings.device
-        there = indexed(device or device_of(policy) or CPU)
-        self.policy = moved_to(policy, there)
-        told = device is not None
-        self._served = ServedPolicy(self.policy, there, told, graphs=GraphPool())
+        place = indexed(device or device_of(policy) or CPU)
+        self.policy = moved_to(policy, place)
+        explicit = device is not None
+        self._served = ServedPolicy(self.policy, place, explicit, graphs=GraphPool())
         self._generators: Generators | None = None
-        self._seats: list[Seat] = []
-        self._tables = _tables(settings, self._served)
-        self._turn = 0  # which table is to be served next
+        self._clients: list[Client] = []
+        self._schedulers = _schedulers(settings, self._served)
+        self._turn = 0  # index of the scheduler to serve next
 
     @property
     def device(self) -> torch.device:
-        """Where the policy is called."""
+        """Device on which the policy is called."""
         return self._served.device
 
     def count_by(self, version: PolicyVersion) -> None:
-        """Frames carry that version of the policy, as it is when it is called."""
+        """Use this policy version; frames record its value at the time of the call."""
         self._version = version
 
     def call_on(self, stream: PolicyStream) -> None:
-        """Call the policy on that stream, whatever the calling thread's current one is."""
+        """Call the policy on this stream instead of the current stream of the calling thread."""
         self._stream = stream
 
     def load_weights(self, weights: Weights) -> None:
-        """Write new weights into what is called, in place."""
+        """Write new weights into the policy that is called, in place."""
         load_weights(self.policy, weights)
 
     def seed(self, root: int, *place: int) -> None:
-        """From now on, what the policy draws comes from a stream of its own.
+        """Seed the random draws of the policy, which has its own random stream.
 
         Args:
-            place: tells it from other servers of the same workers; none for the first one.
+            root: Seed of the random generators.
+            place: Distinguishes this server from other servers of the same workers; empty for the
+                first one.
         """
-        sequence = np.random.SeedSequence(root, spawn_key=(_OWN_STREAM, *place))
+        sequence = np.random.SeedSequence(root, spawn_key=(_SERVER_STREAM, *place))
         self._generators = Generators(sequence, self._served.device)
 
     def refresh(self) -> None:
-        """Look whether the policy has changed, before the next calls."""
+        """Check before the next calls whether the policy has changed."""
         with self._stream.on_stream():
-            for table in self._tables:
-                table.refresh()
+            for scheduler in self._schedulers:
+                scheduler.refresh()
 
-    def serve(self, owing: int | None = None) -> int:
-        """Call the policy for those who wait, unless they wait for others.
-
-        Returns how many more have to ask before there is anything to be done, at least 1.
+    def serve(self, pending: int | None = None) -> int:
+        """Call the policy for all requests that need not wait for others.
 
         Args:
-            owing: workers that were asked for something and have not answered yet; None: nobody
-                knows, it may be all.
+            pending: Number of workers with a request of the driver that is not answered yet;
+                ``None`` if unknown, then all workers count.
+
+        Returns:
+            Number of further requests before the server can do anything, at least 1.
         """
-        owing = len(self._slots) // self._parts if owing is None else owing
-        if len(self._tables) == 1:
-            return max(self._serve_at(self._tables[0], self._asking(), owing), 1)
-        # A worker asks at one table after the other. So who is seen at a table now has asked before
-        # at the one whose turn is before it, which is looked at later.
-        *before, newest = [self._asking() for _ in self._tables]
-        turns = [(self._turn + later) % len(self._tables) for later in range(len(self._tables))]
+        pending = len(self._slots) // self._parts if pending is None else pending
+        if len(self._schedulers) == 1:
+            return max(self._serve_at(self._schedulers[0], self._asking(), pending), 1)
+        # A worker sends requests to the schedulers in turn. So a request that is seen at one
+        # scheduler follows a request at the scheduler before it, which is read later.
+        *before, newest = [self._asking() for _ in self._schedulers]
+        turns = [
+            (self._turn + later) % len(self._schedulers) for later in range(len(self._schedulers))
+        ]
         awaited = []
-        for turn, look in zip(turns, (newest, *reversed(before)), strict=True):
-            table = self._tables[turn]
-            asking = [seat for seat in look if seat.table == turn and seat in newest]
-            awaited.append(self._serve_at(table, asking, owing))
+        for turn, clients in zip(turns, (newest, *reversed(before)), strict=True):
+            scheduler = self._schedulers[turn]
+            asking = [client for client in clients if client.scheduler == turn and client in newest]
+            awaited.append(self._serve_at(scheduler, asking, pending))
         return max(min(awaited), 1)
 
-    def _serve_at(self, table: Table, asking: Sequence[Seat], owing: int) -> int:
-        """Serve those who ask at a table, or have them wait; returns how many more have to ask."""
-        lacking = table.lacking(asking, owing)
-        if asking and not table.holds_back(lacking):
-            for together in table.calls(asking):
-                self._call(together)
-            self._turn = (self._tables.index(table) + 1) % len(self._tables)
-        return table.awaited(lacking, owing)
+    def _serve_at(self, scheduler: BatchScheduler, asking: Sequence[Client], pending: int) -> int:
+        """Serve the requests at a scheduler, or let them wait; return how many more are needed."""
+        lacking = scheduler.lacking(asking, pending)
+        if asking and not scheduler.holds_back(lacking):
+            for batch in scheduler.calls(asking):
+                self._call(batch)
+            self._turn = (self._schedulers.index(scheduler) + 1) % len(self._schedulers)
+        return scheduler.awaited(lacking, pending)
 
-    def _asking(self) -> list[Seat]:
-        """Those who ask what is to be done; who comes to a table is given a row.
+    def _asking(self) -> list[Client]:
+        """Return the clients with a request for actions; answer join requests.
 
-        A seat that asks and never joined here had joined a server that is gone. So is its worker.
+        A client that did not join this server had joined one that has died, and is being replaced.
         """
         slots = self._slots
         asking = slots.asking()
-        self._seat_all()
+        self._add_clients()
         for number in slots.with_message():
             asking.remove(number)
-            question = slots.question(number)
-            if question is not None:
-                self._join(self._seats[number], question)
-        return [seat for number in asking if (seat := self._seats[number]).group is not None]
+            request = slots.question(number)
+            if request is not None:
+                self._join(self._clients[number], request)
+        return [client for number in asking if (client := self._clients[number]).group is not None]
 
-    def _seat_all(self) -> None:
-        """Workers come while others are served."""
-        for own in range(len(self._seats), len(self._slots)):
-            tables = len(self._tables)
-            self._seats.append(Seat(own, own % self._parts, own % tables, own // tables))
+    def _add_clients(self) -> None:
+        """Add clients for new slots, because workers can be added at any time."""
+        for number in range(len(self._clients), len(self._slots)):
+            schedulers = len(self._schedulers)
+            self._clients.append(
+                Client(number, number % self._parts, number % schedulers, number // schedulers)
+            )
 
     @property
-    def patience(self) -> float | None:
-        """Seconds until those who are held back are served in any case; None: there are none."""
-        each = [own for table in self._tables if (own := table.patience) is not None]
+    def max_wait(self) -> float | None:
+        """Seconds until waiting requests are served in any case; ``None`` without a limit."""
+        each = [wait for scheduler in self._schedulers if (wait := scheduler.max_wait) is not None]
         return min(each, default=None)
 
-    def _join(self, seat: Seat, question: bytes) -> None:
-        """Take in a worker that asks for that."""
-        answer: Joined | ErrorReport
+    def _join(self, client: Client, request: bytes) -> None:
+        """Answer a client's join request."""
+        answer: JoinReply | ErrorReport
         try:
-            joining: Joining = unpack(question)
+            joining: JoinRequest = unpack(request)
             with self._settings():
-                answer = self._tables[seat.table].join(seat, joining)
-        except Exception as error:  # raised where the worker is built
+                answer = self._schedulers[client.scheduler].join(client, joining)
+        except Exception as error:  # the worker raises it while it is built
             if is_interrupt(error):
                 raise
             answer = ErrorReport.of(error)
-        self._answer(seat, answer)
+        self._answer(client, answer)
 
-    def _call(self, together: Together) -> None:
-        version = self._version.number  # before: new weights may come meanwhile
-        with self._settings():  # which are left when the workers step already
+    def _call(self, batch: InferenceBatch) -> None:
+        version = self._version.number  # read first, because new weights may arrive during the call
+        with self._settings():
             try:
-                together.group.call(together.places)
-            except Exception as error:  # raised in each of these workers
+                batch.group.call(batch.places)
+            except Exception as error:  # each of the workers raises it
                 if is_interrupt(error):
                     raise
                 report = ErrorReport.of(error)
-                for number in together.numbers:
-                    self._answer(self._seats[number], report)
+                for number in batch.numbers:
+                    self._answer(self._clients[number], report)
             else:
-                self._slots.answer_all(together.numbers, version)
+                self._slots.answer_all(batch.numbers, version)
 
-    def _answer(self, seat: Seat, value: Joined | ErrorReport) -> None:
-        message, seat.kept = pack(value, ServerSlots.BYTES)
-        self._slots.answer(seat.number, message)
+    def _answer(self, client: Client, value: JoinReply | ErrorReport) -> None:
+        message, client.kept = pack(value, ServerSlots.BYTES)
+        self._slots.answer(client.number, message)
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        """The stream, the interaction type and the random generators of the policy.
+        """Activate the policy's stream, interaction type and random generators.
 
-        They are the program's, whose other threads have them back before this one sleeps.
+        They belong to the whole program, so they are restored before this thread sleeps.
         """
         generators = self._generators
         with (
@@ -338,17 +351,18 @@ class InferenceServer:
             yield
 
 
-def _tables(settings: ServerSettings, policy: ServedPolicy) -> list[Table]:
-    """One; or, where a call waits for all workers, one for each group of their environments.
+def _schedulers(settings: ServerSettings, policy: ServedPolicy) -> list[BatchScheduler]:
+    """Return one BatchScheduler, or one per environment group if a call waits for all workers.
 
-    So all workers' first groups are served while their second ones step, and a seed decides what
-    the policy draws; where nobody is waited for, a call is for whichever there are.
+    With one per group, the first groups of all workers are served while their second groups step,
+    and a seed determines the random draws. If calls do not wait for all workers, the groups can
+    share calls.
 
-    Two tables cannot deadlock: a worker that waits for its first group has asked for both groups,
-    and one that waits for its second group has asked for that. If all wait, the second table is
-    complete.
+    Two schedulers cannot deadlock: a worker that waits for its first group has sent requests for
+    both groups, and a worker that waits for its second group has sent that request. If all workers
+    wait, the requests at the second scheduler are complete.
     """
     options, parts = settings.options, settings.groups
-    tables = parts if options.min_batch_size is None else 1
-    seats = settings.workers * parts // tables
-    return [Table(policy, options, seats) for _ in range(tables)]
+    schedulers = parts if options.min_batch_size is None else 1
+    clients = settings.workers * parts // schedulers
+    return [BatchScheduler(policy, options, clients) for _ in range(schedulers)]

@@ -1,4 +1,4 @@
-"""The memory through which observations come to a policy elsewhere, and its outputs come back."""
+"""Shared memory for the observations of workers and the outputs of a policy."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from pycollect.data.slabs import slab_tensors
 
 _READ, _WRITTEN = "read", "written"
 ANSWER = Leaf(("_pycollect_answer",), "int64", (1,))
-"""Where states lie beside the policy: the number of the answer that an environment goes on from. It
-is carried from step to step as a state is; 0 where its states are those on the board."""
+"""If states stay with the policy, number of the answer that an environment continues from.
+
+Workers carry it from step to step like a state. It is 0 if the states in shared memory apply.
+"""
 
 
 @dataclass(frozen=True)
-class BoardForm:
-    """What lies on a board: a slab of one step, with a row per worker; pickles.
+class IOLayout:
+    """Layout of a SharedIO: a slab of one step with a row per client; can be pickled.
 
     Attributes:
-        read: leaves that workers write and the policy reads.
-        written: leaves that it writes.
-        rows: workers that have room.
-        envs: P of each.
+        read: Leaves that workers write and the policy reads.
+        written: Leaves that the policy writes.
+        rows: Maximum number of clients.
+        envs: Number of environments of each client, P.
     """
 
     read: tuple[Leaf, ...]
@@ -36,42 +38,43 @@ class BoardForm:
     def _placement(self) -> Placement:
         leaves = [
             Leaf((side, *leaf.key), leaf.dtype, leaf.shape)
-            for side, own in ((_READ, self.read), (_WRITTEN, self.written))
-            for leaf in own
+            for side, leaves_of_side in ((_READ, self.read), (_WRITTEN, self.written))
+            for leaf in leaves_of_side
         ]
         return Placement(Layout(leaves), self.rows, self.envs, 1)
 
     @property
     def bytes(self) -> int:
-        """Of shared memory."""
+        """Number of bytes of shared memory."""
         return self._placement().bytes
 
 
-class Board:
-    """A board that this process made, or attached.
+class SharedIO:
+    """Shared memory that this process created or attached.
 
     Attributes:
-        read, written: ``[rows, P, *frame]`` by key; one worker's row is contiguous.
+        read: Tensors ``[rows, P, *frame]`` that workers write, by key; one row is contiguous.
+        written: Tensors ``[rows, P, *frame]`` that the policy writes, by key.
     """
 
-    def __init__(self, form: BoardForm, memory: Memory) -> None:
-        slab = memory.slab(form._placement(), 0)
-        tensors = slab_tensors(slab, [form.rows, form.envs])
+    def __init__(self, layout: IOLayout, memory: Memory) -> None:
+        slab = memory.slab(layout._placement(), 0)
+        tensors = slab_tensors(slab, [layout.rows, layout.envs])
         self.read = _side(tensors, _READ)
         self.written = _side(tensors, _WRITTEN)
 
     @staticmethod
-    def shared(form: BoardForm) -> tuple[Board, Memory]:
-        """A new one, and its memory, which has an address."""
-        memory = Memory.share(form.bytes)
-        return Board(form, memory), memory
+    def shared(layout: IOLayout) -> tuple[SharedIO, Memory]:
+        """Create shared memory; return it with its Memory, which has an address."""
+        memory = Memory.share(layout.bytes)
+        return SharedIO(layout, memory), memory
 
 
 def rows_of(
     tensors: dict[Key, torch.Tensor], row: int, batch: Sequence[int]
 ) -> dict[Key, torch.Tensor]:
-    """One worker's row of each, ``[*frame]`` where it is no batch, else ``[P, *frame]``."""
-    return {key: own[row] if batch else own[row, 0] for key, own in tensors.items()}
+    """Return one client's row of each tensor, ``[P, *frame]``, or ``[*frame]`` without a batch."""
+    return {key: tensor[row] if batch else tensor[row, 0] for key, tensor in tensors.items()}
 
 
 def _side(tensors: dict[Key, torch.Tensor], side: str) -> dict[Key, torch.Tensor]:

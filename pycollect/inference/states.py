@@ -1,4 +1,4 @@
-"""Recurrent states beside the policy: on its device, one for each environment of a board."""
+"""Recurrent states on the policy's device, one for each environment of a SharedIO."""
 
 from __future__ import annotations
 
@@ -7,75 +7,79 @@ from functools import lru_cache
 
 import torch
 
-from pycollect.inference.shared_io import ANSWER, Board
+from pycollect.inference.shared_io import ANSWER, SharedIO
 from pycollect.policy.runner import PolicyRunner
 
-_MOST_INDEXES = 256  # kept on the device
-_NONE = -1  # the number of no answer
+_MOST_INDEXES = 256  # cached on the device
+_NONE = -1  # no answer has this number
 
 
-class StatesBeside:
-    """What a policy on another device passes on from call to call stays there.
+class ServerStates:
+    """Keeps recurrent states on the policy's device from call to call.
 
-    Answers are numbered, and an environment shows the number of the one that it goes on from. Of
-    the last one, the states are kept here. All others are read from the board: a trajectory began,
-    a step was given up, or it was random actions that they follow from.
+    Answers are numbered, and each environment sends the number of the answer that it continues
+    from. If that is its last answer, its states are kept here. Otherwise they are read from shared
+    memory: a trajectory has started, a step was interrupted, or the last actions were random.
 
     Args:
-        runner: of the call for all rows; its states are what is kept.
+        io: The shared memory.
+        runner: Runner of the call for all rows, whose states are kept.
     """
 
-    def __init__(self, board: Board, runner: PolicyRunner) -> None:
+    def __init__(self, io: SharedIO, runner: PolicyRunner) -> None:
         self._kept = [state.current for state in runner.states]
-        self._shown = [board.read[state.leaf.key] for state in runner.states]
-        self._asked, self._answered = (side[ANSWER.key] for side in (board.read, board.written))
+        self._sent = [io.read[state.leaf.key] for state in runner.states]
+        self._asked, self._answered = (side[ANSWER.key] for side in (io.read, io.written))
         rows, self._envs = self._asked.shape[:2]
-        self._by_row = [own.view(rows, self._envs, *own.shape[1:]) for own in self._kept]
-        self._number = 0  # of the last answer
+        self._by_row = [kept.view(rows, self._envs, *kept.shape[1:]) for kept in self._kept]
+        self._number = 0  # number of the last answer
         self._last = torch.full_like(self._asked, _NONE)
-        bring = self._bring = runner.send
-        self._index_there = lru_cache(_MOST_INDEXES)(lambda rows: bring([_index(rows)])[0])
+        send = self._send = runner.send
+        self._device_index = lru_cache(_MOST_INDEXES)(lambda rows: send([_index(rows)])[0])
 
     def load(self, rows: Sequence[int], runner: PolicyRunner) -> None:
-        """Before a call for these rows: give it their states.
+        """Copy the states of the call's rows to the runner before the call.
 
-        If this call or a later step is interrupted, the next call reads the states from the board.
+        If this call or a later step is interrupted, the next call reads the states from shared
+        memory.
 
         Args:
-            runner: that of the call.
+            rows: Rows of the call.
+            runner: Runner of the call.
         """
         index = _index(rows)
         others = self._asked[index] != self._last[index]
-        self._last[index] = _NONE  # until the answer is on the board
+        self._last[index] = _NONE  # until the answer is written
         if others.any():
             self._read(index, others)
         if not self._are_kept(runner):
-            there = self._index_there(tuple(rows))
-            for own, state in zip(self._by_row, runner.states, strict=True):
-                value = own.index_select(0, there)
+            device_index = self._device_index(tuple(rows))
+            for kept, state in zip(self._by_row, runner.states, strict=True):
+                value = kept.index_select(0, device_index)
                 state.current.view_as(value).copy_(value)
 
     def _read(self, index: torch.Tensor, others: torch.Tensor) -> None:
-        """Read the states of the marked environments (``[rows, P, 1]``) from the board."""
+        """Read the states of the marked environments (``[rows, P, 1]``) from shared memory."""
         places = others.squeeze(-1).nonzero()
-        from_board = index[places[:, 0]] * self._envs + places[:, 1]
-        values = [own.flatten(0, 1)[from_board] for own in self._shown]
-        there, *fresh = self._bring([from_board, *values])
-        for kept, value in zip(self._kept, fresh, strict=True):
-            kept.index_copy_(0, there, value)
+        envs = index[places[:, 0]] * self._envs + places[:, 1]
+        values = [sent.flatten(0, 1)[envs] for sent in self._sent]
+        device_envs, *device_values = self._send([envs, *values])
+        for kept, value in zip(self._kept, device_values, strict=True):
+            kept.index_copy_(0, device_envs, value)
 
     def store(self, rows: Sequence[int], runner: PolicyRunner) -> None:
-        """After it, when what it returned is on the board: keep what is to be passed on."""
+        """Keep the new states of the call's rows after its outputs were written."""
         if not self._are_kept(runner):
-            there = self._index_there(tuple(rows))
-            for own, state in zip(self._by_row, runner.states, strict=True):
-                own.index_copy_(0, there, state.current.view(len(rows), *own.shape[1:]))
+            device_index = self._device_index(tuple(rows))
+            for kept, state in zip(self._by_row, runner.states, strict=True):
+                value = state.current.view(len(rows), *kept.shape[1:])
+                kept.index_copy_(0, device_index, value)
         self._number += 1
         self._last[list(rows)] = self._number
         self._answered[list(rows)] = self._number
 
     def _are_kept(self, runner: PolicyRunner) -> bool:
-        """Whether the runner reads and writes what is kept itself."""
+        """Return whether the runner reads and writes the kept states themselves."""
         return runner.states[0].current is self._kept[0]
 
 

@@ -14,11 +14,11 @@ from pycollect.scheme.names import VERSION, WEIGHTS
 from pycollect.scheme.worker import Worker
 from pycollect.transport.ray.session import (
     SESSION,
+    call_when_freed,
     check_amounts,
     check_resources,
     end_of,
     import_ray,
-    when_forgotten,
 )
 
 default_remote_config: dict[str, Any] = {
@@ -148,7 +148,7 @@ class WorkerSet:
         """Join or start Ray, until `stop` or the end of this object."""
         if self._session is None:
             SESSION.enter(None)
-            self._session = when_forgotten(self, SESSION.leave)
+            self._session = call_when_freed(self, SESSION.leave)
 
     def _made(self, indices: Sequence[int]) -> list[Any]:
         if self._local_worker is not None:
@@ -230,7 +230,7 @@ def _await(ready: dict[Any, int]) -> None:
 def lost(index: int, error: Exception) -> WorkerError:
     """Return the error for a remote worker that ended."""
     end = end_of(error)
-    return WorkerDied(f"worker {index} died: {end.line}", index, 0, end.account)
+    return WorkerDied(f"worker {index} died: {end.summary}", index, 0, end.details)
 
 
 def _end(workers: Sequence[Any]) -> None:

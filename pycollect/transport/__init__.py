@@ -1,7 +1,8 @@
-"""Workers in other processes: started, reached, watched, ended. Both ends of each connection.
+"""Start, reach, monitor and end workers in other processes. Holds both ends of each connection.
 
-One folder per kind: `processes` on this machine, `ray` actors, and ranks of torch.distributed
-(`distributed`). `process` declares what an engine offers; `messages` are the same for all kinds.
+One folder per kind of worker: `processes` (this machine), `ray` (actors) and `distributed` (ranks
+of torch.distributed). `process` declares the interface of an engine; all kinds share the
+`messages`.
 
 Layer below: `worker`, which runs at the other end.
 """

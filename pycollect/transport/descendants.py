@@ -1,8 +1,8 @@
-"""Processes below a worker: whatever its environments start ends with it.
+"""End the descendants of a worker with the worker.
 
-A worker adopts descendants that detach themselves, so that all of them are below it as long as it
-lives. If it dies by itself, its template adopts them. Other workers have no template; there the
-driver finds the descendants by an environment variable, which programs inherit.
+A worker adopts descendants that detach themselves, so that all of them stay below it while it
+lives. If it dies, its fork server adopts them. Workers without a fork server leave orphans; the
+driver finds those by an environment variable that programs inherit.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import NamedTuple
 from pycollect._core import end_with_process, kill_descendants
 
 _MARK = "PYCOLLECT_WORKER"
-_KILL_SECONDS = 2.0  # a process that is blocked in the kernel dies later
+_KILL_SECONDS = 2.0  # give up on a process that is blocked in the kernel
 _PAUSE = 0.002
 _CHUNK = 1 << 16
 
 
 class _Stat(NamedTuple):
-    """A few fields of /proc/<pid>/stat."""
+    """Some fields of /proc/<pid>/stat."""
 
     state: str
     parent: int
@@ -32,22 +32,22 @@ class _Stat(NamedTuple):
 
 
 def begin_worker(driver: int) -> None:
-    """Make this process a worker: it and its descendants are killed once its driver is gone.
+    """Make this process a worker that is killed with its descendants when the driver ends.
 
     Args:
         driver: Process id of the driver, on this machine.
 
     Raises:
-        RuntimeError: There is no such process, or no thread can start to watch it.
+        RuntimeError: The driver does not exist, or no thread can start to watch it.
     """
     end_with_process(driver)
     os.environ[_MARK] = f"{_identity(driver)}.{_identity(os.getpid())}"
 
 
 def end_worker() -> None:
-    """End this process, a worker that has closed everything, and its descendants.
+    """End this process and its descendants, after the worker has closed everything.
 
-    It skips the teardown of the interpreter, which takes a second once torch is imported.
+    Skips the teardown of the interpreter, which takes a second once torch is imported.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -56,21 +56,21 @@ def end_worker() -> None:
 
 
 def kill_orphans() -> None:
-    """Kill the descendants of workers of this process that are gone."""
+    """Kill the descendants of this process's dead workers."""
     deadline = time.monotonic() + _KILL_SECONDS
-    with suppress(OSError):  # no descriptor is free: the next call finds them
+    with suppress(OSError):  # no file descriptor is free: the next call finds the orphans
         while [pid for pid in _pids() if _kill_orphan(pid)] and time.monotonic() < deadline:
             time.sleep(_PAUSE)
 
 
 def _kill_orphan(pid: int) -> bool:
-    """Kill a process if it descends from a worker that is gone; return whether it does."""
+    """Kill a process if it descends from a dead worker; return whether it does."""
     if not _is_orphan(pid):
         return False
     with suppress(OSError):
         descriptor = os.pidfd_open(pid)
         try:
-            if _is_orphan(pid):  # else the number was another's before the descriptor was opened
+            if _is_orphan(pid):  # the pid may have been reused before the descriptor was opened
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os.close(descriptor)
@@ -89,12 +89,12 @@ def _is_orphan(pid: int) -> bool:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process of this machine and all its descendants, with the groups that they lead.
+    """Kill a process of this machine, all its descendants and the process groups they lead.
 
-    Each is stopped first, so that it starts no more. The caller must know that the process id was
-    not given to another process.
+    Each process is stopped first, so that it starts no more. The caller must know that the process
+    id has not been reused.
     """
-    refused = (ProcessLookupError, PermissionError)  # gone, or of another user
+    refused = (ProcessLookupError, PermissionError)  # the process is gone or another user's
     with suppress(*refused):
         os.kill(pid, signal.SIGSTOP)
     for child in children_of(pid):
@@ -105,7 +105,7 @@ def kill_tree(pid: int) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Process ids of the children of a process, zombies included."""
+    """Return the process ids of a process's children, including zombies."""
     with suppress(OSError):
         stats = {other: _stat(other) for other in _pids()}
         return [other for other, stat in stats.items() if stat is not None and stat.parent == pid]
@@ -113,7 +113,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def cpu_ticks(pid: int) -> int:
-    """Return the CPU time of a process in clock ticks, 0 if that cannot be read now."""
+    """Return the CPU time of a process in clock ticks, or 0 if it cannot be read."""
     stat = _stat(pid)
     return stat.ticks if stat else 0
 
@@ -123,7 +123,7 @@ def _pids() -> list[int]:
 
 
 def _stat(pid: int) -> _Stat | None:
-    """Return fields of a process, or None if it does not exist."""
+    """Return some fields of a process, or ``None`` if it does not exist."""
     fields = _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
     return (
         _Stat(fields[0], int(fields[1]), int(fields[11]) + int(fields[12]), fields[19])
@@ -133,13 +133,13 @@ def _stat(pid: int) -> _Stat | None:
 
 
 def _identity(pid: int) -> str:
-    """Return the number of a process with its start time: another one never has both."""
+    """Return a process's id and start time, a combination that is never reused."""
     stat = _stat(pid)
     return f"{pid}.{stat.start if stat else ''}"
 
 
 def _read(path: str) -> bytes:
-    """Read a file; return nothing if it is gone or closed to this process."""
+    """Return the contents of a file, or b"" if it is gone or cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""The worker's end of a connection: it builds the worker, runs rollouts and answers calls."""
+"""The worker's end of a connection: builds the worker, runs rollouts and answers calls."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from pycollect.data.weights import WeightSlab
 from pycollect.envs.registrations import register
 from pycollect.errors import kept_warnings
 from pycollect.transport.hosted import SingleWorker
-from pycollect.transport.import_warnings import have_filtered
+from pycollect.transport.import_warnings import filter_import_warnings
 from pycollect.transport.messages import (
     Buffer,
     ErrorReport,
-    RolloutWorker,
+    Hosted,
     WorkerInfo,
     WorkerSpec,
     packed_slab,
     plain_report,
-    unpickled,
+    unpickle,
 )
 from pycollect.transport.unguarded import become_worker, building
 from pycollect.worker.report import Lazy
@@ -39,56 +39,56 @@ from pycollect.worker.report import Lazy
 T = TypeVar("T")
 
 
-class RemoteWorker:
-    """A worker behind calls from another process.
+class WorkerHost:
+    """Serves a worker to calls from another process.
 
-    Every method but `set_weights`, `set_hook`, `steps` and `stop` is to run in one and the same
-    thread, so that environments see no other; these may come at any time.
+    One thread must call all methods, so that environments see only that thread. Any thread may call
+    `set_weights`, `set_hook`, `steps` and `stop` at any time.
     """
 
     def __init__(self, inherited: tuple[Any, ...] = ()) -> None:
         become_worker()
         self._inherited = inherited
-        self._worker: RolloutWorker | None = None
+        self._worker: Hosted | None = None
         self._compresses = False
         self._warnings: list[str] = []
-        self._pool: SlabPool | None = None  # of rollouts that travel
+        self._pool: SlabPool | None = None  # for rollouts that are sent as messages
         self._weight_slab: WeightSlab | None = None
         self._lock = threading.Lock()
-        self._given: tuple[int, int, Buffer | None] = (0, 0, None)
+        self._new_weights: tuple[int, int, Buffer | None] = (0, 0, None)
         self._weights_serial = 0
         self._version = 0
-        self._hooks_given: dict[str, tuple[int, Buffer]] = {}
+        self._new_hooks: dict[str, tuple[int, Buffer]] = {}
         self._hooks_taken: dict[str, int] = {}
-        self._stop = SharedNumber()  # up to which rollout they are to end
-        self._moves = SharedNumber()  # of the worker, or of its wait for a policy elsewhere
+        self._stop = SharedNumber()  # rollouts up to this number end after their current step
+        self._moves = SharedNumber()  # grows with each step, and while waiting for a remote policy
 
     def build(self, filters_warnings: bool, spec: bytes, policy: bytes) -> WorkerInfo | ErrorReport:
-        """Make the environments and try the policy once.
+        """Make the environments and call the policy once as a test.
 
         Args:
-            filters_warnings: see `import_warnings`.
-            spec: a WorkerSpec, pickled.
-            policy: the policy or its factory, pickled.
+            filters_warnings: Whether to hide import warnings; see `import_warnings`.
+            spec: Pickled WorkerSpec.
+            policy: Pickled policy or policy factory.
         """
-        have_filtered(filters_warnings)
+        filter_import_warnings(filters_warnings)
         with building():
             return answer_of(lambda: self._build(spec, policy))
 
     def _build(self, spec_bytes: bytes, policy_bytes: bytes) -> WorkerInfo:
-        # A new process starts torch's generator at a constant: all workers would draw alike.
+        # torch seeds a new process with a constant, so all workers would draw the same numbers.
         torch.seed()
         merge_freed_memory()
-        spec: WorkerSpec = unpickled(spec_bytes, self._inherited)
+        spec: WorkerSpec = unpickle(spec_bytes, self._inherited)
         register(spec.registered)
         if spec.hides_gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch looks when it is first asked
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch reads it on first use of CUDA
         if spec.options.num_threads is not None:
             torch.set_num_threads(spec.options.num_threads)
         self._compresses = spec.options.compress
-        made_by: Callable[[WorkerSpec, bytes], RolloutWorker] = spec.team or SingleWorker
+        make_worker: Callable[[WorkerSpec, bytes], Hosted] = spec.team or SingleWorker
         with kept_warnings() as self._warnings:
-            worker = made_by(spec, policy_bytes)
+            worker = make_worker(spec, policy_bytes)
         self._worker = worker
         self._weight_slab = WeightSlab(worker.weights) if worker.weights else None
         return self._info()
@@ -107,7 +107,7 @@ class RemoteWorker:
             weights=worker.weights,
             device=worker.device,
             processes=worker.processes,
-            beside=worker.beside,
+            stacked=worker.stacked,
             warnings=tuple(self._warnings),
         )
 
@@ -120,28 +120,28 @@ class RemoteWorker:
         version: int,
         weights: Buffer | None,
     ) -> tuple[tuple[Any, ...], Buffer | PackedBuffer] | ErrorReport:
-        """One rollout: its plain report, and its slab's bytes, or these compressed.
+        """Collect one rollout; return its plain report and its bytes, compressed if configured.
 
         Args:
-            number: the how many-th it is that was asked for; see `stop`.
-            random: random actions instead of the policy's.
-            min_steps: it has so many at least if it is stopped.
-            serial: of the weights that the caller knows to be the newest.
-            version: the policy version that they make.
-            weights: these, None if they were sent before or never changed.
+            number: Number of the requested rollout, counted from 1; see `stop`.
+            random: Take random actions instead of the policy's.
+            min_steps: Minimum number of steps, even if the rollout is stopped.
+            serial: Serial number of the newest weights that the caller knows.
+            version: Policy version of these weights.
+            weights: The newest weights; ``None`` if they were sent before or never changed.
         """
         self.set_weights(serial, version, weights)
         control = RolloutControl(self._stop, number, min_steps, self._moves)
-        return answer_of(lambda: self._sent(*self._collect(random, control)))
+        return answer_of(lambda: self._sendable(*self._collect(random, control)))
 
-    def _sent(
+    def _sendable(
         self, report: tuple[Any, ...], slab: Slab
     ) -> tuple[tuple[Any, ...], Buffer | PackedBuffer]:
-        """A rollout as it travels."""
+        """Return a rollout in the form in which it is sent."""
         return report, packed_slab(slab) if self._compresses else slab.array()
 
     def _collect(self, random: bool, control: RolloutControl) -> tuple[tuple[Any, ...], Slab]:
-        """A rollout in a slab of its own."""
+        """Collect a rollout into a slab of its own."""
         if self._pool is None:
             self._pool = make_pool(self._built.placement, 2)
         slab = self._pool.acquire()
@@ -149,7 +149,7 @@ class RemoteWorker:
         return report, slab
 
     def stop(self, number: int) -> None:
-        """Rollouts up to this one of `collect` are to end after their current step."""
+        """Stop rollouts of `collect` up to this number after their current step."""
         with self._lock:
             self._stop.value = max(self._stop.value, number)
 
@@ -158,18 +158,18 @@ class RemoteWorker:
     ) -> tuple[Any, ...]:
         worker = self._built
         self._take_weights(worker)
-        self._take_hooks(worker, self._hooks_given)
+        self._take_hooks(worker, self._new_hooks)
         report = worker.collect(rows.slab, rows.row, self._version, random, control)
-        _bring(report.on_device, worker, rows)
+        _copy_to_slab(report.on_device, worker, rows)
         rows.header()
-        self._show(worker, rows)
+        self._call_post_hook(worker, rows)
         generators = worker.generator_state()
         if generators is not None:
             report = report._replace(generators=Lazy(generators, pickle.dumps))
         return plain_report(report)
 
-    def _show(self, worker: RolloutWorker, rows: SlabRows) -> None:
-        """The hook's rollout is the one that is delivered: what it writes there arrives."""
+    def _call_post_hook(self, worker: Hosted, rows: SlabRows) -> None:
+        """Call the post-collect hook with views of the slab, so that its changes are delivered."""
         hook = worker.post_collect_hook
         if hook is not None:
             tensors = rows.tensors(worker.env.batch_size, worker.leaves.keys)
@@ -177,41 +177,41 @@ class RemoteWorker:
             hook(to_tensordict(tensors, shape))
 
     def set_weights(self, serial: int, version: int, weights: Buffer | None) -> None:
-        """Keep weights for the next rollout to start, if they are newer than what is there."""
+        """Store weights for the next rollout if they are newer than the stored ones."""
         with self._lock:
-            if weights is not None and serial > self._given[0]:
-                self._given = (serial, version, weights)
+            if weights is not None and serial > self._new_weights[0]:
+                self._new_weights = (serial, version, weights)
 
-    def _take_weights(self, worker: RolloutWorker) -> None:
+    def _take_weights(self, worker: Hosted) -> None:
         with self._lock:
-            serial, version, buffer = self._given
+            serial, version, buffer = self._new_weights
         if buffer is not None and serial > self._weights_serial:
             if self._weight_slab is not None:
                 worker.load_weights(self._weight_slab.unpack(buffer))
             self._weights_serial, self._version = serial, version
 
     def set_hook(self, name: str, serial: int, pickled: Buffer) -> None:
-        """Keep a hook for the next rollout to start."""
+        """Store a hook for the next rollout."""
         with self._lock:
-            self._hooks_given = {**self._hooks_given, name: (serial, pickled)}
+            self._new_hooks = {**self._new_hooks, name: (serial, pickled)}
 
-    def _take_hooks(self, worker: RolloutWorker, hooks: Mapping[str, tuple[int, Buffer]]) -> None:
-        """Call from now on those of them that are new."""
+    def _take_hooks(self, worker: Hosted, hooks: Mapping[str, tuple[int, Buffer]]) -> None:
+        """Install the hooks that are newer than the installed ones."""
         for name, (serial, pickled) in hooks.items():
             if serial > self._hooks_taken.get(name, 0):
                 worker.set_hook(name, cloudpickle.loads(pickled))
                 self._hooks_taken[name] = serial
 
     def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
-        """Seed and reset everything."""
+        """Seed and reset all environments and generators."""
         return answer_of(lambda: self._built.set_seed(seeds, root))
 
     def resume(self, state: Any, seeds: Sequence[int]) -> ErrorReport | None:
-        """Reset everything, and go on with generators that stood so."""
+        """Reset all environments and restore the state of the random generators."""
         return answer_of(lambda: self._built.resume(state, seeds))
 
     def resize(self, frames: int) -> WorkerInfo | ErrorReport:
-        """Collect that many frames per rollout from now on."""
+        """Set the number of frames per rollout."""
         return answer_of(lambda: self._resize(frames))
 
     def _resize(self, frames: int) -> WorkerInfo:
@@ -227,7 +227,7 @@ class RemoteWorker:
         """Call a function with the worker; return its pickled result.
 
         Args:
-            call: The function and its other arguments, pickled.
+            call: Pickled function and its further arguments.
         """
         return answer_of(lambda: self._run(call))
 
@@ -238,11 +238,11 @@ class RemoteWorker:
         return data
 
     def steps(self) -> int:
-        """Grows as long as it has not stalled. May be asked at any time."""
+        """Return a number that grows while the worker makes progress. May be called at any time."""
         return 0 if self._worker is None else self._worker.stepped + self._moves.value
 
     @property
-    def _built(self) -> RolloutWorker:
+    def _built(self) -> Hosted:
         assert self._worker is not None
         return self._worker
 
@@ -252,8 +252,8 @@ class RemoteWorker:
             self._worker.close()
 
 
-def _bring(on_device: Mapping[Key, torch.Tensor], worker: RolloutWorker, rows: SlabRows) -> None:
-    """Copy tensors of a rollout to their places in the slab, and clear the cells behind its end."""
+def _copy_to_slab(on_device: Mapping[Key, torch.Tensor], worker: Hosted, rows: SlabRows) -> None:
+    """Copy tensors of a rollout into the slab, and clear the cells after its end."""
     if not on_device:
         return
     lead = worker.env.batch_size
@@ -268,8 +268,8 @@ def _bring(on_device: Mapping[Key, torch.Tensor], worker: RolloutWorker, rows: S
 def answer_of(function: Callable[[], T]) -> T | ErrorReport:
     """Return the function's result, or a report of its exception for the caller to raise.
 
-    An environment or a policy may fork. If it lets its child return, or raises there, the child
-    ends here: the worker's answers and its rows belong to the parent.
+    An environment or a policy may fork. If the child returns or raises there, it ends here: only
+    the parent may answer and write rows.
     """
     process = os.getpid()
     try:
@@ -281,13 +281,13 @@ def answer_of(function: Callable[[], T]) -> T | ErrorReport:
         end_fork_of(process)
 
 
-def answer_by(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> Any:
-    """Return the result of one of a worker's methods, or a report of its exception."""
+def answer_by(worker: WorkerHost, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Return the result of a host's method, or a report of its exception."""
     return answer_of(lambda: getattr(worker, method)(*arguments))
 
 
 def end_fork_of(process: int) -> None:
-    """End this process if it is a fork of that one, with the code of the exception in flight."""
+    """End this process if it is a fork of `process`, with the current exception's exit code."""
     if os.getpid() != process:
         error = sys.exc_info()[1]
         code = error.code if isinstance(error, SystemExit) else error and 1

@@ -1,4 +1,4 @@
-"""Objects that a host runs: a worker that collects, or an inference server."""
+"""What a host runs: a worker that collects, or an inference server."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from pycollect.worker.worker import Worker
 
 
 class NoEnvs:
-    """See :class:`RolloutEnvs`."""
+    """Stand in for the environments of a server; see :class:`HostedEnvs`."""
 
     num_envs = 0
     num_seeds = 0
     batch_size = ()
 
 
-class ServingWorker(ABC):
-    """A RolloutWorker, see there, without environments.
+class HostedServer(ABC):
+    """Base class of a hosted inference server: a :class:`Hosted` without environments.
 
-    So whatever starts, asks, updates and ends workers does the same for it.
+    It lets the code that starts, calls, updates and ends workers do the same with servers.
     """
 
     env = NoEnvs()
@@ -39,7 +39,7 @@ class ServingWorker(ABC):
     steps = 0
     bounded = False
     processes = 0
-    beside = False
+    stacked = False
     stepped = 0
     version = 0
     post_collect_hook: Callable[[Any], Any] | None = None
@@ -49,111 +49,111 @@ class ServingWorker(ABC):
     @property
     @abstractmethod
     def weights(self) -> WeightSpec:
-        """Form of the policy's weights."""
+        """Layout of the policy's weights."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where they lie."""
+        """Device of the weights."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Sleep until somebody wants to be served, a moment at the most."""
+        """Sleep until a client asks, for a short time at most."""
 
     @abstractmethod
     def serve(self, version: int) -> None:
-        """Serve whoever waits.
+        """Serve the waiting clients.
 
         Args:
-            version: of the weights that it has.
+            version: Version of the policy's weights.
         """
 
     @abstractmethod
-    def seat(self, worker: int) -> bytes:
-        """What stands for it in the worker of that id, pickled: its policy.
+    def policy_client(self, worker: int) -> bytes:
+        """Return the pickled policy client for a worker, by the worker's id.
 
-        Only one that was not told where its workers ask is asked for it. Who takes a worker's place
-        has its seat, too.
+        Called only if the server was created without the shared slots of its clients. A replacement
+        of a worker gets the same slots.
         """
 
     @abstractmethod
     def load_weights(self, weights: Weights) -> None:
-        """New weights, from the next call of `serve` on."""
+        """Load weights that apply from the next call of `serve`."""
 
     @abstractmethod
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """What it draws follows from that root from now on."""
+        """Derive all random numbers from this root from now on."""
 
     def collect(
         self, slab: Slab, row: int, policy_version: int, random: bool, control: RolloutControl
     ) -> RolloutReport:
-        """Nobody asks for it."""
+        """Raise NotImplementedError: a server collects nothing."""
         raise NotImplementedError("a worker without environments collects nothing")
 
-    def set_hook(self, name: str, hook: Any) -> None:  # noqa: B027 (nobody has to)
-        """There is nothing to hook."""
+    def set_hook(self, name: str, hook: Any) -> None:  # noqa: B027 (optional)
+        """Do nothing: a server has no hooks."""
 
-    def resume(self, state: Any, seeds: Sequence[int]) -> None:  # noqa: B027 (nobody has to)
-        """It is seeded anew instead."""
+    def resume(self, state: Any, seeds: Sequence[int]) -> None:  # noqa: B027 (optional)
+        """Do nothing: a server is seeded again instead."""
 
-    def reset(self) -> None:  # noqa: B027 (nobody has to)
-        """There is nothing to reset."""
+    def reset(self) -> None:  # noqa: B027 (optional)
+        """Do nothing: a server has no environments."""
 
-    def set_share(self, frames: int) -> None:  # noqa: B027 (nobody has to)
-        """It has none."""
+    def set_share(self, frames: int) -> None:  # noqa: B027 (optional)
+        """Do nothing: a server collects no frames."""
 
     def generator_state(self) -> GeneratorState | None:
-        """None that would have to be kept."""
+        """Return ``None``: a server has no generator state to save."""
         return None
 
-    def close(self) -> None:  # noqa: B027 (nobody has to)
-        """There is nothing to close."""
+    def close(self) -> None:  # noqa: B027 (optional)
+        """Do nothing: a server holds nothing to close."""
 
 
 class SingleWorker(Worker):
-    """A Worker that collects in a process of its own.
+    """A Worker that runs in a process of its own.
 
     Args:
-        spec: what it is made from.
-        policy: pickled, or its factory.
+        spec: Specification of the worker.
+        policy: Pickled policy or policy factory.
 
     Attributes:
-        version: of the weights that it has, when it is asked.
+        version: Version of the worker's weights; set before the driver calls a function with it.
     """
 
     version = 0
 
     def __init__(self, spec: WorkerSpec, policy: bytes) -> None:
-        given = cloudpickle.loads(policy)
+        policy_or_factory = cloudpickle.loads(policy)
         self.post_collect_hook: Callable[[Any], Any] | None = spec.options.post_collect_hook
         super().__init__(
             spec.index,
             spec.entry,
             spec.env_kwargs,
-            build(given) if spec.builds_policy else given,
+            build(policy_or_factory) if spec.builds_policy else policy_or_factory,
             spec.options,
             spec.incarnation,
         )
 
     @property
     def processes(self) -> int:
-        """None of its own."""
+        """Number of the worker's own processes: 0."""
         return 0
 
     @property
-    def beside(self) -> bool:
-        """There are none."""
+    def stacked(self) -> bool:
+        """Whether a rollout has a dimension for the worker's own processes: ``False``."""
         return False
 
     def set_hook(self, name: str, hook: Any) -> None:
-        """A hook, from the next rollout on."""
+        """Set a hook that applies from the next rollout."""
         if name == PRE:
             self.pre_collect_hook = hook
         else:
             self.post_collect_hook = hook
 
     def close(self) -> None:
-        """Close the hook and the environments."""
+        """Close the post-collect hook, if it can be closed, and the environments."""
         close = getattr(self.post_collect_hook, "close", None)
         try:
             if close is not None:

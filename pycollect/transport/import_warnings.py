@@ -1,7 +1,7 @@
-"""Worker processes keep to themselves what others' packages warn of while they are imported.
+"""Hide warnings that other packages raise while a worker process imports them.
 
-The caller's process, which imports the same, has said it already; each worker would say it again.
-`pycollect.filter_warnings_subprocess` = False, before a collector is made, has them say it.
+The driver imports the same packages and has shown these warnings already. To show them in workers
+too, set `pycollect.filter_warnings_subprocess` to False before the collector is made.
 """
 
 from __future__ import annotations
@@ -21,38 +21,40 @@ _STANDARD = Path(sysconfig.get_path("stdlib"))
 _IMPORTING = "<frozen importlib._bootstrap>"
 
 
-def are_filtered() -> bool:
-    """Whether workers that are started now are to drop them."""
+def filters_import_warnings() -> bool:
+    """Return whether workers that start now are to hide import warnings."""
     return bool(pycollect.filter_warnings_subprocess)
 
 
-def have_filtered(wanted: bool) -> None:
-    """This process is a worker: drop them from now on, or do not; so do workers of its own."""
-    pycollect.filter_warnings_subprocess = wanted
-    shown = warnings.showwarning
-    if wanted and not isinstance(shown, _Filter):
-        warnings.showwarning = _Filter(shown)
-    elif not wanted and isinstance(shown, _Filter):
-        warnings.showwarning = shown.others
+def filter_import_warnings(hide: bool) -> None:
+    """Hide import warnings in this worker process and its own workers from now on, or show them."""
+    pycollect.filter_warnings_subprocess = hide
+    show = warnings.showwarning
+    if hide and not isinstance(show, _Filter):
+        warnings.showwarning = _Filter(show)
+    elif not hide and isinstance(show, _Filter):
+        warnings.showwarning = show.show_other
 
 
 class _Filter:
-    """Shows all other warnings. One that a filter of Python's makes an error never comes here.
+    """Shows all warnings except import warnings.
+
+    Python's own filters run first, so a warning that they turn into an error never gets here.
 
     Attributes:
-        others: shows them.
+        show_other: Shows a warning.
     """
 
-    def __init__(self, others: Callable[..., None]) -> None:
-        self.others = others
+    def __init__(self, show_other: Callable[..., None]) -> None:
+        self.show_other = show_other
 
     def __call__(self, *arguments: Any, **named: Any) -> None:
         if not _is_of_an_import(sys._getframe(1)):
-            self.others(*arguments, **named)
+            self.show_other(*arguments, **named)
 
 
 def _is_of_an_import(frame: FrameType | None) -> bool:
-    """Whether somebody's package warns while a module is imported."""
+    """Return whether an installed package raised the warning while a module was imported."""
     while frame is not None and frame.f_globals.get("__name__") == "warnings":
         frame = frame.f_back
     if frame is None or not _is_installed(Path(frame.f_code.co_filename)):
@@ -63,5 +65,5 @@ def _is_of_an_import(frame: FrameType | None) -> bool:
 
 
 def _is_installed(file: Path) -> bool:
-    """Whether it is no module of the user's own: one of a package, or of Python itself."""
+    """Return whether a file belongs to an installed package or to Python, not to the program."""
     return not _INSTALLED.isdisjoint(file.parts) or file.is_relative_to(_STANDARD)

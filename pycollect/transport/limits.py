@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from pycollect.errors import LimitError
 
-_NO_THREAD = "can't start new thread"  # of Python, which does not pass on the error number
+_NO_THREAD = "can't start new thread"  # Python's error text; it carries no error number
 _REACHED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 

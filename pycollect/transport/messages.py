@@ -1,4 +1,4 @@
-"""Messages to a worker and back, what a host runs, and inherited settings of a process."""
+"""Messages between driver and worker, and the interface of a hosted worker."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ _SHARED = (
 
 
 def is_inherited(value: Any) -> bool:
-    """Whether it is to be shared with a process, not copied into it."""
+    """Return whether a value is shared with a child process instead of copied into it."""
     return isinstance(value, _SHARED) or any(
         kind.__name__ == "EnvCreator" and kind.__module__ == "torchrl.envs.env_creator"
         for kind in type(value).__mro__
     )
 
 
-def pickled_apart(value: Any) -> tuple[bytes, tuple[Any, ...]]:
-    """The value, pickled, and what of it is inherited: to be arguments of the process."""
+def pickle_with_inherited(value: Any) -> tuple[bytes, tuple[Any, ...]]:
+    """Pickle a value; return the pickle and the parts that a process must get as arguments."""
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
     return file.getvalue(), tuple(pickler.inherited)
 
 
-def unpickled(data: bytes, inherited: Sequence[Any] = ()) -> Any:
-    """The value again, from what `pickled_apart` or cloudpickle gave."""
+def unpickle(data: bytes, inherited: Sequence[Any] = ()) -> Any:
+    """Unpickle data from `pickle_with_inherited` or cloudpickle."""
     return _Unpickler(io.BytesIO(data), inherited).load()
 
 
@@ -84,24 +84,24 @@ class _Unpickler(pickle.Unpickler):
         return self._inherited[place]
 
 
-class RolloutEnvs(Protocol):
-    """The environments of a worker, as far as the driver has to know them."""
+class HostedEnvs(Protocol):
+    """The environments of a worker, as the driver sees them."""
 
     @property
     def num_envs(self) -> int:
-        """How many there are."""
+        """Number of environments."""
 
     @property
     def num_seeds(self) -> int:
-        """How many they are reset with."""
+        """Number of seeds that a reset takes."""
 
     @property
     def batch_size(self) -> tuple[int, ...]:
-        """Their batch dimensions: () for one that is no batch."""
+        """Batch dimensions of the environments; () for a single environment."""
 
 
-class RolloutWorker(Protocol):
-    """Collects rollouts when asked. Whoever hosts it calls all of it in one thread."""
+class Hosted(Protocol):
+    """Interface of the object that a host runs. One thread calls all its methods."""
 
     index: int
     version: int
@@ -111,32 +111,32 @@ class RolloutWorker(Protocol):
     post_collect_hook: Callable[[Any], Any] | None
 
     @property
-    def env(self) -> RolloutEnvs:
-        """Its environments."""
+    def env(self) -> HostedEnvs:
+        """The worker's environments."""
 
     @property
     def weights(self) -> WeightSpec:
-        """Form of the policy's weights."""
+        """Layout of the policy's weights."""
 
     @property
     def device(self) -> torch.device:
-        """Where its environments lie."""
+        """Device of the environments."""
 
     @property
     def bounded(self) -> bool:
-        """Whether its episodes are known to end."""
+        """Whether the episodes are known to end."""
 
     @property
     def processes(self) -> int:
-        """How many of its own collect for it; 0: it does so itself."""
+        """Number of own processes that collect for the worker; 0 if it collects itself."""
 
     @property
-    def beside(self) -> bool:
-        """Whether these are stacked in a rollout, each a part of its own."""
+    def stacked(self) -> bool:
+        """Whether a rollout has a leading dimension for the worker's own processes."""
 
     @property
     def stepped(self) -> int:
-        """Grows with each step. May be asked at any time."""
+        """Number that grows with each step. May be read at any time."""
 
     def collect(
         self,
@@ -146,28 +146,28 @@ class RolloutWorker(Protocol):
         random: bool,
         control: RolloutControl,
     ) -> RolloutReport:
-        """One rollout into that row of a slab."""
+        """Collect one rollout into a row of a slab."""
 
     def load_weights(self, weights: Weights) -> None:
-        """New weights, from the next rollout on."""
+        """Load weights that apply from the next rollout."""
 
     def set_hook(self, name: str, hook: Any) -> None:
-        """A hook, from the next rollout on."""
+        """Set a hook that applies from the next rollout."""
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """Seed and reset everything."""
+        """Seed and reset all environments and generators."""
 
     def resume(self, state: Any, seeds: Sequence[int]) -> None:
-        """Reset everything, and go on with generators that stood so."""
+        """Reset all environments and restore the state of the random generators."""
 
     def reset(self) -> None:
         """Reset all environments."""
 
     def set_share(self, frames: int) -> None:
-        """Collect that many frames per rollout from now on."""
+        """Set the number of frames per rollout."""
 
     def generator_state(self) -> GeneratorState | NestState | None:
-        """Where its generators stand; None if it has none of its own."""
+        """Return the state of the random generators, or ``None`` if there is nothing to save."""
 
     def close(self) -> None:
         """Close the environments."""
@@ -175,22 +175,23 @@ class RolloutWorker(Protocol):
 
 Buffer = npt.NDArray[np.uint8]
 
-_COMPRESS = "compress"  # the argument
+_COMPRESS = "compress"  # name of the argument, for errors
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker is made from, in any process.
+    """Specification of a worker, from which any process can build it.
+
+    The policy is not part of it: workers share one pickled copy.
 
     Attributes:
-        builds_policy: what comes beside it is a factory, not the policy itself. Either is pickled
-            apart, since workers share it.
-        hides_gpus: its process is not to see any.
-        role: what it is, where it is no worker of a collector.
-        team: makes what collects there, of this spec and the pickled policy: processes of its own,
-            one for each item of `entry`; `env_kwargs` may be a list of as many. None: it collects
-            itself.
-        registered: registrations of environments by the program.
+        builds_policy: Whether the policy is passed as a factory.
+        hides_gpus: Whether to hide all GPUs from the worker's process.
+        role: Name of the process if it is no worker of a collector.
+        team: Function that makes an object which collects with processes of its own, one for each
+            item of `entry`. It takes this spec and the pickled policy. `env_kwargs` may be a list
+            of the same length. ``None``: the worker collects itself.
+        registered: Environments that the program has registered.
     """
 
     index: int
@@ -200,28 +201,28 @@ class WorkerSpec:
     incarnation: int = 0
     builds_policy: bool = False
     hides_gpus: bool = False
-    team: Callable[[WorkerSpec, bytes], RolloutWorker] | None = None
+    team: Callable[[WorkerSpec, bytes], Hosted] | None = None
     role: str = ""
     registered: Registered = field(default_factory=program_registrations)
 
     @property
     def name(self) -> str:
-        """It, in words."""
+        """Name of the worker in messages."""
         return self.role or f"worker {self.index}"
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What a worker turned out to be once it was built.
+    """Description of a worker that was built.
 
     Attributes:
-        num_seeds: how many its environments are reset with.
-        bounded: its episodes are known to end.
-        weights: Form of the policy's weights.
-        device: where its environments lie.
-        processes: how many of its own collect for it; 0: it does so itself.
-        beside: these are stacked in a rollout, each a part of its own.
-        warnings: what the user is to be told, which only the driver can.
+        num_seeds: Number of seeds that a reset takes.
+        bounded: Whether the episodes are known to end.
+        weights: Layout of the policy's weights.
+        device: Device of the environments.
+        processes: Number of own processes that collect for the worker; 0 if it collects itself.
+        stacked: Whether a rollout has a leading dimension for these processes.
+        warnings: Warnings for the user, which only the driver can show.
     """
 
     leaves: BatchLeaves
@@ -235,7 +236,7 @@ class WorkerInfo:
     weights: WeightSpec = NO_WEIGHT_SPEC
     device: torch.device = CPU
     processes: int = 0
-    beside: bool = False
+    stacked: bool = False
     warnings: tuple[str, ...] = ()
 
     @property
@@ -245,14 +246,17 @@ class WorkerInfo:
 
     @cached_property
     def placement(self) -> Placement:
-        """Where the leaves of one rollout lie. Made once, by whoever asks: it does not pickle."""
+        """Layout of one rollout in memory. Created on first use, because it does not pickle."""
         return Placement(self.leaves.layout(), 1, self.num_envs, self.steps)
 
 
 def plain_report(report: RolloutReport) -> tuple[Any, ...]:
-    """A report as it travels; TypeError that names an extra that does not pickle.
+    """Return a report in the form in which it is sent: a plain tuple.
 
-    As plain tuples: to pickle classes, once per rollout, takes ten times as long.
+    Pickling classes, once per rollout, takes ten times as long.
+
+    Raises:
+        TypeError: An extra does not pickle; the error names it.
     """
     packed = (report.extras, report.generators)
     return (
@@ -260,7 +264,7 @@ def plain_report(report: RolloutReport) -> tuple[Any, ...]:
         tuple(report.seconds),
         report.stepped,
         report.slow_paths,
-        *(None if own is None else own.pickled for own in packed),
+        *(None if lazy is None else lazy.pickled for lazy in packed),
         report.sources,
         dict(report.lost),
         report.restarts,
@@ -268,7 +272,10 @@ def plain_report(report: RolloutReport) -> tuple[Any, ...]:
 
 
 def unpacked_report(plain: tuple[Any, ...]) -> RolloutReport:
-    """The report that `plain_report` made this of; few ever look at where its generators stood."""
+    """Return the report from the tuple of `plain_report`.
+
+    The generator states stay pickled, because they are rarely read.
+    """
     frames, version, episodes, seconds, stepped, slow_paths, extras, generators, *of_team = plain
     return RolloutReport(
         frames,
@@ -284,21 +291,21 @@ def unpacked_report(plain: tuple[Any, ...]) -> RolloutReport:
 
 
 def packed_slab(slab: Slab) -> PackedBuffer:
-    """A rollout's bytes as they travel compressed, leaf by leaf."""
+    """Compress a slab's bytes, leaf by leaf."""
     return PackedBuffer.of(slab.array(), leaf_sizes(slab), _COMPRESS)
 
 
 def opened_slab(buffer: Buffer | PackedBuffer) -> Buffer:
-    """A rollout's bytes, which may have been compressed."""
+    """Return a rollout's bytes, decompressed if necessary."""
     return buffer.open(_COMPRESS) if isinstance(buffer, PackedBuffer) else buffer
 
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """An exception on its way to the caller.
+    """An exception that is sent to the caller.
 
     Attributes:
-        pickled: the exception, None if it does not survive pickling.
+        pickled: The pickled exception, or ``None`` if it does not survive pickling.
     """
 
     pickled: bytes | None
@@ -307,13 +314,13 @@ class ErrorReport:
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorReport:
-        """The report of an exception that is being handled."""
+        """Return the report of the exception that is being handled."""
         _explain_missing_name(error)
         text = f"{type(error).__name__}: {error}"
         try:
             pickled = cloudpickle.dumps(error)
             cloudpickle.loads(pickled)
-        except Exception:  # whatever its __reduce__ or __init__ do
+        except Exception:  # its __reduce__ or __init__ may raise anything
             pickled = None
         return cls(pickled, text, traceback.format_exc())
 
@@ -329,15 +336,15 @@ class ErrorReport:
             return None
         try:
             error: BaseException = cloudpickle.loads(self.pickled)
-        except Exception:  # a class that exists only over there
+        except Exception:  # its class exists only in the other process
             return None
         return error
 
     def rebuild(self, spec: WorkerSpec) -> BaseException:
-        """The exception with a WorkerError as its cause, or the WorkerError itself.
+        """Return the exception with a WorkerError as its cause, or that WorkerError itself.
 
         Args:
-            spec: of whoever raised it.
+            spec: Specification of the worker that raised the exception.
         """
         failure = WorkerError(
             f"{spec.name} raised {self.text}\n{self.remote_traceback}",
@@ -353,7 +360,7 @@ class ErrorReport:
 
 
 def _explain_missing_name(error: BaseException) -> None:
-    """Extend the text of a NameError that a function without its module has raised."""
+    """Explain a NameError that was raised in a function pickled without its module."""
     if type(error) is not NameError or error.__traceback__ is None:
         return
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
@@ -368,14 +375,14 @@ def _explain_missing_name(error: BaseException) -> None:
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """One rollout, as it is asked for.
+    """A request for one rollout.
 
     Attributes:
-        random: with random actions instead of the policy's.
-        rows: where it is to lie. A worker that writes in place uses these until the rollout is
-            there, also if it is dropped, or its process is gone. None: a slab is found once the
-            rollout is there, and it comes with its own bytes.
-        min_steps: it has so many steps at least, also where it is stopped.
+        random: Whether to take random actions instead of the policy's.
+        rows: Rows that the worker writes into. They stay in use until the rollout arrives, even if
+            the request is dropped or the process ends. ``None``: the rollout arrives as bytes and
+            gets its rows then.
+        min_steps: Minimum number of steps, even if the rollout is stopped.
     """
 
     random: bool
@@ -385,10 +392,10 @@ class RolloutRequest:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A rollout that arrived: what is said of it, and its bytes, read-only.
+    """A rollout that has arrived: its report and its bytes.
 
     Attributes:
-        buffer: None where the worker wrote it into the rows of its request.
+        buffer: Read-only bytes; ``None`` if the worker wrote into the rows of its request.
     """
 
     report: RolloutReport
@@ -396,7 +403,11 @@ class Rollout:
 
 
 def pickled(name: str, value: Any) -> bytes:
-    """Pickle a value for another process; raise TypeError with the argument's name on failure."""
+    """Pickle a value for another process.
+
+    Raises:
+        TypeError: The value does not pickle; the error starts with `name`.
+    """
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as error:
@@ -408,23 +419,24 @@ def _unsent(name: str, error: Exception) -> TypeError:
     text = f"{name}: cannot be pickled to be sent to a worker: {error}"
     if "through inheritance" in str(error):
         text += (
-            "; processes can share multiprocessing's values and locks only on one machine, so use "
+            "; only processes of one machine can share multiprocessing's values and locks; use "
             "MultiSyncDataCollector or MultiaSyncDataCollector"
         )
     return TypeError(text)
 
 
 def pickled_spec(spec: WorkerSpec) -> bytes:
-    """A worker's spec, pickled for a process that runs already."""
+    """Pickle a worker's spec for a process that is already running."""
     return pickled("create_env_fn", spec)
 
 
 def pickled_for_child(spec: WorkerSpec) -> tuple[bytes, tuple[Any, ...]]:
-    """A worker's spec, pickled for a process that is about to be started, and what that inherits.
+    """Pickle a worker's spec for a child process; return the pickle and the inherited parts.
 
-    Raises TypeError as `pickled`.
+    Raises:
+        TypeError: The spec does not pickle.
     """
     try:
-        return pickled_apart(spec)
+        return pickle_with_inherited(spec)
     except Exception as error:
         raise _unsent("create_env_fn", error) from error

@@ -1,4 +1,4 @@
-"""Processes that run workers: what an engine offers, how a process ended, and its CPU time."""
+"""Worker processes: the interface of an engine, how a process ended, and its CPU time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from pycollect.errors import WorkerDied
 from pycollect.transport.descendants import children_of, kill_orphans, kill_tree
 from pycollect.transport.messages import Rollout, RolloutRequest, WorkerInfo, WorkerSpec
 from pycollect.transport.shared_value import Shareable, SharedValue
-from pycollect.transport.waiting import Waited
+from pycollect.transport.waiting import AwaitedWorker
 
 _NANOSECONDS = 1e9
 
 
 def seconds_without_cpu(pid: int) -> float:
-    """Seconds for which the main thread of that process, or of one below it, waited for a CPU.
+    """Return for how many seconds a process or its slowest descendant waited for a CPU.
 
-    Of several processes the one that waited longest: whoever started them waits for that one. 0.0
-    where the system does not tell, or there is no such process. Does not wait.
+    Counts the main threads. Of several processes, the longest wait counts, because their parent
+    waits for the slowest one. Returns 0.0 if the system does not report it or the process does not
+    exist. Does not wait.
     """
     return max(_waited(pid), *(seconds_without_cpu(child) for child in children_of(pid)), 0.0)
 
@@ -37,15 +38,15 @@ def _waited(pid: int) -> float:
 
 
 class OtherProcess:
-    """A process of this machine, which leads a group of its own.
+    """A process of this machine that leads its own process group.
 
     Raises:
-        OSError: the system does not permit it, or has not the call.
+        OSError: The system does not support process file descriptors, or forbids them.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._poll: select.poll | None = None  # None: it was gone already
+        self._poll: select.poll | None = None  # None: the process is gone already
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)
             weakref.finalize(self, os.close, descriptor)
@@ -54,11 +55,11 @@ class OtherProcess:
 
     @property
     def is_gone(self) -> bool:
-        """Whether none of its threads runs any more. Does not wait."""
+        """Whether the process has ended. Does not wait."""
         return self.wait_gone(0.0)
 
     def wait_gone(self, seconds: float | None) -> bool:
-        """Wait until it is gone, for that time at most; return whether it is."""
+        """Wait until the process has ended, for that time at most; return whether it has."""
         if self._poll is None:
             return True
         return bool(self._poll.poll(None if seconds is None else seconds * 1000))
@@ -66,7 +67,7 @@ class OtherProcess:
     def kill_all(self) -> None:
         """Kill the process, its group and all its descendants, and wait for the process.
 
-        Its number is no other process's as long as one of its group is there.
+        The pid of a group leader is not reused while the group has members.
         """
         if not self.is_gone:
             kill_tree(self.pid)
@@ -77,7 +78,7 @@ class OtherProcess:
 
 
 def has_pidfd() -> bool:
-    """Whether there are such descriptors: not before Linux 5.3, and not where it is forbidden."""
+    """Return whether process file descriptors are available: since Linux 5.3, unless forbidden."""
     try:
         OtherProcess(os.getpid())
     except (OSError, AttributeError):
@@ -87,142 +88,145 @@ def has_pidfd() -> bool:
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """The end of a worker's process.
+    """How a worker's process ended.
 
     Attributes:
-        line: One line that describes the end.
-        account: Everything that is known about the end.
-        error: Exception that reported the end, or ``None`` if it is being raised right now: a
-            stored one would keep its own frames alive.
+        summary: One line that describes the end.
+        details: Everything that is known about the end.
+        error: Exception that reported the end. ``None`` if it is being raised right now: storing it
+            would keep its frames alive.
     """
 
-    line: str
-    account: str
+    summary: str
+    details: str
     error: BaseException | None = None
 
     def death_of(self, spec: WorkerSpec) -> WorkerDied:
         """Return the error for the worker that ran in the process."""
-        text = f"{spec.name} died: {self.line}"
-        death = WorkerDied(text, spec.index, spec.incarnation, self.account)
+        text = f"{spec.name} died: {self.summary}"
+        death = WorkerDied(text, spec.index, spec.incarnation, self.details)
         death.__cause__ = self.error
         return death
 
 
-class WorkerProcess(Waited, Protocol):
+class WorkerProcess(AwaitedWorker, Protocol):
     """The driver's end of a worker's process, from its start to its end."""
 
     @property
     def native(self) -> Any:
-        """The process as its library knows it: multiprocessing's own, or an actor's handle."""
+        """The process as its library represents it: multiprocessing's object or an actor handle."""
 
-    def last_words(self) -> str:
-        """The last lines that its process logged, as far as they can be had."""
+    def recent_log(self) -> str:
+        """Return the last lines that the process logged, or "" if they are unavailable."""
 
 
 class StartingWorker(WorkerProcess, Protocol):
-    """A worker that was started. Its first answer says that it is built."""
+    """A worker that was started. Its first answer reports that it is built."""
 
     @property
     def cpu_delay(self) -> float:
-        """Seconds for which it was ready to run and had no CPU; 0.0 where that is not known.
+        """Seconds for which the process was ready to run but had no CPU; 0.0 if unknown.
 
         Does not wait.
         """
 
     def built(self) -> tuple[WorkerInfo, WorkerHandle]:
-        """What the worker is, and the handle through which it is asked from now on. Waits.
+        """Wait until the worker is built; return its description and its handle.
 
-        Raises WorkerDied where its process is gone, or what was raised while it was built.
+        Raises:
+            WorkerDied: The process is gone.
+            Exception: The exception that building the worker raised.
         """
 
 
 class WorkerHandle(WorkerProcess, Protocol):
-    """The driver's end of a worker that is built: what was asked of it, oldest first.
+    """The driver's end of a built worker: a queue of calls, read in order.
 
-    It may be the same object as the StartingWorker. Rows of a request that was dropped stay in use
-    until the worker has answered it.
+    It may be the same object as the StartingWorker. The rows of a dropped request stay in use until
+    the worker has answered it.
 
-    Whatever waits for the worker raises WorkerDied where its process is gone; what the worker
-    raised itself is raised as it was.
+    Methods that wait raise WorkerDied if the process is gone. An exception in the worker is raised
+    unchanged.
     """
 
     @property
     def in_place(self) -> bool:
-        """Whether it shares memory with this process, and writes into the rows of its requests."""
+        """Whether the worker shares memory with this process and writes into its requests' rows."""
 
     @property
     def transport(self) -> str:
-        """What carries its rollouts, in words."""
+        """Name of the transport that carries the rollouts."""
 
     def submit(self, request: RolloutRequest) -> None:
-        """Queue one rollout; weights that were assigned since the last one travel with it."""
+        """Queue one rollout, together with weights that were assigned since the previous one."""
 
     def stop(self) -> None:
-        """The oldest rollout is to end after its current step. Does not wait; may come again."""
+        """Stop the oldest rollout after its current step. Does not wait. May be repeated."""
 
     def assign(self, serial: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
-        """Give the worker weights for the next rollout that it starts, also one that is queued.
+        """Send the worker weights that apply from the next rollout it starts, even a queued one.
 
         Args:
-            serial: grows with every call; of two that arrive, the higher one counts.
-            version: the policy version that rollouts with these weights carry.
-            weights: packed.
-            acknowledge: send them now in any case.
+            serial: Number that grows with every call; the highest one received counts.
+            version: Policy version that rollouts with these weights carry.
+            weights: Packed weights.
+            acknowledge: Whether to send the weights now in any case.
 
         Returns:
-            A call to wait for with `answer`, or None if nothing was sent now.
+            A call to wait for with `answer`, or ``None`` if nothing was sent now.
         """
 
     def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
-        """Give the worker hooks for the next rollout that it starts, also one that is queued.
+        """Send hooks that apply from the next rollout the worker starts, even a queued one.
 
         Args:
-            hooks: by name, a serial number that grows, and the hook, pickled.
+            hooks: A growing serial number and a pickled hook for each name.
         """
 
     def rollout(self) -> Rollout:
-        """The oldest rollout, which stays the oldest until `pop`. Waits."""
+        """Wait for the oldest rollout and return it. It stays the oldest until `pop`."""
 
     def pop(self) -> None:
-        """The oldest rollout is done with."""
+        """Discard the oldest rollout."""
 
     def drop_rollouts(self) -> None:
-        """Forget the rollouts that were not read."""
+        """Discard all unread rollouts."""
 
     def request(self, method: str, *arguments: Any) -> Any:
-        """Queue a call of one of RemoteWorker's methods behind what is queued already."""
+        """Queue a call of a method of `WorkerHost`."""
 
     def await_answer(self, call: Any, seconds: float) -> bool:
-        """Sleep until a call of `request` has an answer, or can have none; return whether it is so.
+        """Wait for the answer to a call of `request`, at most for the given seconds.
 
-        It ends after that time.
+        Returns:
+            Whether the call has an answer or can no longer get one.
         """
 
     def answer(self, call: Any) -> Any:
-        """What a call of `request` or `assign` returned. Waits."""
+        """Wait for a call of `request` or `assign` and return its result."""
 
     def steps(self) -> int | None:
-        """Steps of its life so far, None if that is not known now. Does not wait."""
+        """Return the number of steps the worker has made, or ``None`` if unknown. Does not wait."""
 
 
-H = TypeVar("H", bound=Waited)
+H = TypeVar("H", bound=AwaitedWorker)
 
 
 class Engine(Protocol):
     """Starts workers and waits for them."""
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ValueError that names a resource of which there is too little for these workers."""
+        """Raise ValueError, naming the resource, if these workers need more than there is."""
 
     def check_memory(self, needed: int, in_place: bool) -> None:
-        """Raise ValueError if that many bytes of rollouts in flight cannot be held.
+        """Raise ValueError if rollouts in flight of that many bytes do not fit into memory.
 
         Args:
-            in_place: of workers that write in place, or of those that do not.
+            in_place: Whether the workers write in place.
         """
 
     def put(self, value: Shareable) -> SharedValue:
-        """A value for several of these workers."""
+        """Return a value that several workers share."""
 
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
@@ -230,48 +234,49 @@ class Engine(Protocol):
         """Start a worker, which builds its environments at once.
 
         Args:
-            policy: the pickled policy or its factory.
+            policy: Pickled policy or policy factory.
         """
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
-        """One whose oldest call has an answer, the first such in the order given; None: none has.
+        """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
 
         A dead worker's call counts as answered.
         """
 
-    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
-        """Let workers close their environments, then end those that are still there.
+    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
+        """Let workers close their environments, then kill the remaining processes.
 
         Args:
-            timeout: seconds that they have for it; None: a time after which nobody closes any more.
+            timeout: Seconds that the workers have. ``None`` means the usual time (default:
+                ``None``).
         """
 
     def leave(self) -> None:
-        """Give up what the engine itself holds. Idempotent."""
+        """Release everything the engine holds. Idempotent."""
 
 
 class NodePolicies(Protocol):
-    """Knows what stands for the policy in workers on other nodes than this process's."""
+    """Provides the policy for workers on other nodes than this process's."""
 
     def policy_at(self, node: str, spec: WorkerSpec, options: Mapping[str, Any]) -> bytes | None:
-        """What stands for it in that worker, which has come to that node, pickled; None: not yet.
+        """Return the pickled policy for a worker on a node, or ``None`` if it is not ready.
 
-        Does not wait: whoever asks does so again and again.
+        Does not wait; the caller polls.
 
         Args:
-            node: its engine's id of it.
-            options: of that worker's process.
+            node: The engine's id of the node.
+            options: Options of the worker's process.
 
         Raises:
-            WorkerDied: who was to call the policy there has ended.
+            WorkerDied: The inference server of that node has died.
         """
 
 
 class NodeEngine(Engine, Protocol):
-    """Starts who calls a policy for the workers of a node, beside the engine of the workers."""
+    """Starts inference servers on other nodes, next to the workers' engine."""
 
-    def serve_by(self, policies: NodePolicies) -> None:
-        """Have workers on other nodes ask there for their policy. It does not hold it."""
+    def set_node_policies(self, policies: NodePolicies) -> None:
+        """Let workers on other nodes get their policy from `policies`. Keeps a weak reference."""
 
-    def options_on(self, node: str, of_worker: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Those of one on a node, for workers with these."""
+    def server_options(self, node: str, of_worker: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options of a node's server for workers with the given options."""

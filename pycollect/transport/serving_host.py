@@ -1,6 +1,7 @@
-"""Hosts a worker that serves others, where it is asked by calls: it serves in a thread of its own.
+"""Host an inference server that is reached by remote calls; it serves in its own thread.
 
-Through a mailbox it would look for questions between two rounds, see `engines.processes.serve`.
+A server with a mailbox needs no such thread: it checks for requests between two rounds, see
+`transport.processes.serve`.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from pycollect.errors import result_of, without_frames
-from pycollect.transport.host import RemoteWorker, end_fork_of
-from pycollect.transport.hosted import ServingWorker
+from pycollect.transport.host import WorkerHost, end_fork_of
+from pycollect.transport.hosted import HostedServer
 from pycollect.transport.messages import ErrorReport
 
 Task = tuple["Future[Any]", Callable[[], Any]]
 
 
-class ServingHost(RemoteWorker):
-    """A ServingWorker behind calls from another process.
+class ServingHost(WorkerHost):
+    """Serves an inference server to calls from another process.
 
-    One thread is for `build` and then `attend`, which serves until `close` is called in another
-    one. What else is to run in the serving thread is handed to it there.
+    One thread calls `build` and then `attend`, which serves until another thread calls `close`.
+    Other methods pass their work to the serving thread.
     """
 
     def __init__(self) -> None:
@@ -37,10 +38,10 @@ class ServingHost(RemoteWorker):
         self._rounds = 0
 
     def attend(self) -> None:
-        """Serve whoever asks, until `close`; at once at its end where nothing was built."""
+        """Serve clients until `close` is called. Return at once if nothing was built."""
         process, worker = os.getpid(), self._worker
         try:
-            if isinstance(worker, ServingWorker):
+            if isinstance(worker, HostedServer):
                 self._attend(worker)
         except BaseException as error:  # `steps` raises it
             self._failure = without_frames(error)
@@ -50,7 +51,7 @@ class ServingHost(RemoteWorker):
             self._is_over.set()
             self._refuse_tasks()
 
-    def _attend(self, worker: ServingWorker) -> None:
+    def _attend(self, worker: HostedServer) -> None:
         while not self._ending.is_set():
             worker.wait()
             self._do_tasks()
@@ -59,7 +60,7 @@ class ServingHost(RemoteWorker):
             self._rounds += 1
 
     def _taken_tasks(self) -> Iterator[Task]:
-        """Those that wait, which nobody else has then."""
+        """Take and yield the queued tasks."""
         with suppress(Empty):
             while True:
                 yield self._tasks.get_nowait()
@@ -68,7 +69,7 @@ class ServingHost(RemoteWorker):
         for future, task in self._taken_tasks():
             try:
                 answer = task()
-            except Exception as error:  # carried to the driver, who raises it
+            except Exception as error:  # the driver raises it
                 answer = ErrorReport.of(error)
             future.set_result(answer)
 
@@ -76,31 +77,41 @@ class ServingHost(RemoteWorker):
         for future, _ in self._taken_tasks():
             future.set_exception(self._failure or RuntimeError("the inference server is closed"))
 
-    def _in_turn(self, task: Callable[[], Any]) -> Any:
-        """What a task returns that is done between two rounds, or an ErrorReport. Waits.
+    def _run_between_rounds(self, task: Callable[[], Any]) -> Any:
+        """Run a task between two rounds; wait for its result or its ErrorReport.
 
-        Raises what has ended `attend`, also while it waits, or RuntimeError where `close` has.
+        Raises:
+            RuntimeError: `close` was called.
+            BaseException: The exception that ended `attend`, even while this waits.
         """
         future: Future[Any] = Future()
         self._tasks.put((future, task))
-        if self._is_over.is_set():  # else it is set later, and the task is found after that
+        if self._is_over.is_set():  # if it is set later, `attend` refuses the task itself
             self._refuse_tasks()
         return result_of(future)
 
     def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
-        """What it draws follows from these from now on."""
-        answer: ErrorReport | None = self._in_turn(lambda: self._built.set_seed(seeds, root))
+        """Derive all random numbers from these seeds from now on."""
+        answer: ErrorReport | None = self._run_between_rounds(
+            lambda: self._built.set_seed(seeds, root)
+        )
         return answer
 
-    def seat(self, worker: int) -> bytes | ErrorReport:
-        """What stands for it in a worker that it is to serve, see :class:`ServingWorker`."""
+    def policy_client(self, worker: int) -> bytes | ErrorReport:
+        """Return the pickled policy client for a worker; see :meth:`HostedServer.policy_client`."""
         serving = self._worker
-        assert isinstance(serving, ServingWorker), "seat: expected what serves workers"
-        stand_in: bytes | ErrorReport = self._in_turn(lambda: serving.seat(worker))
-        return stand_in
+        assert isinstance(serving, HostedServer), "policy_client: expected an inference server"
+        client: bytes | ErrorReport = self._run_between_rounds(
+            lambda: serving.policy_client(worker)
+        )
+        return client
 
     def steps(self) -> int:
-        """Rounds so far; what has ended them, if that was not `close`. May be asked at any time."""
+        """Return the number of rounds so far. May be called at any time.
+
+        Raises:
+            BaseException: The exception that ended `attend`.
+        """
         if self._failure is not None:
             raise without_frames(self._failure)
         return self._rounds

@@ -14,35 +14,39 @@ from pycollect._core import Memory, shared_memory_why_not
 from pycollect.transport.limits import limits_named
 from pycollect.transport.messages import Buffer
 
-_HERE, _ELSEWHERE = b"\0", b"\1"
+_INLINE, _IN_MEMORY = b"\0", b"\1"  # first byte of a message: how the value is passed
 
 
-def pack(value: Any, most: int) -> tuple[bytes, Memory | None]:
-    """A message of at most `most` bytes, and the memory to be kept until it was unpacked."""
+def pack(value: Any, max_bytes: int) -> tuple[bytes, Memory | None]:
+    """Pickle a value into a message of at most `max_bytes`; a larger value goes to shared memory.
+
+    Returns:
+        The message, and the shared memory if there is any. Keep it until the message is unpacked.
+    """
     try:
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # it can more, but takes ten times as long
+    except Exception:  # cloudpickle can pickle more, but takes ten times as long
         data = cloudpickle.dumps(value)
-    if len(data) < most:
-        return _HERE + data, None
+    if len(data) < max_bytes:
+        return _INLINE + data, None
     memory = share(data)
-    return _ELSEWHERE + pickle.dumps(memory.address), memory
+    return _IN_MEMORY + pickle.dumps(memory.address), memory
 
 
 def unpack(message: bytes) -> Any:
-    """The value of a message.
+    """Return the value of a message.
 
     Raises:
-        SharedMemoryError: whoever packed it has let its memory go.
+        SharedMemoryError: The sender has freed the value's memory.
     """
     value = pickle.loads(message[1:])
-    if message[:1] == _HERE:
+    if message[:1] == _INLINE:
         return value
     return pickle.loads(Memory.attach(value).array().data)
 
 
 def share(data: Any) -> Memory:
-    """Shared memory with these bytes: what has the buffer protocol, of one dimension."""
+    """Copy one-dimensional data with the buffer protocol into shared memory."""
     view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     memory = new_shared(view.nbytes)
     memory.array()[:] = view
@@ -50,13 +54,13 @@ def share(data: Any) -> Memory:
 
 
 def new_shared(size: int) -> Memory:
-    """Shared memory of that many bytes."""
+    """Allocate that many bytes of shared memory."""
     with limits_named(f"shared memory of {size} bytes"):
         return Memory.share(size)
 
 
 Shareable: TypeAlias = bytes | Buffer | Memory
-"""Bytes for several workers, maybe in shared memory already."""
+"""Bytes for several workers, possibly in shared memory already."""
 
 
 class SharedValue:
@@ -64,8 +68,8 @@ class SharedValue:
 
     Args:
         value: The bytes.
-        store: puts a value where workers find it that share no memory with this process; None:
-            all do.
+        store: Function that puts a value into a store, for workers that share no memory with this
+            process. ``None`` if all workers share memory (default: ``None``).
     """
 
     def __init__(
@@ -81,22 +85,22 @@ class SharedValue:
             return self._value
         memory = share(self._value)
         if self._store is None:
-            del self._value  # there is no other form: one copy is enough
+            del self._value  # without a store, nothing else needs the original
         return memory
 
     @cached_property
     def reference(self) -> Any:
-        """What stands for the value in the store."""
+        """Reference to the value in the store."""
         assert self._store is not None, "store: expected one, as not all workers share memory"
         value = self._value
         return self._store(value if isinstance(value, bytes) else array_of(value))
 
 
 def new_memory(size: int) -> Memory | Buffer:
-    """Return memory of that many bytes, shared if this process can share memory."""
+    """Allocate memory of that many bytes, shared if this process can share memory."""
     return np.empty(size, np.uint8) if shared_memory_why_not() else new_shared(size)
 
 
 def array_of(value: Memory | Buffer) -> Buffer:
-    """Return the bytes of a value, which are not copied."""
+    """Return the bytes of a value without a copy."""
     return value.array() if isinstance(value, Memory) else value

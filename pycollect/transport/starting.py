@@ -1,4 +1,4 @@
-"""The driver's end of a worker until it is known whether it shares memory with the driver."""
+"""The driver's end of a worker until it is known whether the worker shares memory."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from pycollect.transport.call_handle import CallHandle
 from pycollect.transport.limits import limits_named
 from pycollect.transport.messages import WorkerInfo
 from pycollect.transport.processes.handle import MailboxHandle, ProcessMonitor
-from pycollect.transport.waiting import LOOK_SECONDS, Rung
+from pycollect.transport.waiting import POLL_SECONDS, AnyBell
 
 
 class ServingMonitor(ProcessMonitor, Protocol):
-    """Watches a process that was asked to serve a mailbox."""
+    """Monitors a process that was asked to serve a mailbox."""
 
     @property
     def refused(self) -> bool:
-        """Whether it has said that it cannot share memory. Does not wait."""
+        """Whether the process has reported that it cannot share memory. Does not wait."""
 
     def watch(self, pid: int) -> None:
-        """It serves, and has told the number of its process."""
+        """Monitor the process by its pid, because it serves the mailbox."""
 
 
-class StartingEitherWay:
-    """A worker that is asked to serve a mailbox, which is to build its worker.
+class StartingHandle:
+    """A worker that was asked to build and serve through a mailbox.
 
-    Where it can it does so to its end; where it cannot it says so at once, and is asked by calls.
-    Whoever waits sees the handle of the way that is known so far.
+    If it can share memory, it uses the mailbox until its end. If not, it refuses at once and is
+    reached by remote calls instead. Callers see the handle of the transport that is known so far.
 
     Args:
-        native: the process as its library knows it.
-        bell: that it rings.
-        mailbox: the handle of the mailbox, and what watches it; None: this process shares memory
-            with no other.
-        by_calls: makes the handle of the other way; None: what it needs is not there yet, it is to
-            be asked again. What it raises is raised by `built`.
+        native: The process as its library represents it.
+        bell: Bell that the worker rings.
+        mailbox: Handle of the mailbox and its monitor. ``None`` if this process cannot share memory
+            with other processes.
+        by_calls: Function that makes the handle for remote calls. It returns ``None`` if it must be
+            called again later. `built` raises its exceptions.
     """
 
     def __init__(
         self,
         native: Any,
-        bell: Rung,
+        bell: AnyBell,
         mailbox: tuple[MailboxHandle, ServingMonitor] | None,
         by_calls: Callable[[], CallHandle | None],
     ) -> None:
@@ -51,24 +51,24 @@ class StartingEitherWay:
         self._by_calls = by_calls
         self._failure: Exception | None = None
         self._is_to_close = False
-        self._monitor: ServingMonitor | None = None  # of one that serves, as far as is known
+        self._monitor: ServingMonitor | None = None  # None once remote calls are used
         self._handle: MailboxHandle | CallHandle
         if mailbox is None:
             called = by_calls()
-            assert called is not None, "by_calls: expected a handle, as there is no other"
+            assert called is not None, "by_calls: expected a handle, because there is no mailbox"
             self._handle = called
         else:
             self._handle, self._monitor = mailbox
 
     def _settled(self) -> MailboxHandle | CallHandle:
-        """Its handle, another one if it has said that it cannot share memory."""
+        """Return the current handle; switch to remote calls if the process cannot share memory."""
         if self._is_undecided and self._failure is None:
             try:
                 with limits_named(f"the connection to {self._handle.spec.name}"):
                     called = self._by_calls()
             except LimitError:  # the caller may try again
                 raise
-            except Exception as error:  # whoever asks for what was built is told
+            except Exception as error:  # `built` raises it
                 if is_interrupt(error):
                     raise
                 self._failure = without_frames(error)
@@ -79,21 +79,21 @@ class StartingEitherWay:
 
     @property
     def _is_undecided(self) -> bool:
-        """Whether it serves no mailbox, and is to have a handle of the other way."""
+        """Whether the process refused the mailbox and has no handle for remote calls yet."""
         return self._monitor is not None and self._monitor.refused and not self._is_to_close
 
     @property
     def cpu_delay(self) -> float:
-        """Seconds for which it was ready to run and had no CPU. Does not wait."""
+        """Seconds for which the process was ready to run but had no CPU. Does not wait."""
         return self._handle.cpu_delay
 
     def built(self) -> tuple[WorkerInfo, MailboxHandle | CallHandle]:
-        """What the worker is, and its handle from now on. Waits."""
+        """Wait until the worker is built; return its description and its handle."""
         while True:
             seen = self._bell.count
             if self.has_answer or self.is_dead:
                 break
-            self._bell.wait_ring(seen, LOOK_SECONDS)
+            self._bell.wait_ring(seen, POLL_SECONDS)
         if self._failure is not None:
             raise without_frames(self._failure)
         info = self._handle.read_info()
@@ -103,36 +103,36 @@ class StartingEitherWay:
 
     @property
     def has_answer(self) -> bool:
-        """Whether the worker is built, or cannot be. Does not wait."""
+        """Whether the worker is built or cannot be built. Does not wait."""
         return self._settled().has_answer or self._failure is not None
 
     @property
     def is_dead(self) -> bool:
-        """Whether nothing more can come from it. Does not wait."""
-        # To serve no more may be to have refused just now.
+        """Whether nothing more can come from the worker. Does not wait."""
+        # The mailbox handle also counts as dead if the process has just refused the mailbox.
         return self._handle.is_dead and self._settled().is_dead and not self._is_undecided
 
     @property
-    def is_owing(self) -> bool:
-        """Whether it shares memory, and has not answered yet what it was asked for once built."""
-        return isinstance(self._handle, MailboxHandle) and self._handle.is_owing
+    def has_pending_requests(self) -> bool:
+        """Whether the worker shares memory, is built, and has unanswered requests."""
+        return isinstance(self._handle, MailboxHandle) and self._handle.has_pending_requests
 
-    def last_words(self) -> str:
-        """The last lines that its process logged, as far as they can be had."""
-        return self._handle.last_words()
+    def recent_log(self) -> str:
+        """Return the last lines that the process logged, or "" if they are unavailable."""
+        return self._handle.recent_log()
 
     def ask_close(self) -> bool:
-        """Ask it to close its environments; return whether it can still do so."""
-        if self._is_undecided:  # nothing is built there
+        """Ask the worker to close its environments; return whether it can still do so."""
+        if self._is_undecided:  # the process has built nothing
             return False
         self._is_to_close = True
         return self._handle.ask_close()
 
     @property
     def is_closing(self) -> bool:
-        """Whether it has heard that it is to close. Does not wait."""
+        """Whether the worker has received the close request. Does not wait."""
         return self._handle.is_closing
 
     def kill(self) -> None:
-        """End its process."""
+        """End the worker's process."""
         self._handle.kill()

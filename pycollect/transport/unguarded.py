@@ -1,7 +1,7 @@
-"""Refuses to start workers from a module that a worker process imports.
+"""Refuse to start workers from a module that a worker process imports.
 
-A worker imports the module of its environments and its policy. If that module starts workers when
-it is imported, each of them would start workers of its own, without end.
+A worker imports the modules of its environments and its policy. If such a module starts workers
+when it is imported, each of those would start workers of its other, without end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from multiprocessing import process
 from weakref import WeakSet
 
 _IMPORT = "<frozen importlib._bootstrap>"
-"""File of the frames that an import statement leaves on the stack."""
+"""File name of the stack frames of an import statement."""
 
 _UNPICKLING = ("ray._private.serialization", "ray._private.function_manager", "submitit.core.utils")
 """Modules that unpickle the arguments of an actor, or of a job, before this package runs there."""
@@ -25,24 +25,24 @@ _SCRIPT = "__mp_main__"
 _is_worker = False
 _builder: threading.Thread | None = None  # the thread that builds this worker now
 _importers: WeakSet[threading.Thread] = WeakSet()
-"""Threads that were started before this worker was built: by modules that it imported."""
+"""Threads that imported modules started before this worker was built."""
 
 
 def become_worker() -> None:
-    """From now on this process refuses to start workers while it imports a module."""
+    """Refuse to start workers in this process while it imports a module."""
     global _is_worker
     _is_worker = True
 
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Build a worker: threads that modules start until then must never start workers."""
+    """Mark threads that modules start in this block: they must never start workers."""
     global _builder
     _builder = threading.current_thread()
     try:
         yield
     finally:
-        _importers.update(own for own in threading.enumerate() if own is not _builder)
+        _importers.update(other for other in threading.enumerate() if other is not _builder)
         _builder = None
 
 
@@ -64,7 +64,7 @@ def check_not_importing() -> None:
         importing |= frame.f_code.co_filename == _IMPORT or name == _SCRIPT
         if importing and (is_worker or name in _UNPICKLING):
             raise RuntimeError(_refusal(f"module {imported!r}"))
-        frame = frame.f_back  # type: ignore[assignment] # None for the last one
+        frame = frame.f_back  # type: ignore[assignment] # None at the bottom of the stack
 
 
 def _refusal(origin: str) -> str:

@@ -1,4 +1,4 @@
-"""A driver waits for workers: their answers, their closing."""
+"""Wait in the driver for workers: for their answers, and for them to close."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Protocol, TypeVar
 
 from pycollect._core import available_memory
 
-LOOK_SECONDS = 0.02
-"""How often a driver that waits looks whether its workers live."""
+POLL_SECONDS = 0.02
+"""How often a waiting driver checks whether its workers are alive."""
 
-_HEAR_SECONDS = 5.0  # until a worker that is asked to close has ended its last step, and says so
-_CLOSE_SECONDS = 30.0  # and its environments are closed, which may have processes of their own
+_RESPOND_SECONDS = 5.0  # for a worker to end its last step and respond to the close request
+_CLOSE_SECONDS = 30.0  # for its environments to close, which may have processes of their own
 
-H = TypeVar("H", bound="Waited")
+H = TypeVar("H", bound="AwaitedWorker")
 
 
-class Waited(Protocol):
-    """A worker, as whoever waits for it sees it."""
+class AwaitedWorker(Protocol):
+    """A worker, as the code that waits for it sees it."""
 
     @property
     def has_answer(self) -> bool:
@@ -27,57 +27,57 @@ class Waited(Protocol):
 
     @property
     def is_dead(self) -> bool:
-        """Whether nothing more can come from it. Does not wait."""
+        """Whether nothing more can come from the worker. Does not wait."""
 
     def ask_close(self) -> bool:
-        """Ask it to close its environments and to end; return whether it can still do so."""
+        """Ask the worker to close its environments and end; return whether it can still do so."""
 
     @property
     def is_closing(self) -> bool:
-        """Whether it has heard that it is to close, behind all else. Does not wait."""
+        """Whether the worker has reached the close request. Does not wait."""
 
     def kill(self) -> None:
-        """End its process. Where it shares memory with this one, it is gone then. Idempotent."""
+        """End the process, and wait for its end if it shares memory with this one. Idempotent."""
 
 
-class Rung(Protocol):
-    """A Bell, or what stands for one."""
+class AnyBell(Protocol):
+    """Interface of a bell: the core's `Bell`, or a ThreadBell."""
 
     @property
     def count(self) -> int:
-        """How often it was rung."""
+        """Number of rings so far."""
 
     def ring(self) -> None:
-        """Wake whoever waits."""
+        """Wake all waiting threads."""
 
     def wait_ring(self, seen: int, seconds: float) -> bool:
-        """Sleep until `count` is no longer `seen`; return whether it is not. May end early."""
+        """Sleep until `count` differs from `seen`; return whether it does. May return early."""
 
 
-class SharedBell(Rung, Protocol):
-    """A Rung that other processes can ring."""
+class SharedBell(AnyBell, Protocol):
+    """A bell that other processes can ring."""
 
     @property
     def address(self) -> Any:
-        """By which they find it."""
+        """Address by which other processes find the bell."""
 
 
 class AnswerWaiter:
-    """Waits for the first of many workers, all of which ring one bell."""
+    """Waits for the first of many workers that all ring one bell."""
 
-    def __init__(self, bell: Rung) -> None:
+    def __init__(self, bell: AnyBell) -> None:
         self._bell = bell
-        self._looked = 0.0
+        self._polled = 0.0
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
-        """One whose oldest call has an answer, the first such in the order given; None: none has.
+        """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
 
         A dead worker's call counts as answered.
         """
         deadline = time.monotonic() + timeout
         while True:
             seen = self._bell.count
-            dead = self._one_that_died(handles)
+            dead = self._dead_worker(handles)
             if dead is not None:
                 return dead
             for handle in handles:
@@ -86,62 +86,62 @@ class AnswerWaiter:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            self._bell.wait_ring(seen, min(left, LOOK_SECONDS))
+            self._bell.wait_ring(seen, min(left, POLL_SECONDS))
 
-    def _one_that_died(self, handles: Sequence[H]) -> H | None:
-        """Looks every now and then, also while others ring all the time."""
+    def _dead_worker(self, handles: Sequence[H]) -> H | None:
+        """Return a dead worker, or ``None``. Polls at intervals, even while other workers ring."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._polled < POLL_SECONDS:
             return None
-        self._looked = now
+        self._polled = now
         return next((handle for handle in handles if handle.is_dead), None)
 
-    def wait_closed(self, handles: Sequence[Waited], timeout: float | None) -> None:
-        """Let workers close their environments, then end those that are still there.
+    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None) -> None:
+        """Let workers close their environments, then kill the remaining processes.
 
         Args:
-            timeout: seconds that they have for it; None: the usual ones.
+            timeout: Seconds that the workers have. ``None`` means the usual time.
         """
         self._await_closing([handle for handle in handles if handle.ask_close()], timeout)
         for handle in handles:
             handle.kill()
 
-    def _await_closing(self, handles: Sequence[Waited], timeout: float | None) -> None:
-        """Until those that were asked to close are gone; those that do not hear it are given up."""
+    def _await_closing(self, handles: Sequence[AwaitedWorker], timeout: float | None) -> None:
+        """Wait until the workers have closed; give up those that do not respond."""
         began = time.monotonic()
-        self._wait_dead(handles, _least(_HEAR_SECONDS, timeout))
+        self._wait_dead(handles, _shorter(_RESPOND_SECONDS, timeout))
         left = None if timeout is None else timeout - (time.monotonic() - began)
         closing = [handle for handle in handles if handle.is_closing]
-        self._wait_dead(closing, _least(_CLOSE_SECONDS, left))
+        self._wait_dead(closing, _shorter(_CLOSE_SECONDS, left))
 
-    def _wait_dead(self, handles: Sequence[Waited], timeout: float) -> None:
-        """Until nothing more can come from any of them, or that time is over."""
+    def _wait_dead(self, handles: Sequence[AwaitedWorker], timeout: float) -> None:
+        """Wait until all workers are dead or the timeout ends."""
         deadline = time.monotonic() + timeout
         waiting = list(handles)
         while waiting and time.monotonic() < deadline:
             seen = self._bell.count
             waiting = [handle for handle in waiting if not handle.is_dead]
             if waiting:
-                self._bell.wait_ring(seen, LOOK_SECONDS)
+                self._bell.wait_ring(seen, POLL_SECONDS)
 
 
 def check_available(needed: int) -> None:
-    """Raise ValueError if that many bytes of rollouts in flight cannot be shared."""
+    """Raise ValueError if rollouts in flight of that many bytes do not fit into shared memory."""
     limit, source = available_memory()
     if needed > limit:
         raise too_many_bytes(needed, f"only {limit} are available ({source})")
 
 
-def too_many_bytes(needed: int, there: str) -> ValueError:
+def too_many_bytes(needed: int, available: str) -> ValueError:
     """Return the error for rollouts in flight that need more bytes than are available."""
     return ValueError(
-        f"frames_per_batch, prefetch: rollouts in flight need up to {needed} bytes, but {there}; "
-        "reduce frames_per_batch or prefetch"
+        f"frames_per_batch, prefetch: rollouts in flight need up to {needed} bytes, but "
+        f"{available}; reduce frames_per_batch or prefetch"
     )
 
 
 class ThreadBell:
-    """What a Bell is, where memory cannot be shared: only threads of this process ring it."""
+    """A bell for threads of this process, used if memory cannot be shared."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -149,20 +149,20 @@ class ThreadBell:
 
     @property
     def count(self) -> int:
-        """How often it was rung."""
+        """Number of rings so far."""
         return self._count
 
     def ring(self) -> None:
-        """Wake whoever waits."""
+        """Wake all waiting threads."""
         with self._condition:
             self._count += 1
             self._condition.notify_all()
 
     def wait_ring(self, seen: int, seconds: float) -> bool:
-        """Sleep until `count` is no longer `seen`; return whether it is not."""
+        """Sleep until `count` differs from `seen` or the time ends; return whether it differs."""
         with self._condition:
             return self._condition.wait_for(lambda: self._count != seen, seconds)
 
 
-def _least(usual: float, given: float | None) -> float:
-    return usual if given is None else min(usual, given)
+def _shorter(usual: float, limit: float | None) -> float:
+    return usual if limit is None else min(usual, limit)

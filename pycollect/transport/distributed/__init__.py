@@ -4,6 +4,6 @@ Driver's side: `engine`, `rendezvous`, `caller`, and the launchers in `launchers
 Rank's side: `rank`. Both: `address` and `meeting`, by which the two find each other, and the links
 that carry messages: `links` (a process group of two), `rpc` and `rpc_link`.
 
-Layers below: the files of `transport`, and `transport.processes`: a rank on the driver's node is
-reached through a mailbox.
+Layers below: the files of `transport`, and `transport.processes`, because a rank on the driver's
+node uses a mailbox.
 """

@@ -1,4 +1,4 @@
-"""Address and secret by which a rank finds its driver."""
+"""Address and secret by which a rank finds its driver, and signatures of messages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a rank is asked to do.
+    """The driver's message to a rank that has connected.
 
     Attributes:
-        node: the driver's, see `this_node`.
-        driver: the driver's process id.
-        mailbox: addresses of a mailbox and of the bell that is rung for it; None: the driver shares
-            memory with nobody.
-        carrier: of messages between the two.
+        node: Node of the driver; see `this_node`.
+        driver: Pid of the driver.
+        mailbox: Addresses of a mailbox and the driver's bell; ``None`` if the driver cannot share
+            memory.
+        carrier: Carrier of messages if the rank cannot share memory.
     """
 
     node: str
@@ -36,13 +36,14 @@ class Invitation:
 
 @dataclass(frozen=True)
 class RankAddress:
-    """Where one rank meets its driver. It is all that a rank is started with, and pickles.
+    """Address at which a rank meets its driver. Pickles, and is all that a rank gets at its start.
 
     Attributes:
-        host, port: of the driver's rendezvous.
-        token: known to the collector and its ranks alone; each connection is signed with it.
-        rank: no other one of the rendezvous, dead ones included, has this name.
-        timeout: seconds in which they must have met.
+        host: Host of the driver's rendezvous.
+        port: Port of the driver's rendezvous.
+        token: Secret of the collector and its ranks, which signs each connection.
+        rank: Name of the rank, unique within the rendezvous even after a rank has died.
+        timeout: Seconds within which both must have met.
     """
 
     host: str
@@ -51,16 +52,16 @@ class RankAddress:
     rank: str
     timeout: float
 
-    def own_host(self) -> str:
-        """The number of the interface of this machine through which the driver is reached."""
+    def local_host(self) -> str:
+        """Return the address of this machine's interface that reaches the driver."""
         place = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(place[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(place[4])  # sends nothing
+            probe.connect(place[4])  # a UDP socket sends nothing here
             return str(probe.getsockname()[0])
 
 
 def this_node() -> str:
-    """What processes have in common that may share memory: the machine, and its name."""
+    """Return an id that only processes of the same machine and host name share."""
     boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
     return f"{socket.gethostname()} {boot}"
 
@@ -74,14 +75,14 @@ _PLACE = struct.Struct("<QQ")  # number of the message, number of its part
 
 
 class ForgedError(Exception):
-    """Bytes that arrived do not carry the signature of the process that should have sent them."""
+    """A message does not carry the signature of its expected sender."""
 
 
 def signature(key: bytes, *parts: Signed) -> bytes:
     """Return the signature of the concatenated parts: keyed BLAKE2b.
 
-    BLAKE2b is a keyed hash of the standard library. On CPUs without SHA instructions it takes
-    half the time of HMAC-SHA256, which matters for rollouts of megabytes.
+    BLAKE2b is a keyed hash of the standard library. On CPUs without SHA instructions it takes half
+    the time of HMAC-SHA256, which matters for rollouts of megabytes.
     """
     state = blake2b(key=key, digest_size=SIGNATURE_BYTES)
     for part in parts:
@@ -95,14 +96,14 @@ def is_signed(given: bytes, key: bytes, *parts: Signed) -> bool:
 
 
 class Seal:
-    """Signs, or checks, the messages that one end of a link sends.
+    """Signs or checks the messages that one end of a link sends.
 
     A signature covers the sending end, the number of the message and the number of the part, so
-    that a message cannot be replayed, left out, reordered or sent back.
+    that a message cannot be replayed, omitted, reordered or sent back.
 
     Args:
-        key: of the link, which no other link has.
-        end: the sending one, DRIVER or WORKER.
+        key: Key of the link, which no other link has.
+        end: The sending end, DRIVER or WORKER.
     """
 
     def __init__(self, key: bytes, end: int) -> None:
@@ -114,11 +115,11 @@ class Seal:
         self._number += 1
 
     def sign(self, part: int, data: Signed) -> bytes:
-        """Return the signature of that part of the message."""
+        """Return the signature of a part of the current message."""
         return signature(self._key, self._place(part), data)
 
     def check(self, part: int, given: bytes, data: Signed) -> None:
-        """Raise ForgedError unless these bytes are that part of the message."""
+        """Raise ForgedError unless these bytes are that part of the current message."""
         if not is_signed(given, self._key, self._place(part), data):
             raise ForgedError("a message is not signed by a process of this collector")
 

@@ -1,4 +1,4 @@
-"""The driver's end of a rank that is asked by messages: calls and their answers."""
+"""The driver's end of a rank that is reached by messages: calls and their results."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from pycollect.transport.distributed.links import Link, LinkBrokenError, Sent
 from pycollect.transport.distributed.rank import CLOSE, END
 from pycollect.transport.process import ProcessEnd
 from pycollect.transport.processes.handle import ProcessMonitor
-from pycollect.transport.waiting import LOOK_SECONDS, Rung
+from pycollect.transport.waiting import POLL_SECONDS, AnyBell
 
-_ACCOUNT_SECONDS = 2.0  # in which a launcher tells that a process is gone
-_CLOSED_SECONDS = 0.5  # in which a rank that has closed ends the connection by itself
-_END_SECONDS = 5.0  # until a thread has seen that the other process is gone
+_REPORT_SECONDS = 2.0  # for a launcher to report that a process is gone
+_CLOSED_SECONDS = 0.5  # for a rank that has closed to end the connection itself
+_END_SECONDS = 5.0  # for a thread to notice that the other process is gone
 
 
 class RankLostError(Exception):
-    """No answer can come any more: the connection to a rank is broken."""
+    """The connection to a rank is broken, so no result can arrive."""
 
 
 class RankCaller:
-    """Calls methods of the RemoteWorker in a rank. Calls before it is connected wait here.
+    """Calls methods of the `WorkerHost` in a rank. Calls before the connection are queued here.
 
-    Whoever calls does not wait for the network: a thread receives, and what is sent is kept until
-    something that was asked later is answered.
+    Callers do not wait for the network: a thread receives results. A sent message is kept in memory
+    until a later or the same call is answered.
 
     Args:
-        transport: what carries the messages.
-        connect: waits for the rank and returns the link to it, in that thread.
-        monitor: watches the process.
-        bell: rung with each answer, and where none can come any more.
+        transport: Name of the transport that carries the messages.
+        connect: Function that waits for the rank and returns the link to it. Runs in the thread.
+        monitor: Monitor of the rank's process.
+        bell: Bell to ring when a call is answered or can no longer be answered.
     """
 
     def __init__(
-        self, transport: str, connect: Callable[[], Link], monitor: ProcessMonitor, bell: Rung
+        self, transport: str, connect: Callable[[], Link], monitor: ProcessMonitor, bell: AnyBell
     ) -> None:
         self.transport = transport
         self._connect = connect
@@ -48,7 +48,7 @@ class RankCaller:
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._lost: str | None = None
-        self._asked = 0
+        self._call_count = 0
         self._unsent: list[tuple[int, tuple[Any, ...]]] = []
         self._sent: deque[tuple[int, Sent]] = deque()
         self._futures: dict[int, Future[Any]] = {}
@@ -61,58 +61,60 @@ class RankCaller:
 
     @property
     def native(self) -> Any:
-        """The process as its library knows it."""
+        """The process as its library represents it."""
         return self._monitor.native
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call one of its methods, behind those that are queued."""
+        """Call a method after all queued calls."""
         future = self._ask(False, method, arguments)
         if method == CLOSE:
             self._closing = future
         return future
 
-    def call_beside(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call a method that may run beside a rollout: past the queue."""
+    def call_unqueued(self, method: str, *arguments: Any) -> Future[Any]:
+        """Call a method at once, also during a rollout; it skips the queue."""
         return self._ask(True, method, arguments)
 
-    def _ask(self, beside: bool, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
+    def _ask(self, unqueued: bool, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
         future: Future[Any] = Future()
         with Uninterrupted(), self._lock:
             if self._lost is not None:
                 future.set_exception(RankLostError(self._lost))
                 return future
-            self._asked += 1
-            call = (self._asked, beside, method, arguments)
+            self._call_count += 1
+            call = (self._call_count, unqueued, method, arguments)
             if self._link is None:
-                self._unsent.append((self._asked, call))
+                self._unsent.append((self._call_count, call))
             else:
-                self._post(self._asked, call)
-            self._futures[self._asked] = future  # unless it did not pickle
+                self._post(self._call_count, call)
+            self._futures[self._call_count] = future  # not reached if pickling failed
         return future
 
     def _post(self, number: int, call: tuple[Any, ...]) -> None:
         assert self._link is not None
         try:
             self._sent.append((number, self._link.send(call)))
-        except LinkBrokenError:  # whoever receives will find the same
+        except LinkBrokenError:  # the receiving thread notices it too
             return
 
     def _run(self) -> None:
-        """Connect, and take answers as they come, until the connection is broken."""
+        """Connect, and receive results until the connection is broken."""
         link = None
         try:
             link = self._connect()
             self._begin(link)
             while True:
                 self._receive(link)
-        except Exception as error:  # of torch: a RuntimeError, of several kinds
+        except Exception as error:  # torch raises several kinds of RuntimeError
             self._lose(str(error))
         if link is not None:
-            self._killed.wait(_ACCOUNT_SECONDS)  # before: who is hung up on complains
+            self._killed.wait(
+                _REPORT_SECONDS
+            )  # a rank that still runs would log a broken connection
             link.close()
 
     def _begin(self, link: Link) -> None:
-        """Send what waits."""
+        """Send the queued calls."""
         with self._lock:
             if self._lost is not None:
                 raise LinkBrokenError(self._lost)
@@ -122,13 +124,13 @@ class RankCaller:
             self._unsent.clear()
 
     def _receive(self, link: Link) -> None:
-        """Take one answer."""
+        """Receive one result."""
         number, answer = link.receive()
         with self._lock:
             future = self._futures.pop(number, None)
             while self._sent and self._sent[0][0] <= number:
                 self._sent.popleft()
-        if future is not None:  # else it was given up
+        if future is not None:  # the call may have been given up
             future.set_result(answer)
         self._bell.ring()
 
@@ -147,43 +149,46 @@ class RankCaller:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process is gone, or the connection broken. Does not wait."""
+        """Whether the process is gone or the connection is broken. Does not wait."""
         if self._lost is None and self._link is None and self._monitor.is_over:
             self._lose("it never connected")
         return self._lost is not None
 
-    def loss(self, error: Exception) -> ProcessEnd | None:
+    def process_end(self, error: Exception) -> ProcessEnd | None:
         """Return how the process ended if a call raised RankLostError, else ``None``."""
         if not isinstance(error, RankLostError):
             return None
         if not self._has_ended():
             return ProcessEnd(f"the connection to it is broken: {error}", str(error))
         end = self._monitor.end()
-        return ProcessEnd(end.line, f"{end.account}; {error}")
+        return ProcessEnd(end.summary, f"{end.details}; {error}")
 
     def _has_ended(self) -> bool:
-        """Whether its process is gone; a connection may be known to be broken a little sooner."""
-        deadline = time.monotonic() + _ACCOUNT_SECONDS
+        """Return whether the process has ended.
+
+        Waits a little, because the connection may break slightly before the process ends.
+        """
+        deadline = time.monotonic() + _REPORT_SECONDS
         while not self._monitor.is_over:
             if time.monotonic() > deadline:
                 return False
-            self._bell.wait_ring(self._bell.count, LOOK_SECONDS)
+            self._bell.wait_ring(self._bell.count, POLL_SECONDS)
         return True
 
     def log_of(self, pid: int | None) -> str:
-        """The last lines that its process logged, as far as they can be had."""
-        return self._monitor.last_words()
+        """Return the last lines that the process logged, or "" if they are unavailable."""
+        return self._monitor.recent_log()
 
     def kill(self) -> None:
-        """End its process. Idempotent."""
+        """End the process. Idempotent."""
         if self._closing is not None and self._closing.done():
             self._over.wait(_CLOSED_SECONDS)
         else:
-            self.call_beside(END)  # where its launcher can only ask others to end it
+            self.call_unqueued(END)  # its launcher may be unable to kill it directly
         self._monitor.kill()
         self._lose("it was ended")
         self._killed.set()
         link, self._link = self._link, None
-        if link is not None:  # else, or on a node that answers nothing, its thread may wait in vain
+        if link is not None:  # without a link, the thread may wait in vain and is not joined
             link.close()
             self._thread.join(_END_SECONDS)

@@ -1,6 +1,6 @@
-"""Jobs that are submitted in advance, for clusters that do not let jobs submit others.
+"""Jobs that are submitted in advance, for clusters on which jobs cannot submit other jobs.
 
-They wait for a file in a shared folder, the board. A collector in the main job writes it when it
+The jobs wait for a file in a shared folder. A collector in the main job writes the file when it
 needs a rank.
 """
 
@@ -22,31 +22,33 @@ from pycollect.transport.distributed.launchers import (
     DEBUG,
     DEFAULT_SLURM_CONF,
     ChildRank,
-    JobWatch,
+    JobPoller,
     check_job_parameters,
     executor_of,
     is_of_this_machine,
     private_folder,
-    run_beside,
+    run_in_child,
     submit,
 )
 from pycollect.transport.distributed.meeting import check_backend
-from pycollect.transport.distributed.rank import heard_again, run_rank
+from pycollect.transport.distributed.rank import run_rank, unblock_sigint
 from pycollect.transport.distributed.rendezvous import check_port
 from pycollect.transport.process import ProcessEnd
 
 DEFAULT_SLURM_CONF_MAIN: dict[str, Any] = {**DEFAULT_SLURM_CONF, "slurm_gpus_per_node": 1}
 """Default parameters of the main job, which runs the collector."""
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _INTERRUPTED_SECONDS = 10.0  # grace period of the main job's program after an interrupt
 
 
 @dataclass(frozen=True)
-class Board:
-    """A folder with one numbered place for each waiting job.
+class JobFolder:
+    """A shared folder with one numbered place for each waiting job.
 
     Attributes:
+        folder: Path of the folder.
+        places: Number of waiting jobs.
         one_machine: Whether all jobs run on this machine.
         port: Port on which the collector listens; 0 for any free port.
     """
@@ -57,8 +59,8 @@ class Board:
     port: int
 
     @classmethod
-    def made(cls, executor: Any, places: int, port: int) -> Board:
-        """Make a new board next to the executor's files, readable only by this user."""
+    def create(cls, executor: Any, places: int, port: int) -> JobFolder:
+        """Create a folder next to the executor's files that only this user can read."""
         return cls(private_folder(executor.folder), places, is_of_this_machine(executor), port)
 
     def claim(self, address: RankAddress) -> int | None:
@@ -72,11 +74,11 @@ class Board:
 
     def wait(self, place: int) -> RankAddress | None:
         """Wait for the address of the collector; return ``None`` when the main job ends."""
-        while not ((self.folder / "over").exists() or self._is_left):
+        while not ((self.folder / "over").exists() or self._is_abandoned):
             with contextlib.suppress(FileNotFoundError):
                 address: RankAddress = pickle.loads((self.folder / f"{place}.address").read_bytes())
                 return address
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return None
 
     def left(self) -> int:
@@ -96,8 +98,8 @@ class Board:
         self._write("over", b"")
 
     @contextlib.contextmanager
-    def led(self) -> Iterator[None]:
-        """Run the main job within; release the waiting jobs when this process ends in any way."""
+    def main_job(self) -> Iterator[None]:
+        """Run the main job in the block; release the waiting jobs however this process ends."""
         new = self.folder / "main.new"
         with new.open("wb") as lock:  # the system frees the lock with this process
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -108,11 +110,11 @@ class Board:
                 self.close()
 
     @property
-    def _is_left(self) -> bool:
+    def _is_abandoned(self) -> bool:
         """Whether the main job ended without closing. Other machines may not see its lock."""
         if not self.one_machine:
             return False
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # not started; running
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # not started, or running
             with (self.folder / "main").open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return True
@@ -125,32 +127,36 @@ class Board:
         os.replace(new, self.folder / name)
 
 
-_BOARDS: list[Board] = []
-"""The board of this process, if it is a main job."""
+_JOB_FOLDERS: list[JobFolder] = []
+"""The job folder of this process, if it is a main job."""
 
 
-def current_board() -> Board:
-    """Return the board of this main job; raise ValueError in other processes."""
-    if not _BOARDS:
+def current_job_folder() -> JobFolder:
+    """Return the job folder of this main job.
+
+    Raises:
+        ValueError: This process is not a main job.
+    """
+    if not _JOB_FOLDERS:
         raise ValueError(
             "launcher: 'submitit_delayed' works only inside a function decorated with "
             "submitit_delayed_launcher; decorate the main function or pass another launcher"
         )
-    return _BOARDS[-1]
+    return _JOB_FOLDERS[-1]
 
 
-class BoardLauncher:
+class WaitingJobLauncher:
     """Turns waiting jobs into ranks."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
 
     def check_number(self, new: int) -> None:
         """Raise ValueError if fewer jobs wait."""
-        left = self._board.left()
+        left = self._folder.left()
         if new > left:
             raise ValueError(
-                f"num_jobs: {new} workers were requested, but only {left} of {self._board.places} "
+                f"num_jobs: {new} workers were requested, but only {left} of {self._folder.places} "
                 "jobs are waiting; increase num_jobs or use fewer workers"
             )
 
@@ -158,28 +164,28 @@ class BoardLauncher:
         self, address: RankAddress, name: str, options: Mapping[str, Any]
     ) -> WaitingJobMonitor | None:
         """Send the address to a waiting job; return ``None`` if none is left."""
-        place = self._board.claim(address)
-        return None if place is None else WaitingJobMonitor(self._board, place)
+        place = self._folder.claim(address)
+        return None if place is None else WaitingJobMonitor(self._folder, place)
 
 
-class WaitingJobMonitor(JobWatch):
-    """Watches a claimed job through the file that it writes at its end."""
+class WaitingJobMonitor(JobPoller):
+    """Monitors a claimed job through the file that it writes at its end."""
 
-    def __init__(self, board: Board, place: int) -> None:
-        super().__init__(lambda: board.has_ended(place), _LOOK_SECONDS)
+    def __init__(self, folder: JobFolder, place: int) -> None:
+        super().__init__(lambda: folder.has_ended(place), _POLL_SECONDS)
         self.native = place
 
     def end(self) -> ProcessEnd:
-        """Return that the job has ended; the reason is unknown here."""
+        """Return that the job has ended; the cause is unknown here."""
         end = f"its waiting job (number {self.native}) has ended"
         return ProcessEnd(end, end)
 
-    def last_words(self) -> str:
-        """Return an empty text, because the job's log belongs to the submitting process."""
+    def recent_log(self) -> str:
+        """Return "", because the job's log belongs to the submitting process."""
         return ""
 
     def kill(self) -> None:
-        """Kill the job if it is on this machine; on other machines only messages can end it."""
+        """Kill the job if it runs on this machine; on other machines only messages can end it."""
         if self._process is not None:
             self._process.kill_all()
 
@@ -234,15 +240,15 @@ class submitit_delayed_launcher:  # TorchRL's name
             }
             main = executor_of("submitit_main_conf", self._main_conf)
             others = executor_of("submitit_collection_conf", {**self._conf, **shared})
-            board = Board.made(main, self.num_jobs, self._port)
+            folder = JobFolder.create(main, self.num_jobs, self._port)
             if main.cluster == DEBUG:
-                return _run_here(main, others, board, program)
-            jobs = [submit(main, _run_main, board, program)]
+                return _run_here(main, others, folder, program)
+            jobs = [submit(main, _run_main, folder, program)]
             try:
-                jobs += [submit(others, _run_waiting, board, n) for n in range(self.num_jobs)]
+                jobs += [submit(others, _run_waiting, folder, n) for n in range(self.num_jobs)]
                 return jobs[0].native.result()
             except BaseException:  # the caller no longer waits for the program
-                board.close()
+                folder.close()
                 try:
                     jobs[0].await_end(_INTERRUPTED_SECONDS)
                 finally:
@@ -250,45 +256,45 @@ class submitit_delayed_launcher:  # TorchRL's name
                         job.kill()
                 raise
             finally:
-                board.close()
+                folder.close()
 
         return submitted
 
 
-def _run_here(main: Any, others: Any, board: Board, program: Callable[[], Any]) -> Any:
+def _run_here(main: Any, others: Any, folder: JobFolder, program: Callable[[], Any]) -> Any:
     """Run the program in this process and its jobs in children, for the cluster "debug"."""
     jobs: list[ChildRank] = []
     try:
-        for place in range(board.places):
-            jobs.append(run_beside(others, f"pyc-job-{place}", _run_waiting, board, place))
-        return main.submit(_lead, board, program).result()
+        for place in range(folder.places):
+            jobs.append(run_in_child(others, f"pyc-job-{place}", _run_waiting, folder, place))
+        return main.submit(_lead, folder, program).result()
     finally:
-        board.close()
+        folder.close()
         for job in jobs:
             job.kill()
 
 
-def _run_main(board: Board, program: Callable[[], Any]) -> Any:
+def _run_main(folder: JobFolder, program: Callable[[], Any]) -> Any:
     """Run the program in the main job."""
-    heard_again()
-    return _lead(board, program)
+    unblock_sigint()
+    return _lead(folder, program)
 
 
-def _lead(board: Board, program: Callable[[], Any]) -> Any:
+def _lead(folder: JobFolder, program: Callable[[], Any]) -> Any:
     """Run the program in this process; its collectors can claim the waiting jobs."""
-    _BOARDS.append(board)
+    _JOB_FOLDERS.append(folder)
     try:
-        with board.led():
+        with folder.main_job():
             return program()
     finally:
-        _BOARDS.remove(board)
+        _JOB_FOLDERS.remove(folder)
 
 
-def _run_waiting(board: Board, place: int) -> None:
+def _run_waiting(folder: JobFolder, place: int) -> None:
     """Wait until a collector claims this job, then run a rank."""
     try:
-        address = board.wait(place)
+        address = folder.wait(place)
         if address is not None:
             run_rank(address)
     finally:
-        board.end(place)
+        folder.end(place)

@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed: started by a launcher, watched, ended."""
+"""Start ranks of torch.distributed through a launcher, wait for them, and end them."""
 
 from __future__ import annotations
 
@@ -20,57 +20,60 @@ from pycollect.transport.distributed.rendezvous import Rendezvous
 from pycollect.transport.messages import WorkerSpec, pickled_spec
 from pycollect.transport.process import H, ProcessEnd
 from pycollect.transport.processes.handle import MailboxHandle, ProcessMonitor
-from pycollect.transport.processes.serve import QUESTIONS
+from pycollect.transport.processes.serve import MAX_REQUESTS
 from pycollect.transport.shared_value import Shareable, SharedValue
-from pycollect.transport.starting import StartingEitherWay
+from pycollect.transport.starting import StartingHandle
 from pycollect.transport.waiting import (
-    LOOK_SECONDS,
+    POLL_SECONDS,
     AnswerWaiter,
-    Rung,
+    AnyBell,
+    AwaitedWorker,
     ThreadBell,
-    Waited,
     check_available,
 )
 
 
 class LaunchedProcess(ProcessMonitor, Protocol):
-    """Watches a process as its launcher does."""
+    """Monitors a process by means of its launcher."""
 
     def watch(self, pid: int) -> None:
-        """It is on this machine, shares memory with this process, and has that number."""
+        """Monitor the process by its pid, because it shares memory with this process."""
 
 
 class RankMonitor:
-    """Watches a rank: its launcher reports how it ended, its meeting whether it has refused.
+    """Monitors a rank: its launcher reports its exit, its meeting a refusal of shared memory.
 
     Args:
-        process: watches the process, of which the launcher knows.
-        meeting: is closed once the rank serves a mailbox, or is ended.
+        process: Monitor of the process, from the launcher.
+        meeting: Meeting with the rank. It is closed once the rank serves a mailbox or is ended.
     """
 
     def __init__(self, process: LaunchedProcess, meeting: Meeting) -> None:
         self._process = process
         self._meeting = meeting
-        self._looked = 0.0
-        self._end: ProcessEnd | None = None  # of one that was ended
+        self._polled = 0.0
+        self._end: ProcessEnd | None = None  # set by `kill`
 
     @property
     def native(self) -> Any:
-        """The process as its launcher knows it."""
+        """The process as its launcher represents it."""
         return self._process.native
 
     def watch(self, pid: int) -> None:
-        """Close the meeting and watch the process: the rank serves a mailbox now."""
+        """Close the meeting and monitor the process: the rank serves a mailbox now."""
         self._meeting.close()
         self._process.watch(pid)
 
     @property
     def refused(self) -> bool:
-        """Whether it has said that it cannot share memory. Looks now and then; does not wait."""
+        """Whether the rank has reported that it cannot share memory.
+
+        Polls at intervals; does not wait.
+        """
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._polled < POLL_SECONDS:
             return False
-        self._looked = now
+        self._polled = now
         return self._meeting.check([REFUSAL])
 
     @property
@@ -85,19 +88,19 @@ class RankMonitor:
 
     @property
     def cpu_delay(self) -> float:
-        """Seconds for which it was ready to run and had no CPU; 0.0 where that is not known."""
+        """Seconds for which the process was ready to run but had no CPU; 0.0 if unknown."""
         return self._process.cpu_delay
 
     def end(self) -> ProcessEnd:
-        """How it ended."""
+        """Return how the process ended."""
         return self._end or self._process.end()
 
-    def last_words(self) -> str:
-        """The last lines that it logged."""
-        return self._process.last_words()
+    def recent_log(self) -> str:
+        """Return the last lines that the process logged."""
+        return self._process.recent_log()
 
     def kill(self) -> None:
-        """End it, and all that its environments started; it is gone then. Idempotent."""
+        """End the process and its environments' processes, and wait for the end. Idempotent."""
         if self._end is None:
             is_over = self._process.is_over
             self._end = self._process.end() if is_over else ProcessEnd("it was ended", "")
@@ -106,27 +109,29 @@ class RankMonitor:
 
 
 class Launcher(Protocol):
-    """Starts processes somewhere."""
+    """Starts the processes of ranks."""
 
     def check_number(self, new: int) -> None:
-        """Raise ValueError if it cannot start so many more."""
+        """Raise ValueError if the launcher cannot start that many more ranks."""
 
     def launch(
         self, address: RankAddress, name: str, options: Mapping[str, Any]
     ) -> LaunchedProcess | None:
-        """Start one that is to be a rank, and say what watches it; None: there are no more."""
+        """Start a rank; return its monitor, or ``None`` if the launcher can start no more."""
 
 
 class DistributedEngine:
-    """Ranks, each in a process group of its own with this process.
+    """Starts ranks and waits for them. Each has a connection of its own to this process.
 
     Args:
-        host, port: where they meet, see :class:`Rendezvous`.
-        carrier: of messages to ranks that share no memory with this process.
-        init_timeout: seconds in which a rank must have come.
+        launcher: Launcher of the ranks.
+        host: Interface of the :class:`Rendezvous`.
+        port: Port of the rendezvous.
+        carrier: Carrier of messages to ranks that share no memory with this process.
+        init_timeout: Seconds within which a rank must have connected.
 
     Raises:
-        ValueError: nobody can meet there.
+        ValueError: The rendezvous cannot listen at that address.
     """
 
     def __init__(
@@ -136,41 +141,42 @@ class DistributedEngine:
         self._carrier = carrier
         self._rendezvous = Rendezvous(host, port, init_timeout)
         self._node = this_node()
-        self._bell: Rung = ThreadBell() if shared_memory_why_not() else Bell()
+        self._bell: AnyBell = ThreadBell() if shared_memory_why_not() else Bell()
         self._waiter = AnswerWaiter(self._bell)
         self._monitors: list[RankMonitor] = []
-        # Before multiprocessing, at exit, waits for processes that nobody has ended.
+        # At exit, runs before multiprocessing joins the remaining processes.
         self._leave = util.Finalize(self, _kill_all, (self._monitors,), exitpriority=100)
 
     def leave(self) -> None:
-        """End all processes that are left, and free the port. Idempotent."""
+        """End all remaining processes, and free the port. Idempotent."""
         self._leave()
         self._rendezvous.close()
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ValueError if the launcher cannot start those that are new."""
+        """Raise ValueError if the launcher cannot start the additional ranks."""
         living = sum(not monitor.was_ended for monitor in self._monitors)
         self._launcher.check_number(len(options) - living)
 
     def check_memory(self, needed: int, in_place: bool) -> None:
-        """Raise ValueError if that many bytes of rollouts in flight cannot be held."""
+        """Raise ValueError if rollouts in flight of that many bytes do not fit into memory."""
         check_available(needed)
 
     def put(self, value: Shareable) -> SharedValue:
-        """A value for several of these workers; in a message it is itself."""
-        return SharedValue(value, lambda own: own)
+        """Return a value that several workers share; messages contain the value itself."""
+        return SharedValue(value, lambda stored: stored)
 
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingEitherWay:
+    ) -> StartingHandle:
         """Start the rank of one worker, which builds its environments at once.
 
         Args:
-            policy: the pickled policy or its factory.
-            options: the launcher's.
+            spec: Specification of the worker.
+            policy: Pickled policy or policy factory.
+            options: Options of the launcher.
         """
         bell = self._bell
-        mailbox = Mailbox(QUESTIONS) if isinstance(bell, Bell) else None
+        mailbox = Mailbox(MAX_REQUESTS) if isinstance(bell, Bell) else None
         addresses = None
         if isinstance(bell, Bell) and mailbox is not None:
             addresses = (mailbox.address, bell.address)
@@ -185,10 +191,10 @@ class DistributedEngine:
             )
             raise WorkerError(text, spec.index, spec.incarnation, "")
         monitor = RankMonitor(process, meeting)
-        self._monitors[:] = [*(own for own in self._monitors if not own.was_ended), monitor]
+        self._monitors[:] = [*(other for other in self._monitors if not other.was_ended), monitor]
 
         carrier = self._carrier
-        connect = partial(carrier.driver_end, meeting)  # does not keep this engine
+        connect = partial(carrier.driver_end, meeting)  # holds no reference to this engine
 
         def by_calls() -> CallHandle:
             caller = RankCaller(carrier.name, connect, monitor, bell)
@@ -197,22 +203,22 @@ class DistributedEngine:
         served = None
         if isinstance(bell, Bell) and mailbox is not None:
             try:
-                own = MailboxHandle(spec, pickled_spec(spec), policy, mailbox, bell, monitor)
+                handle = MailboxHandle(spec, pickled_spec(spec), policy, mailbox, bell, monitor)
             except BaseException:
                 monitor.kill()
                 raise
-            served = own, monitor
-        return StartingEitherWay(process.native, bell, served, by_calls)
+            served = handle, monitor
+        return StartingHandle(process.native, bell, served, by_calls)
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
-        """One whose oldest call has an answer, the first such in the order given; None: none has.
+        """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
 
         A dead worker's call counts as answered.
         """
         return self._waiter.wait_any(handles, timeout)
 
-    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
-        """Let workers close their environments, then end those that are still there."""
+    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
+        """Let workers close their environments, then kill the remaining processes."""
         self._waiter.wait_closed(handles, timeout)
 
 

@@ -1,4 +1,4 @@
-"""Launchers of ranks: processes of this machine, submitit jobs, executors."""
+"""Launchers of ranks: child processes, submitit jobs and other executors."""
 
 from __future__ import annotations
 
@@ -14,39 +14,41 @@ from typing import Any, ClassVar
 from pycollect.errors import warn_user
 from pycollect.transport.descendants import end_worker, kill_tree
 from pycollect.transport.distributed.address import RankAddress
-from pycollect.transport.distributed.rank import run_child, run_rank, unheard_by_children
+from pycollect.transport.distributed.rank import block_sigint_in_children, run_child, run_rank
 from pycollect.transport.process import OtherProcess, ProcessEnd
 from pycollect.transport.processes.child import ChildMonitor, log_to
 from pycollect.transport.processes.engine import start_child
 from pycollect.transport.unguarded import check_not_importing
-from pycollect.transport.waiting import LOOK_SECONDS
+from pycollect.transport.waiting import POLL_SECONDS
 
 
 class ChildRank(ChildMonitor):
-    """Watches a child that is a rank."""
+    """Monitors a child process that is a rank."""
 
     def watch(self, pid: int) -> None:
-        """Its number is known from its start."""
+        """Do nothing: the pid of a child is known from its start."""
 
 
 class ChildLauncher:
     """Starts ranks as children of this process.
 
     Args:
-        start_method: see :func:`start_child`.
+        start_method: Start method; see :func:`start_child`.
     """
 
     def __init__(self, start_method: str) -> None:
         self._start_method = start_method
 
     def check_number(self, new: int) -> None:
-        """There is no end of them."""
+        """Accept any number of ranks."""
 
     def launch(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> ChildRank:
-        """Start one.
+        """Start a rank.
 
         Args:
-            options: none are known.
+            address: Address at which the rank meets its driver.
+            name: Name of the process.
+            options: Ignored: children have no options.
         """
         return ChildRank(*start_child(run_child, (address,), name, self._start_method))
 
@@ -57,13 +59,13 @@ DEFAULT_SLURM_CONF: dict[str, Any] = {
     "slurm_cpus_per_task": 32,
     "slurm_gpus_per_node": 0,
 }
-"""Of the jobs that collect."""
+"""Default parameters of the jobs that collect."""
 
 DEBUG = "debug"
-"""submitit's cluster that runs a job where, and only when, it is asked for its result."""
+"""Cluster of submitit that runs a job in the process that asks for its result."""
 
 DEFAULT_FOLDER = "log_test"
-"""Where jobs and the driver find each other's files, which both must see."""
+"""Default folder of job files, which the jobs and the driver must both see."""
 
 
 def import_submitit() -> Any:
@@ -90,42 +92,42 @@ def check_job_parameters(name: str, value: Any) -> Mapping[str, Any]:
     folder = value.get("folder", DEFAULT_FOLDER)
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(f"{name}: expected a path for 'folder', got {folder!r}")
-    for key, own in value.items():
+    for key, item in value.items():
         if not isinstance(key, str):
             raise TypeError(f"{name}: expected strings as parameter names, got {key!r}")
-        if key.endswith("setup") and (isinstance(own, str) or not isinstance(own, Sequence)):
-            raise TypeError(f"{name}: expected a list of commands for {key!r}, got {own!r}")
-        if key.endswith(("nodes", "tasks_per_node")) and own not in (None, 1):
+        if key.endswith("setup") and (isinstance(item, str) or not isinstance(item, Sequence)):
+            raise TypeError(f"{name}: expected a list of commands for {key!r}, got {item!r}")
+        if key.endswith(("nodes", "tasks_per_node")) and item not in (None, 1):
             raise ValueError(
-                f"{name}: expected 1 for {key!r}, because each job is one rank, got {own!r}"
+                f"{name}: expected 1 for {key!r}, because each job is one rank, got {item!r}"
             )
     return value
 
 
 def executor_of(name: str, parameters: Mapping[str, Any] | None) -> Any:
-    """The executor that submits jobs.
+    """Return the executor that submits jobs.
 
     Args:
-        name: of the argument.
-        parameters: the executor's, checked; None: DEFAULT_SLURM_CONF. Two of them are ours:
-            "folder", of its files, and "cluster", None for what is found here, "slurm", "local" or
-        "debug".
+        name: Name of the argument, for the error.
+        parameters: Checked parameters of the executor; ``None`` means DEFAULT_SLURM_CONF. Two of
+            them are pycollect's: "folder", for the executor's files, and "cluster", which is
+            "slurm", "local", "debug" or ``None`` for the cluster that submitit finds.
 
     Raises:
-        ImportError: submitit is not installed.
-        ValueError: a parameter that it does not know, or a cluster that cannot be used.
+        ImportError: Submitit is not installed.
+        ValueError: A parameter is unknown, or the cluster cannot be used.
     """
     submitit = import_submitit()
-    own = dict(DEFAULT_SLURM_CONF if parameters is None else parameters)
-    folder = Path(own.pop("folder", DEFAULT_FOLDER)).absolute()
-    cluster = own.pop("cluster", None)
+    remaining = dict(DEFAULT_SLURM_CONF if parameters is None else parameters)
+    folder = Path(remaining.pop("folder", DEFAULT_FOLDER)).absolute()
+    cluster = remaining.pop("cluster", None)
     try:
-        if cluster != DEBUG:  # which writes no file
+        if cluster != DEBUG:  # "debug" writes no files
             folder = private_folder(folder)
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-        executor.update_parameters(**own)
+        executor.update_parameters(**remaining)
     except (ValueError, NameError, TypeError, AssertionError, RuntimeError, OSError) as error:
-        raise ValueError(f"{name}: {error}; got {dict(parameters or own)}") from error
+        raise ValueError(f"{name}: {error}; got {dict(parameters or remaining)}") from error
     return executor
 
 
@@ -149,13 +151,13 @@ def private_folder(folder: Path) -> Path:
 
 
 def is_of_this_machine(executor: Any) -> bool:
-    """Whether its jobs are processes of this machine."""
+    """Return whether the executor's jobs are processes of this machine."""
     return executor.cluster in ("local", DEBUG)
 
 
 _LOG_CHARACTERS = 2000
-_END_SECONDS = 2.0  # in which a cancelled job on this machine ends by itself
-_ASK_SECONDS = 0.5
+_END_SECONDS = 2.0  # for a cancelled job on this machine to end itself
+_JOB_POLL_SECONDS = 0.5
 
 
 class JobLauncher:
@@ -165,38 +167,44 @@ class JobLauncher:
         self._executor = executor
 
     def check_number(self, new: int) -> None:
-        """There is no end of them."""
+        """Accept any number of ranks."""
 
     def launch(
         self, address: RankAddress, name: str, options: Mapping[str, Any]
     ) -> JobMonitor | ChildRank:
-        """Submit one.
+        """Submit a rank.
 
         Args:
-            options: none are known.
+            address: Address at which the rank meets its driver.
+            name: Name of the process.
+            options: Ignored: all jobs have the executor's parameters.
         """
         if self._executor.cluster == DEBUG:
-            return run_beside(self._executor, name, run_rank, address)
+            return run_in_child(self._executor, name, run_rank, address)
         return submit(self._executor, run_rank, address)
 
 
-def run_beside(
+def run_in_child(
     executor: Any, name: str, function: Callable[..., Any], *arguments: Any
 ) -> ChildRank:
-    """Submit a job of the cluster "debug", and have a child ask for its result; what watches it.
+    """Submit a job of the cluster "debug" and run it in a child; return the child's monitor.
 
     Args:
-        name: of the child.
+        executor: Executor of the cluster "debug".
+        name: Name of the child process.
+        function: Function that the job runs.
+        arguments: Arguments of the function.
     """
     job = executor.submit(function, *arguments)
-    return ChildRank(*start_child(_ask_for_result, (job,), name, "forkserver"))
+    return ChildRank(*start_child(_run_job, (job,), name, "forkserver"))
 
 
-def _ask_for_result(job: Any, log: int) -> None:
-    """The main function of such a child.
+def _run_job(job: Any, log: int) -> None:
+    """Run a job by asking for its result; the main function of such a child.
 
     Args:
-        log: the descriptor of what is to be its standard error.
+        job: The job.
+        log: Descriptor of the file that becomes this process's standard error.
     """
     log_to(log)
     job.result()
@@ -204,78 +212,78 @@ def _ask_for_result(job: Any, log: int) -> None:
 
 
 def submit(executor: Any, function: Callable[..., Any], *arguments: Any) -> JobMonitor:
-    """Submit a job of another cluster; what watches it."""
+    """Submit a job of another cluster; return its monitor."""
     check_not_importing()
     if executor.cluster != "local":
         return JobMonitor(executor.submit(function, *arguments))
-    with unheard_by_children():
+    with block_sigint_in_children():
         return LocalJobMonitor(executor.submit(function, *arguments))
 
 
-class JobWatch:
-    """Tells whether a job has ended: by its process, where that is on this machine, else by asking.
+class JobPoller:
+    """Detects whether a job has ended: by its process if that is on this machine, else by polling.
 
     Args:
-        has_ended: asks whoever knows of the job.
-        seconds: from one such question to the next.
+        has_ended: Function that returns whether the job has ended.
+        seconds: Interval between two calls of this function.
     """
 
-    cpu_delay: ClassVar[float] = 0.0  # its process is not known before it is built
+    cpu_delay: ClassVar[float] = 0.0  # unknown: the pid is not known while the worker is built
 
     def __init__(self, has_ended: Callable[[], bool], seconds: float) -> None:
         self._has_ended, self._seconds = has_ended, seconds
         self._process: OtherProcess | None = None
-        self._looked = 0.0
+        self._polled = 0.0
         self._over = False
 
     def watch(self, pid: int) -> None:
-        """Its process is on this machine, and has that number."""
+        """Monitor the job's process by its pid, because it is on this machine."""
         self._process = OtherProcess(pid)
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended. Looks now and then; does not wait."""
+        """Whether the job has ended. Polls at intervals; does not wait."""
         if self._process is not None and self._process.is_gone:
             return True
         now = time.monotonic()
-        if not self._over and now - self._looked >= self._seconds:
-            self._looked = now
+        if not self._over and now - self._polled >= self._seconds:
+            self._polled = now
             self._over = self._has_ended()
         return self._over
 
 
-class JobMonitor(JobWatch):
-    """Watches a job that its executor knows."""
+class JobMonitor(JobPoller):
+    """Monitors a job through its executor."""
 
     def __init__(self, job: Any) -> None:
-        super().__init__(lambda: bool(job.done()), _ASK_SECONDS)
+        super().__init__(lambda: bool(job.done()), _JOB_POLL_SECONDS)
         self.native = job
 
     def end(self) -> ProcessEnd:
-        """How it ended, as far as its executor knows by now."""
+        """Return how the job ended, as far as its executor knows."""
         job = self.native
         if job.done():
             end = f"its job {job.job_id} has ended ({job.state})"
-        else:  # it has not heard yet
+        else:  # the executor does not know yet
             pid = self._process and self._process.pid
             end = f"the process {pid} of its job {job.job_id} is gone"
         return ProcessEnd(end, end)
 
     def await_end(self, seconds: float) -> None:
-        """Give it that time to end by itself."""
+        """Wait for the job to end, for that time at most."""
         deadline = time.monotonic() + seconds
         while not self.is_over and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
-    def last_words(self) -> str:
-        """The end of what it wrote to its standard error."""
+    def recent_log(self) -> str:
+        """Return the end of the job's standard error."""
         with contextlib.suppress(OSError):
             return str(self.native.stderr() or "")[-_LOG_CHARACTERS:]
         return ""
 
     def kill(self) -> None:
-        """Cancel the job. On this machine its process, and what that started, is gone then."""
-        with contextlib.suppress(OSError):  # it is gone already
+        """Cancel the job. On this machine, also kill its process and descendants, and wait."""
+        with contextlib.suppress(OSError):  # the job is gone already
             self.native.cancel(check=False)
         if self._process is not None:
             self._process.wait_gone(_END_SECONDS)
@@ -283,16 +291,17 @@ class JobMonitor(JobWatch):
 
 
 class LocalJobMonitor(JobMonitor):
-    """Watches a job of this machine: a process that runs it, and its controller, a child of ours.
+    """Monitors a job of this machine: a controller, which is our child, and the process it runs.
 
-    To cancel it is to interrupt the controller, which it tells the terminal of.
+    The job is killed rather than cancelled, because the controller prints a message if it is
+    cancelled.
     """
 
     def kill(self) -> None:
-        """End both, and what they started; they are gone then."""
+        """Kill the controller, the process and their descendants, and wait for their end."""
         if self._process is not None:
             self._process.kill_all()
-        if not self.native.done():  # while it is not, the number is its own
+        if not self.native.done():  # until then the pid is not reused
             kill_tree(int(self.native.job_id))
         while not self.native.done():
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)

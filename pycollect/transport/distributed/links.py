@@ -1,8 +1,8 @@
-"""Links between the driver and one rank: a process group of two.
+"""Links between the driver and one rank: process groups of two.
 
-If a rank dies, it takes no other group with it, and a program that trains with torch.distributed
-keeps its default group. Weights are therefore sent to each rank. A broadcast would need a group of
-all ranks, which does not outlive the death of one.
+The death of a rank breaks only its own group, and a program that trains with torch.distributed
+keeps its default group. Weights are sent to each rank separately, because a broadcast needs a group
+of all ranks, which the death of one would break.
 """
 
 from __future__ import annotations
@@ -24,138 +24,146 @@ from pycollect.transport.messages import Buffer
 
 
 class LinkBrokenError(Exception):
-    """Nothing can be sent or received any more."""
+    """The link can no longer send or receive."""
 
 
 class Sent(Protocol):
-    """A value on its way. It is to be kept until the other one has it."""
+    """A value that is being sent. Keep it until the other end has the value."""
 
     def wait(self) -> None:
-        """Until the other one has it. LinkBrokenError where it never will."""
+        """Wait until the other end has the value.
+
+        Raises:
+            LinkBrokenError: The other end will never get it.
+        """
 
 
 class Link(Protocol):
-    """One end of two. One thread may receive while others send, one at a time."""
+    """One end of a link. One thread may receive while others send, one at a time."""
 
     def send(self, value: Any) -> Sent:
-        """Send a value, and do not wait.
+        """Send a value without waiting.
 
         Raises:
-            LinkBrokenError: it has no other end any more.
-            Exception: the value does not pickle.
+            LinkBrokenError: The other end is gone.
+            Exception: The value does not pickle.
         """
 
     def receive(self) -> Any:
-        """The next value; its arrays lie in memory of their own. Waits.
+        """Wait for the next value. Its arrays have memory of their own.
 
         Raises:
-            LinkBrokenError: none can come any more.
+            LinkBrokenError: No value can come any more.
         """
 
     def close(self) -> None:
-        """Give up what this end holds; whoever waits for the other one is told. Idempotent."""
+        """Release this end's resources and notify the waiting other end. Idempotent."""
 
 
 class Carrier(Protocol):
-    """A kind of links. It pickles: the driver tells it to its ranks."""
+    """A kind of link. It pickles, because the driver sends it to its ranks."""
 
     @property
     def name(self) -> str:
-        """What `stats()` call it."""
+        """Name of the transport in `stats()`."""
 
     def driver_end(self, meeting: Meeting) -> Link:
-        """The driver's end of the link to a rank. Waits for it; raises if it does not come."""
+        """Wait for a rank; return the driver's end of the link. Raise if the rank does not come."""
 
     def rank_end(self, meeting: Meeting) -> Link:
-        """The rank's end. Waits for the driver."""
+        """Wait for the driver and return the rank's end of the link."""
 
 
 def packed(value: Any) -> tuple[bytes, list[Buffer]]:
-    """A value, and the arrays that it refers to, flat, as bytes that can be written."""
+    """Pickle a value; return the pickle and its arrays as writable, one-dimensional bytes."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         data = pickle.dumps(value, 5, buffer_callback=buffers.append)
-    except Exception:  # it can more, but takes ten times as long
+    except Exception:  # cloudpickle can pickle more, but takes ten times as long
         buffers = []
         data = cloudpickle.dumps(value, 5, buffer_callback=buffers.append)
     return data, [_writable(np.frombuffer(buffer.raw(), np.uint8)) for buffer in buffers]
 
 
 def unpacked(data: bytes | memoryview, arrays: Sequence[Buffer]) -> Any:
-    """Unpickle the value. Unpickling runs code, so the signature was checked first."""
+    """Unpickle a value. Unpickling runs code, so the caller must have checked the signature."""
     return pickle.loads(data, buffers=arrays)
 
 
 def _writable(array: Buffer) -> Buffer:
-    """The same, or a copy where it cannot be written: torch warns of such, though it only reads."""
+    """Return the array, or a copy if it is read-only, which torch would warn about."""
     return array if array.flags.writeable else array.copy()
 
 
-_HEAD_BYTES = 1024  # of the first part of a message: most have no second one
+_HEAD_BYTES = 1024  # size of a message's first part; most messages have no second part
 _SIGNATURE = f"{SIGNATURE_BYTES}s"
-_HEAD = struct.Struct(f"<QQ{_SIGNATURE}")  # bytes of data, number of arrays, signature of the data
-_ARRAY = struct.Struct(f"<Q{_SIGNATURE}")  # bytes and signature of an array; data begins with these
-_FIRST_BYTES = _HEAD_BYTES - SIGNATURE_BYTES - _HEAD.size  # of data, in the head
-_FOR_EVER = timedelta(days=10_000)  # a learner may take its time; a death breaks the connection
+_HEAD = struct.Struct(f"<QQ{_SIGNATURE}")  # size of data, number of arrays, signature of the rest
+_ARRAY = struct.Struct(f"<Q{_SIGNATURE}")  # size and signature of an array, at the start of data
+_FIRST_BYTES = _HEAD_BYTES - SIGNATURE_BYTES - _HEAD.size  # maximum size of data in the head
+_FOREVER = timedelta(days=10_000)  # a learner may be slow; a death breaks the connection
 
 
 @dataclass(frozen=True)
 class GroupCarrier:
-    """Links that are groups of two.
+    """Links that are process groups of two.
 
     Attributes:
-        backend: of torch.distributed.
+        backend: Backend of torch.distributed.
     """
 
     backend: str
     name: ClassVar[str] = "messages"
 
     def driver_end(self, meeting: Meeting) -> GroupLink:
-        """The driver's end. Waits for the rank."""
+        """Wait for the rank and return the driver's end."""
         group = group_of_two(self.backend, meeting, DRIVER, meeting.address.host)
         return GroupLink(group, WORKER, meeting.key)
 
     def rank_end(self, meeting: Meeting) -> GroupLink:
-        """The rank's end. Waits for the driver."""
-        group = group_of_two(self.backend, meeting, WORKER, meeting.address.own_host())
+        """Wait for the driver and return the rank's end."""
+        group = group_of_two(self.backend, meeting, WORKER, meeting.address.local_host())
         return GroupLink(group, DRIVER, meeting.key)
 
 
 class GroupSent:
-    """The messages of a value, on their way."""
+    """The messages of a value that is being sent."""
 
     def __init__(self, works: Sequence[tuple[Any, Any]]) -> None:
         self._works = works
 
     def wait(self) -> None:
-        """Until the other one has it. LinkBrokenError where it never will."""
+        """Wait until the other end has the value.
+
+        Raises:
+            LinkBrokenError: The other end will never get it.
+        """
         for work, _ in self._works:
             _wait(work)
 
 
 class GroupLink:
-    """One end of a group of two: a value is a message, and one for each of its arrays.
+    """One end of a group of two. A value is sent as one message and one more for each array.
 
     Every part of a message is signed, and checked before it is used: torch does not check which
     process has connected to a group.
 
     Args:
-        group: of torch.distributed.
-        peer: the other one's rank.
-        key: of the signatures, which no other link has.
+        group: Process group of torch.distributed.
+        peer: Rank of the other end in the group.
+        key: Key of the signatures, which no other link has.
     """
 
     def __init__(self, group: Any, peer: int, key: bytes) -> None:
         self._group = group
         self._peer = peer
-        self._own = Seal(key, DRIVER + WORKER - peer)
-        self._other = Seal(key, peer)
+        self._outgoing = Seal(key, DRIVER + WORKER - peer)
+        self._incoming = Seal(key, peer)
         self._head = torch.empty(_HEAD_BYTES, dtype=torch.uint8, device="cpu")
 
     def send(self, value: Any) -> GroupSent:
-        """Send a value, and do not wait."""
+        """Send a value without waiting."""
         pickled, arrays = packed(value)
-        seal = self._own
+        seal = self._outgoing
         seal.advance()
         signatures = [seal.sign(part, array) for part, array in enumerate(arrays, 2)]
         entries = map(_ARRAY.pack, (array.nbytes for array in arrays), signatures)
@@ -175,24 +183,24 @@ class GroupLink:
             raise LinkBrokenError(str(error)) from error
 
     def receive(self) -> Any:
-        """The next value. Waits."""
+        """Wait for the next value."""
         try:
             return unpacked(*self._receive_parts())
         except ForgedError as error:
             raise LinkBrokenError(str(error)) from error
 
     def _receive_parts(self) -> tuple[memoryview, list[Buffer]]:
-        """Receive a pickled value and its arrays; check each size before it is used."""
-        self._other.advance()
+        """Receive a pickled value and its arrays; check the signature of each size before use."""
+        self._incoming.advance()
         self._fill(self._head)
         head = self._head.numpy()
         signed = head[SIGNATURE_BYTES:]
-        self._other.check(0, head[:SIGNATURE_BYTES].tobytes(), signed)
+        self._incoming.check(0, head[:SIGNATURE_BYTES].tobytes(), signed)
         length, count, rest_signature = _HEAD.unpack_from(signed.data)
         data = np.empty(length, np.uint8)
-        here = min(length, _FIRST_BYTES)
-        data[:here] = signed[_HEAD.size : _HEAD.size + here]
-        self._receive_part(1, rest_signature, data[here:])
+        first = min(length, _FIRST_BYTES)
+        data[:first] = signed[_HEAD.size : _HEAD.size + first]
+        self._receive_part(1, rest_signature, data[first:])
         arrays = []
         for number in range(count):
             size, array_signature = _ARRAY.unpack_from(data.data, number * _ARRAY.size)
@@ -203,10 +211,10 @@ class GroupLink:
     def _receive_part(self, part: int, given: bytes, array: Buffer) -> None:
         if array.nbytes:
             self._fill(torch.from_numpy(array))
-        self._other.check(part, given, array)
+        self._incoming.check(part, given, array)
 
     def close(self) -> None:
-        """The group ends with its last reference, and the other one sees that."""
+        """Do nothing: the group ends with its last reference, and the other end notices that."""
 
     def _fill(self, tensor: torch.Tensor) -> None:
         try:
@@ -218,6 +226,6 @@ class GroupLink:
 
 def _wait(work: Any) -> None:
     try:
-        work.wait(_FOR_EVER)
+        work.wait(_FOREVER)
     except RuntimeError as error:
         raise LinkBrokenError(str(error)) from error

@@ -1,4 +1,4 @@
-"""How driver and rank meet: the invitation that they exchange, and a process group of two."""
+"""How driver and rank meet: their connection, the invitation, and a process group of two."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from pycollect.transport.distributed.address import (
 )
 
 DRIVER, WORKER = 0, 1
-"""The ranks in each group."""
+"""Ranks of the two ends in each group."""
 
-_CONNECT_SECONDS = 30.0  # both are there already
+_CONNECT_SECONDS = 30.0  # short, because both processes are already running
 
 BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 
@@ -55,19 +55,21 @@ def check_backend(name: Any) -> str:
 
 
 def group_of_two(backend: str, store: Any, rank: int, host: str) -> Any:
-    """The group of the driver and one worker. Waits for the other one.
+    """Return the process group of the driver and one worker. Waits for the other process.
 
     Args:
-        store: through which both find each other; it must not believe another process.
-        host: the address of this rank's own interface; it listens there alone.
+        backend: Backend of torch.distributed.
+        store: Store through which both find each other; it must reject other processes.
+        rank: Rank of this process, DRIVER or WORKER.
+        host: Address of this machine's interface on which this process listens.
 
     Raises:
-        RuntimeError: they have not.
+        RuntimeError: The other process did not connect.
     """
     limit = timedelta(seconds=_CONNECT_SECONDS)
     if backend == "ucc":
         return dist.ProcessGroupUCC(store, rank, 2, limit)
-    kind: Any = dist.ProcessGroupGloo  # whose stub lacks its options
+    kind: Any = dist.ProcessGroupGloo  # its stub lacks the options
     options = kind._Options()
     options._timeout = limit
     options._devices = [kind.create_device(hostname=host)]
@@ -76,14 +78,14 @@ def group_of_two(backend: str, store: Any, rank: int, host: str) -> Any:
 
 NONCE_BYTES = 32
 HELLO_BYTES = NONCE_BYTES + 32 + SIGNATURE_BYTES
-"""The first message of a rank: a nonce, its padded name, a signature."""
+"""Size of a rank's first message: a nonce, its padded name and a signature."""
 
 REFUSAL = "refusal"
 """Key of the reason why a rank cannot share memory."""
 
 _INVITATION = "invitation"
 _HEAD = struct.Struct(f"<Q{SIGNATURE_BYTES}s")  # size and signature of a value
-_MOST_BYTES = 1 << 24  # of a value
+_MAX_BYTES = 1 << 24  # of a value
 _CHUNK_BYTES = 1 << 16
 _RETRY_SECONDS = 0.1
 
@@ -95,8 +97,9 @@ class Meeting(Store):
     that one end sets is sent to the other. Only one thread at a time may use an end.
 
     Args:
-        address: of the rank.
-        invitation: Pickled; sent to the rank when it connects. Driver only.
+        address: Address of the rank.
+        invitation: Pickled invitation, sent to the rank when it connects. Driver only (default:
+            ``b""``).
     """
 
     def __init__(self, address: RankAddress, invitation: bytes = b"") -> None:
@@ -115,19 +118,21 @@ class Meeting(Store):
     def join(self, connection: socket.socket, key: bytes, end: int) -> None:
         """Use this connection, whose other end has proved that it knows the token.
 
-        The driver's end sends the invitation before any thread that waits in `set` goes on: two
-        threads that sign messages at once would spoil each other's signatures.
+        The driver sends the invitation before a thread that waits in `set` continues, because two
+        threads that sign messages at once would corrupt each other's signatures.
 
         Args:
-            end: DRIVER or WORKER, this end.
+            connection: The connection.
+            key: Key of the connection's signatures.
+            end: This end, DRIVER or WORKER.
         """
         self.key = key
-        self._own, self._other = Seal(key, end), Seal(key, DRIVER + WORKER - end)
+        self._outgoing, self._incoming = Seal(key, end), Seal(key, DRIVER + WORKER - end)
         self._connection = connection
         if end == DRIVER:
             with contextlib.suppress(OSError):  # the rank is gone already
                 self._send(_INVITATION, self._invitation)
-        if self._failure is not None:  # it was closed meanwhile
+        if self._failure is not None:  # the meeting was closed meanwhile
             connection.close()
         self._joined.set()
 
@@ -143,25 +148,25 @@ class Meeting(Store):
     def _send(self, key: str, value: bytes) -> None:
         assert self._connection is not None
         data = key.encode() + b"\0" + value
-        self._own.advance()
+        self._outgoing.advance()
         self._connection.settimeout(self.address.timeout)
-        self._connection.sendall(_HEAD.pack(len(data), self._own.sign(0, data)) + data)
+        self._connection.sendall(_HEAD.pack(len(data), self._outgoing.sign(0, data)) + data)
 
     def get(self, key: str) -> bytes:
-        """Return the value that either end has set. Waits.
+        """Wait for a value that either end sets, and return it.
 
         Raises:
-            TimeoutError: it was not set in time.
-            ConnectionError: the other end is gone.
-            ForgedError: a message is not signed by the other end.
+            TimeoutError: The value was not set in time.
+            ConnectionError: The other end is gone.
+            ForgedError: A message is not signed by the other end.
         """
-        return self._awaited(key, self.address.timeout)
+        return self._await_value(key, self.address.timeout)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until these values are set."""
         seconds = self.address.timeout if timeout is None else timeout.total_seconds()
         for key in keys:
-            self._awaited(key, seconds)
+            self._await_value(key, seconds)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether these values are set. Does not wait."""
@@ -170,12 +175,12 @@ class Meeting(Store):
         return all(key in self._values for key in keys)
 
     def publish(self, key: str, value: Any) -> None:
-        """Pickle a value, and set it for both ends."""
+        """Pickle a value and set it for both ends."""
         self.set(key, pickle.dumps(value))
 
     def read(self, key: str) -> Any:
-        """Return the value that the other end published. Waits; raises the errors of `get`."""
-        return pickle.loads(self.get(key))  # its signature was checked
+        """Wait for a value that the other end published and return it. Raises like `get`."""
+        return pickle.loads(self.get(key))  # safe: the signature was checked
 
     def await_end(self) -> None:
         """Wait until the other end is gone."""
@@ -183,7 +188,7 @@ class Meeting(Store):
             self._receive(None)
 
     def close(self) -> None:
-        """Close this end, and wake a thread that waits there. Idempotent."""
+        """Close this end, and wake a thread that waits for it. Idempotent."""
         if self._connection is not None:
             with contextlib.suppress(OSError):  # the other end has closed it
                 self._connection.shutdown(socket.SHUT_RDWR)
@@ -191,7 +196,7 @@ class Meeting(Store):
             self._fail(ConnectionError("the connection was closed"))
         self._joined.set()
 
-    def _awaited(self, key: str, seconds: float) -> bytes:
+    def _await_value(self, key: str, seconds: float) -> bytes:
         deadline = time.monotonic() + seconds
         while key not in self._values:
             if self._failure is not None:
@@ -205,7 +210,7 @@ class Meeting(Store):
         return self._values[key]
 
     def _receive(self, seconds: float | None) -> None:
-        """Take in the next bytes; wait for them for that time at most."""
+        """Receive the next bytes; wait for them for that time at most."""
         assert self._connection is not None
         with self._receiving:
             try:
@@ -223,14 +228,14 @@ class Meeting(Store):
     def _take_values(self) -> None:
         while len(self._received) >= _HEAD.size:
             size, signed = _HEAD.unpack_from(self._received)
-            if size > _MOST_BYTES:
-                raise ForgedError(f"a message of {size} bytes exceeds the limit of {_MOST_BYTES}")
+            if size > _MAX_BYTES:
+                raise ForgedError(f"a message of {size} bytes exceeds the limit of {_MAX_BYTES}")
             end = _HEAD.size + size
             if len(self._received) < end:
                 return
             data = bytes(self._received[_HEAD.size : end])
-            self._other.advance()
-            self._other.check(0, signed, data)
+            self._incoming.advance()
+            self._incoming.check(0, signed, data)
             key, _, value = data.partition(b"\0")
             self._values[key.decode()] = value
             del self._received[:end]
@@ -243,10 +248,10 @@ class Meeting(Store):
 
 
 def meet(address: RankAddress) -> tuple[Meeting, Invitation]:
-    """Connect this rank to its driver; return its end and the invitation. Waits.
+    """Connect this rank to its driver; return its end of the meeting and the invitation.
 
     Raises:
-        TimeoutError: the driver did not answer in time.
+        TimeoutError: The driver did not answer in time.
     """
     deadline = time.monotonic() + address.timeout
     while True:
@@ -284,14 +289,14 @@ def _connect(meeting: Meeting, seconds: float) -> None:
 
 
 class Admitted(NamedTuple):
-    """The name of a rank that has connected, and the key of the connection."""
+    """Name of a rank that has connected, and the key of its connection."""
 
     rank: str
     key: bytes
 
 
 def admitted(token: bytes, nonce: bytes, hello: bytes) -> Admitted | None:
-    """Return which rank sent this hello, or None if the sender does not know the token."""
+    """Return the rank that sent this hello, or ``None`` if the sender does not know the token."""
     named, given = hello[:-SIGNATURE_BYTES], hello[-SIGNATURE_BYTES:]
     if not is_signed(given, token, b"hello", nonce, named):
         return None

@@ -1,4 +1,4 @@
-"""The process of a rank: its start, its interrupts, and the calls that it serves."""
+"""The process of a rank: its start, its handling of Ctrl-C, and the calls that it serves."""
 
 from __future__ import annotations
 
@@ -16,58 +16,60 @@ from pycollect.transport.descendants import begin_worker, end_worker
 from pycollect.transport.distributed.address import Invitation, RankAddress, this_node
 from pycollect.transport.distributed.links import Link, LinkBrokenError, Sent
 from pycollect.transport.distributed.meeting import REFUSAL, meet
-from pycollect.transport.host import RemoteWorker, answer_by
+from pycollect.transport.host import WorkerHost, answer_by
 from pycollect.transport.messages import ErrorReport
 from pycollect.transport.processes.child import log_to
 from pycollect.transport.processes.serve import answer_all
 
-_OWN = [signal.SIGINT]
+_SIGINT = [signal.SIGINT]
 
 
 @contextmanager
-def unheard_by_children() -> Iterator[None]:
-    """Processes that are started here, in this thread, have it blocked, and so have theirs."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OWN)
+def block_sigint_in_children() -> Iterator[None]:
+    """Block SIGINT in processes that this thread starts in the block, and in their descendants."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGINT)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def heard_again() -> None:
-    """In such a process's main thread: it is heard from now on; what came before is forgotten."""
+def unblock_sigint() -> None:
+    """Unblock SIGINT in the main thread of such a process, and discard a pending one."""
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OWN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGINT)
     signal.signal(signal.SIGINT, usual)
 
 
 CLOSE = "close"
-"""The last method that is called."""
+"""Name of the last method that the driver calls."""
 
 END = "end"
-"""What is called beside all else to have a rank's process killed."""
+"""Name of an unqueued call that kills the rank's process."""
 
 
 class Call(NamedTuple):
-    """One call on its way to a rank.
+    """One call that is sent to a rank.
 
     Attributes:
-        number: comes back with its answer.
-        beside: it may run beside a rollout, and does not wait for it.
+        number: Number of the call, which its answer repeats.
+        unqueued: Whether the call may run during a rollout and skips the queue.
+        method: Name of the method.
+        arguments: Arguments of the method.
     """
 
     number: int
-    beside: bool
+    unqueued: bool
     method: str
     arguments: tuple[Any, ...]
 
 
 def answer_calls(link: Link) -> None:
-    """Answer what is asked of a worker, from `build` until CLOSE.
+    """Answer all calls to a worker, from `build` until CLOSE.
 
-    When the driver is gone, this process and all that its environments started are killed.
+    If the driver is gone, this process and all that its environments started are killed.
     """
-    worker = RemoteWorker()
+    worker = WorkerHost()
     answers = _Answers(link)
     calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
     closed = threading.Event()
@@ -75,22 +77,22 @@ def answer_calls(link: Link) -> None:
     threading.Thread(target=_receive, args=arguments, daemon=True).start()
     method = ""
     while method != CLOSE:
-        number, _, method, given = calls.get()
-        answer = answer_by(worker, method, given)
+        number, _, method, call_arguments = calls.get()
+        answer = answer_by(worker, method, call_arguments)
         if method == CLOSE:
             closed.set()
-        answers.give(number, answer)
+        answers.send(number, answer)
     answers.wait()
 
 
 def _receive(
     link: Link,
-    worker: RemoteWorker,
+    worker: WorkerHost,
     answers: _Answers,
     calls: queue.SimpleQueue[Call],
     closed: threading.Event,
 ) -> None:
-    """Take calls as they come; do those beside the queue at once."""
+    """Receive calls; run unqueued ones at once and queue the others."""
     while True:
         try:
             call = Call(*link.receive())
@@ -100,8 +102,8 @@ def _receive(
             _end()
         if call.method == END:
             _end()
-        if call.beside:
-            answers.give(call.number, answer_by(worker, call.method, call.arguments))
+        if call.unqueued:
+            answers.send(call.number, answer_by(worker, call.method, call.arguments))
         else:
             calls.put(call)
 
@@ -113,26 +115,26 @@ def _end() -> None:
 
 
 class _Answers:
-    """Answers on their way. A rollout is collected while the one before it is sent."""
+    """Sends answers. A rollout is collected while the previous one is being sent."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._lock = threading.Lock()
         self._last: Sent | None = None
 
-    def give(self, number: int, answer: Any) -> None:
-        """Send one, once the other one has that before it."""
+    def send(self, number: int, answer: Any) -> None:
+        """Send an answer, once the driver has the previous one."""
         with self._lock:
             self._wait()
             try:
                 self._last = self._link.send((number, answer))
             except LinkBrokenError:
                 raise
-            except Exception as error:  # it does not pickle
+            except Exception as error:  # the answer does not pickle
                 self._last = self._link.send((number, ErrorReport.of(error)))
 
     def wait(self) -> None:
-        """Until the other one has all of them."""
+        """Wait until the driver has all answers."""
         with self._lock:
             self._wait()
 
@@ -143,10 +145,11 @@ class _Answers:
 
 
 def run_child(address: RankAddress, log: int) -> None:
-    """The main function of a rank that the driver started itself.
+    """Run a rank that the driver started itself; the main function of the process.
 
     Args:
-        log: the descriptor of what is to be its standard error.
+        address: Address at which the rank meets its driver.
+        log: Descriptor of the file that becomes this process's standard error.
     """
     log_to(log)
     run_rank(address)
@@ -154,14 +157,14 @@ def run_child(address: RankAddress, log: int) -> None:
 
 
 def run_rank(address: RankAddress) -> None:
-    """Do what the driver asks, until it asks to close, or is gone: then this process is killed.
+    """Serve the driver until it closes the rank. If the driver ends, this process is killed.
 
     The process leads a group of its own from now on, with all that its environments start.
     """
     adopt_orphans()
-    with contextlib.suppress(OSError):  # it leads one, or a session
+    with contextlib.suppress(OSError):  # the process leads a group or a session already
         os.setpgid(0, 0)
-    heard_again()
+    unblock_sigint()
     meeting, invitation = meet(address)
     served = _mailbox(invitation)
     if isinstance(served, WorkerMailbox):
@@ -174,7 +177,7 @@ def run_rank(address: RankAddress) -> None:
 
 
 def _mailbox(invitation: Invitation) -> WorkerMailbox | str:
-    """Its end of the driver's mailbox, or why it has none."""
+    """Return the rank's end of the driver's mailbox, or why memory cannot be shared."""
     if invitation.mailbox is None:
         return "the driver shares memory with no other process"
     if this_node() != invitation.node:
@@ -183,6 +186,6 @@ def _mailbox(invitation: Invitation) -> WorkerMailbox | str:
         end = WorkerMailbox(*invitation.mailbox)
         begin_worker(invitation.driver)
     except (SharedMemoryError, ValueError, RuntimeError) as error:
-        # A container, or another user's process, for one.
+        # For example in another container, or as another user.
         return str(error)
     return end

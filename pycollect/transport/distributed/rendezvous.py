@@ -1,4 +1,4 @@
-"""The driver's port, at which its ranks connect."""
+"""The driver's port, to which its ranks connect."""
 
 from __future__ import annotations
 
@@ -26,23 +26,27 @@ from pycollect.transport.distributed.meeting import (
 
 LOOPBACK = "127.0.0.1"
 
-_MOST_PENDING = 64  # connections that have not proved yet that they know the token
+_MAX_PENDING = 64  # connections that have not yet proved that they know the token
 _RETRY_SECONDS = 0.01
 _LOGGER = logging.getLogger(__name__)
 
 
 def outside_address() -> str:
-    """The number of the interface of this machine that reaches others."""
+    """Return the address of this machine's interface that reaches other machines."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("198.51.100.1", 9))  # sends nothing: a number that nobody has
+            probe.connect(("198.51.100.1", 9))  # an unused address; a UDP socket sends nothing here
             return str(probe.getsockname()[0])
-        except OSError:  # there is no way out
+        except OSError:  # the machine has no network
             return LOOPBACK
 
 
 def check_port(name: str, value: Any) -> int:
-    """A port to listen at, a number or its digits; 0, also for None: any that is free."""
+    """Return a port number, from an int or its digits; ``None`` and 0 mean any free port.
+
+    Raises:
+        ValueError: The number is not a port.
+    """
     if value is None:
         return 0
     digits = isinstance(value, str) and value.isdecimal()
@@ -53,15 +57,15 @@ def check_port(name: str, value: Any) -> int:
 
 
 class Rendezvous:
-    """A port of this process at which ranks connect, each to a :class:`Meeting` of its own.
+    """A port of this process to which ranks connect, each to a :class:`Meeting` of its own.
 
     Args:
-        host: the name or number of the interface that it listens at; no other one is open.
-        port: 0: any that is free.
-        timeout: seconds in which a rank must have come.
+        host: Name or address of the only interface on which to listen.
+        port: Port number; 0 for any free port.
+        timeout: Seconds within which a rank must have connected.
 
     Raises:
-        ValueError: it cannot listen there.
+        ValueError: The address cannot be used.
     """
 
     def __init__(self, host: str, port: int, timeout: float) -> None:
@@ -75,7 +79,7 @@ class Rendezvous:
         self._close = weakref.finalize(self, self._acceptor.close)
 
     def invite(self, rank: str, invitation: Invitation) -> Meeting:
-        """Expect a rank of that name, which is about to be started."""
+        """Expect a rank with that name, which is about to be started; return its meeting."""
         assert self._close.alive, "the rendezvous is closed"
         address = RankAddress(self.host, self.port, self._token, rank, self._timeout)
         meeting = Meeting(address, pickle.dumps(invitation))
@@ -83,7 +87,7 @@ class Rendezvous:
         return meeting
 
     def close(self) -> None:
-        """Stop listening; the port is free then. Idempotent."""
+        """Stop listening and free the port. Idempotent."""
         self._close()
 
 
@@ -108,7 +112,7 @@ class Acceptor(threading.Thread):
         """Stop listening. In a fork of this process, do nothing."""
         if os.getpid() == self._driver:
             with self._wake:
-                self._wake.send(b"\0")  # a fork may hold it open
+                self._wake.send(b"\0")  # closing is not enough: a fork may hold the socket open
             self.join()
 
     def run(self) -> None:
@@ -128,26 +132,26 @@ class Acceptor(threading.Thread):
                         self._read_hello(selector, source)
             for connection in self._pending:
                 connection.close()
-            self._listener.shutdown(socket.SHUT_RDWR)  # for forks, too
+            self._listener.shutdown(socket.SHUT_RDWR)  # also frees the port if a fork holds it open
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        """Accept one connection, and send it a nonce."""
+        """Accept one connection and send it a nonce."""
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # it is gone, or no file descriptor is free
+        except OSError:  # the connection is gone, or no file descriptor is free
             time.sleep(_RETRY_SECONDS)
             return
-        if len(self._pending) >= _MOST_PENDING:
+        if len(self._pending) >= _MAX_PENDING:
             self._refuse(selector, next(iter(self._pending)))
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._pending[connection] = nonce, bytearray()
         connection.setblocking(False)
         selector.register(connection, selectors.EVENT_READ)
-        with contextlib.suppress(OSError):  # the other end is gone, which is seen as its end
+        with contextlib.suppress(OSError):  # the other end is gone; the next read shows that
             connection.send(nonce)
 
     def _read_hello(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
-        """Read on in the hello of a connection, and admit or refuse it once that is complete."""
+        """Read more of a connection's hello; admit or refuse the connection once it is complete."""
         _, hello = self._pending[connection]
         try:
             data = connection.recv(HELLO_BYTES - len(hello))
@@ -162,7 +166,7 @@ class Acceptor(threading.Thread):
             self._admit(selector, connection)
 
     def _admit(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
-        """Pass a connection to its meeting, or refuse it if its hello is not right."""
+        """Pass a connection to its meeting, or refuse it if its hello is wrong."""
         nonce, hello = self._pending[connection]
         known = admitted(self._token, nonce, bytes(hello))
         meeting = None if known is None else self.expected.pop(known.rank, None)

@@ -1,4 +1,4 @@
-"""An agent of torch.distributed.rpc in this process, and what runs in a rank that has one.
+"""An agent of torch.distributed.rpc in this process, and the rank's end of a link through it.
 
 `init_rpc` makes a group of all processes. A process that joins or leaves asks every other one under
 a lock of the group, and waits forever if one of them has died. Here no process joins a group: the
@@ -47,42 +47,42 @@ from pycollect.transport.distributed.links import LinkBrokenError, packed, unpac
 from pycollect.transport.distributed.meeting import DRIVER, WORKER, Meeting
 from pycollect.transport.messages import Buffer
 
-_INTERFACE = "TP_SOCKET_IFNAME"  # where TensorPipe reads at which interface it is to listen
+_INTERFACE = "TP_SOCKET_IFNAME"  # environment variable: interface on which TensorPipe listens
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
-_IDS = 1 << 15  # of workers: 16 bits with a sign
+_IDS = 1 << 15  # number of worker ids: torch uses signed 16-bit numbers
 _TORCHS_PICKLER: Any = internal._internal_rpc_pickler
 
 
 class SignedPickler:
-    """Replaces the pickler of torch's RPC: unpickles signed bytes only, and signs its own.
+    """Replaces the pickler of torch's RPC: signs its pickles and unpickles only signed ones.
 
-    A signature follows the pickle; torch's own pickler ignores it there.
+    The signature follows the pickle, where torch's own pickler ignores it.
 
     Args:
-        own: key for the signatures of this process.
+        key: Key for the signatures of this process.
     """
 
-    def __init__(self, own: bytes) -> None:
-        self._own = own
+    def __init__(self, key: bytes) -> None:
+        self._key = key
         self.trusted: set[bytes] = set()
-        """Keys of the processes that may send something."""
+        """Keys of the processes that may send messages."""
         self.agent: Any = None
-        """The agent that is protected; None: the one that is about to start."""
+        """The agent that uses this pickler, or ``None`` until it has started."""
 
     def _protects(self) -> bool:
-        """Return whether the current agent is not another one, of the program."""
+        """Return whether the current agent is ours rather than the program's."""
         return self.agent is None or not _is_current_rpc_agent_set() or _current() is self.agent
 
     def serialize(self, value: Any) -> tuple[bytes, list[torch.Tensor]]:
-        """Pickle, and sign."""
+        """Pickle and sign a value."""
         data, tensors = _TORCHS_PICKLER.serialize(value)
-        return data + signature(self._own, data) if self._protects() else data, tensors
+        return data + signature(self._key, data) if self._protects() else data, tensors
 
     def deserialize(self, data: bytes, tensors: list[torch.Tensor]) -> Any:
-        """Check the signature, and unpickle.
+        """Check the signature and unpickle.
 
         Raises:
-            ForgedError: these bytes come from a process that does not know the secret.
+            ForgedError: The sender does not know the secret.
         """
         if self._protects():
             data, given = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
@@ -91,9 +91,9 @@ class SignedPickler:
         return _TORCHS_PICKLER.deserialize(data, tensors)
 
 
-def _signed_agent(name: str, host: str, options: Mapping[str, Any], own: bytes) -> SignedPickler:
+def _signed_agent(name: str, host: str, options: Mapping[str, Any], key: bytes) -> SignedPickler:
     """Start an agent whose messages are signed; return its pickler."""
-    pickler = SignedPickler(own)
+    pickler = SignedPickler(key)
     internal._internal_rpc_pickler = pickler  # type: ignore[assignment] # before anything arrives
     try:
         _start(name, host, options)
@@ -105,37 +105,38 @@ def _signed_agent(name: str, host: str, options: Mapping[str, Any], own: bytes) 
 
 
 class RpcAgent:
-    """The agent while links are there that need it: the program's own, or else one for them."""
+    """The agent that links use: the program's own, or else one that lives as long as the links."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._links = 0
-        self._pickler: SignedPickler | None = None  # of an agent of ours
+        self._pickler: SignedPickler | None = None  # None if the agent is the program's
         self._last_id = _IDS
 
-    def enter(
-        self, name: str, host: str, options: Mapping[str, Any], own: bytes, other: bytes
+    def acquire(
+        self, name: str, host: str, options: Mapping[str, Any], key: bytes, peer_key: bytes
     ) -> None:
-        """There is one more link.
+        """Count one more link; start an agent if this process has none.
 
         Args:
-            name: of the agent, if there is none yet.
-            host: at which it is to listen then.
-            options: of TensorPipe then.
-            own, other: keys for the signatures of this process and of the other end.
+            name: Name of a new agent.
+            host: Address on which a new agent listens.
+            options: TensorPipe options of a new agent.
+            key: Key for the signatures of this process.
+            peer_key: Key for the signatures of the other end.
         """
         with self._lock:
             if not _is_current_rpc_agent_set():
-                self._pickler = _signed_agent(name, host, options, own)
+                self._pickler = _signed_agent(name, host, options, key)
                 self._links, self._last_id = 0, _IDS
             if self._pickler is not None:
-                self._pickler.trusted.add(other)
+                self._pickler.trusted.add(peer_key)
             self._links += 1
 
-    def leave(self) -> None:
-        """A link is gone. An agent that nobody needs any more ends: the program may have its own.
+    def release(self) -> None:
+        """Count one link less; end an agent of ours after the last one.
 
-        Nobody may be inside of what it calls.
+        No call of the agent may be running.
         """
         with self._lock:
             self._links -= 1
@@ -143,7 +144,7 @@ class RpcAgent:
                 self._end()
 
     def end(self) -> None:
-        """End it: this process does. An agent that outlives Python takes it down."""
+        """End an agent of ours. An agent that outlives the interpreter crashes the process."""
         with self._lock:
             if self._pickler is not None:
                 self._end()
@@ -155,12 +156,12 @@ class RpcAgent:
         internal._internal_rpc_pickler = _TORCHS_PICKLER
 
     def url(self) -> bytes:
-        """Where it listens."""
+        """Return the address on which the agent listens."""
         agent = _current()
         return bytes(agent.store.get(f"addrs/{agent.get_worker_info().name}"))
 
-    def meet(self, name: str, url: bytes) -> WorkerInfo:
-        """Whom to call, of an agent elsewhere."""
+    def add_peer(self, name: str, url: bytes) -> WorkerInfo:
+        """Register the agent of another process, and return its id for calls."""
         agent = _current()
         with self._lock:
             info = WorkerInfo(name, self._unused_id(agent))
@@ -169,7 +170,7 @@ class RpcAgent:
         return info
 
     def _unused_id(self, agent: Any) -> int:
-        """None is given twice: an agent keeps connections by it, broken ones, too."""
+        """Return an id that was never used: an agent keeps even broken connections by id."""
         taken = {info.id for info in agent.get_worker_infos()}
         self._last_id -= 1
         while self._last_id in taken:
@@ -186,15 +187,15 @@ class RpcAgent:
         *arguments: Any,
         timeout: float = UNSET_RPC_TIMEOUT,
     ) -> Future[Any]:
-        """Call like `rpc_async`, and sign the call with that key."""
+        """Call a function like `rpc_async`, and sign the call with that key."""
         data, tensors = _TORCHS_PICKLER.serialize(internal.PythonUDF(function, arguments, {}))
-        waits = hasattr(function, "_wrapped_async_rpc_function")
+        is_async = hasattr(function, "_wrapped_async_rpc_function")
         signed = data + signature(key, data)
-        call: Future[Any] = _invoke_rpc_python_udf(info, signed, tensors, timeout, waits)
+        call: Future[Any] = _invoke_rpc_python_udf(info, signed, tensors, timeout, is_async)
         return call
 
-    def part(self, info: WorkerInfo) -> None:
-        """It is called no more."""
+    def remove_peer(self, info: WorkerInfo) -> None:
+        """Forget the agent of another process."""
         with self._lock:
             if _is_current_rpc_agent_set():
                 agent = _current()
@@ -203,7 +204,7 @@ class RpcAgent:
 
 
 AGENT = RpcAgent()
-"""That of this process."""
+"""The agent of this process."""
 
 atexit.register(AGENT.end)
 
@@ -213,16 +214,16 @@ def _current() -> Any:
 
 
 def _start(name: str, host: str, options: Mapping[str, Any]) -> None:
-    """What `init_rpc` does, for a group of one that is not static."""
+    """Start an agent as `init_rpc` does, for a group of one that is not static."""
     init_autograd(0)
-    own = rpc.TensorPipeRpcBackendOptions(**options)
+    backend = rpc.TensorPipeRpcBackendOptions(**options)
     with _listening_at(host):
-        _set_and_start_rpc_agent(TensorPipeAgent(HashStore(), name, 0, None, own, {}, []))
+        _set_and_start_rpc_agent(TensorPipeAgent(HashStore(), name, 0, None, backend, {}, []))
 
 
 @contextmanager
 def _listening_at(host: str) -> Iterator[None]:
-    """TensorPipe listens at the interface that has this number, unless it was told another one."""
+    """Make TensorPipe listen on the interface of an address, unless the environment sets one."""
     interface = None if _INTERFACE in os.environ else _interface_of(host)
     if interface is not None:
         os.environ[_INTERFACE] = interface
@@ -234,12 +235,12 @@ def _listening_at(host: str) -> Iterator[None]:
 
 
 def _interface_of(host: str) -> str | None:
-    """The name of the interface of this machine that has this number of IPv4; None: none has."""
+    """Return the name of this machine's interface with that IPv4 address, or ``None``."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
                 found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has none
+            except OSError:  # the interface has no IPv4 address
                 continue
             if socket.inet_ntoa(found[20:24]) == host:
                 return name
@@ -247,16 +248,16 @@ def _interface_of(host: str) -> str | None:
 
 
 Parts = tuple[bytes, list[torch.Tensor], list[bytes]]
-"""A value in transit: its pickle, its arrays, and the signatures of both."""
+"""A value that is being sent: its pickle, its arrays, and the signatures of both."""
 
 RPC = "rpc"
-"""Key of the name and the address of a rank's agent."""
+"""Key under which a rank publishes the name and address of its agent."""
 
-_TOLD_SECONDS = 1.0
+_CLOSE_SECONDS = 1.0
 
 
 def parts_of(value: Any, seal: Seal) -> Parts:
-    """A value as it travels."""
+    """Pickle and sign a value."""
     data, arrays = packed(value)
     seal.advance()
     parts: list[bytes | Buffer] = [data, *arrays]
@@ -265,10 +266,10 @@ def parts_of(value: Any, seal: Seal) -> Parts:
 
 
 def value_of(parts: Parts, seal: Seal) -> Any:
-    """The value that has arrived.
+    """Check and unpickle a value that has arrived.
 
     Raises:
-        LinkBrokenError: it was not signed by the other end, or is not the next one.
+        LinkBrokenError: The value was not signed by the other end, or is out of order.
     """
     data, tensors, signatures = parts
     arrays = [tensor.numpy() for tensor in tensors]
@@ -288,130 +289,140 @@ def rpc_keys(meeting: Meeting) -> tuple[bytes, bytes]:
     return signature(token, b"rpc calls"), signature(token, b"rpc answers")
 
 
-def take(number: int, parts: Parts) -> None:
-    """Called by the driver: its value of that number. They may come in another order."""
-    _end().take(number, parts)
+def push(number: int, parts: Parts) -> None:
+    """Accept a value from the driver, which calls this. Values may arrive out of order."""
+    _end().push(number, parts)
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator] # of torch
-def give(number: int) -> Future[Parts | None]:
-    """Called by the driver, which has all values before that number: wait for it.
+def pull(number: int) -> Future[Parts | None]:
+    """Return a future of the rank's value of that number, for the driver.
+
+    The driver calls this when it has all earlier values.
 
     Returns:
-        The value; None: there is none any more.
+        Future of the value, or of ``None`` if no more values come.
     """
-    return _end().give(number)
+    return _end().pull(number)
 
 
 class RankLink:
-    """The rank's end: is called.
+    """The rank's end of a link; the driver calls it.
 
     Args:
-        meeting: ends with the driver.
-        name: of its agent.
-        options: of TensorPipe.
+        meeting: Meeting with the driver. The link ends with it.
+        name: Name of a new agent.
+        options: TensorPipe options of a new agent.
     """
 
     def __init__(self, meeting: Meeting, name: str, options: Mapping[str, Any]) -> None:
-        self._own, self._other = Seal(meeting.key, WORKER), Seal(meeting.key, DRIVER)
+        self._outgoing, self._incoming = Seal(meeting.key, WORKER), Seal(meeting.key, DRIVER)
         self._changed = threading.Condition()
-        self._early: dict[int, Parts] = {}
-        self._next = 1  # to be taken
-        self._taken: queue.SimpleQueue[Parts | None] = queue.SimpleQueue()
+        self._early: dict[int, Parts] = {}  # pushed values that came out of order
+        self._next = 1  # number of the next pushed value
+        self._pushed: queue.SimpleQueue[Parts | None] = queue.SimpleQueue()
         self._sent = 0
-        self._unasked: dict[int, Parts] = {}
-        self._asked: dict[int, Future[Parts | None]] = {}
-        self._had = 0  # up to which the driver has them
+        self._unpulled: dict[int, Parts] = {}  # values that wait for the driver's call
+        self._pulls: dict[int, Future[Parts | None]] = {}  # calls that wait for a value
+        self._delivered = 0  # the driver has all values up to this number
         self._broken = False
         _ENDS.append(self)
         calls, answers = rpc_keys(meeting)
-        AGENT.enter(name, meeting.address.own_host(), options, answers, calls)
+        AGENT.acquire(name, meeting.address.local_host(), options, answers, calls)
         meeting.publish(RPC, (name, AGENT.url()))
         threading.Thread(target=self._await_end, args=(meeting,), daemon=True).start()
 
     def _await_end(self, meeting: Meeting) -> None:
-        """Wait until the driver is gone."""
+        """Wait until the driver is gone, then wake all waiting threads."""
         meeting.await_end()
         with self._changed:
             self._broken = True
             self._changed.notify_all()
-        self._taken.put(None)
+        self._pushed.put(None)
 
-    def take(self, number: int, parts: Parts) -> None:
-        """A value has come."""
+    def push(self, number: int, parts: Parts) -> None:
+        """Queue a value from the driver, in order."""
         with self._changed:
             self._early[number] = parts
             while self._next in self._early:
-                self._taken.put(self._early.pop(self._next))
+                self._pushed.put(self._early.pop(self._next))
                 self._next += 1
 
-    def give(self, number: int) -> Future[Parts | None]:
-        """The driver waits for a value."""
+    def pull(self, number: int) -> Future[Parts | None]:
+        """Return a future of the value of that number. The driver has all earlier values."""
         future: Future[Parts | None] = Future()
         with self._changed:
-            self._had = number - 1
+            self._delivered = number - 1
             self._changed.notify_all()
-            if number in self._unasked:
-                future.set_result(self._unasked.pop(number))
+            if number in self._unpulled:
+                future.set_result(self._unpulled.pop(number))
             else:
-                self._asked[number] = future
+                self._pulls[number] = future
         return future
 
     def send(self, value: Any) -> RankSent:
-        """Send a value, and do not wait."""
-        parts = parts_of(value, self._own)
+        """Send a value without waiting."""
+        parts = parts_of(value, self._outgoing)
         with self._changed:
             self._sent += 1
             number = self._sent
-            future = self._asked.pop(number, None)
+            future = self._pulls.pop(number, None)
             if future is None:
-                self._unasked[number] = parts
+                self._unpulled[number] = parts
         if future is not None:
             future.set_result(parts)
         return RankSent(self, number)
 
-    def await_had(self, number: int) -> None:
-        """Until the driver has that value. LinkBrokenError where it never will."""
+    def await_delivery(self, number: int) -> None:
+        """Wait until the driver has that value.
+
+        Raises:
+            LinkBrokenError: The driver will never get it.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._broken or self._had >= number)
-            if self._had < number:
+            self._changed.wait_for(lambda: self._broken or self._delivered >= number)
+            if self._delivered < number:
                 raise LinkBrokenError("the driver is gone")
 
     def receive(self) -> Any:
-        """The next value. Waits."""
-        parts = self._taken.get()
+        """Wait for the next value."""
+        parts = self._pushed.get()
         if parts is None:
             raise LinkBrokenError("the driver is gone")
-        return value_of(parts, self._other)
+        return value_of(parts, self._incoming)
 
     def close(self) -> None:
-        """Tell the driver that nothing comes any more.
+        """Notify the driver that no more values come.
 
-        The agent ends with this process, which the driver ends when it has heard of that; where
-        it cannot, it was told after a while.
+        The agent ends with this process. The driver ends the process once it is notified, so wait
+        for that a little.
         """
         with self._changed:
-            futures = list(self._asked.values())
-            self._asked.clear()
+            futures = list(self._pulls.values())
+            self._pulls.clear()
         for future in futures:
             future.set_result(None)
         with self._changed:
-            self._changed.wait_for(lambda: self._broken, _TOLD_SECONDS)
+            self._changed.wait_for(lambda: self._broken, _CLOSE_SECONDS)
 
 
 class RankSent:
-    """A value that waits to be asked for, or is on its way."""
+    """A value that waits for the driver's call or is being sent."""
 
     def __init__(self, link: RankLink, number: int) -> None:
         self._link, self._number = link, number
 
     def wait(self) -> None:
-        """Until the driver has it. LinkBrokenError where it never will."""
-        self._link.await_had(self._number)
+        """Wait until the driver has the value.
+
+        Raises:
+            LinkBrokenError: The driver will never get it.
+        """
+        self._link.await_delivery(self._number)
 
 
 _ENDS: list[RankLink] = []
-"""That of this process."""
+"""The rank's end of this process, if it has one."""
 
 
 def _end() -> RankLink:

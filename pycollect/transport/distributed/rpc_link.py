@@ -1,7 +1,7 @@
-"""Links in which calls of torch.distributed.rpc carry the messages.
+"""The driver's end of links that use calls of torch.distributed.rpc.
 
-The driver calls and a rank answers: to take a value, and to give one as soon as it has one. A call
-that waits there is how the driver learns of a death.
+The driver calls and a rank answers. One kind of call pushes a value to the rank; the other pulls a
+value and waits until the rank has one. A waiting call also shows the driver that a rank has died.
 """
 
 from __future__ import annotations
@@ -24,67 +24,67 @@ from pycollect.transport.distributed.rpc import (
     RPC,
     Parts,
     RankLink,
-    give,
     parts_of,
+    pull,
+    push,
     rpc_keys,
-    take,
     value_of,
 )
 
-_NO_END = 0.0  # of a call that waits for what a rank has to say
+_NO_TIMEOUT = 0.0  # of a call that waits for a rank's value
 
 
 @dataclass(frozen=True)
 class RpcCarrier:
-    """Links by calls.
+    """Links that use calls of torch.distributed.rpc.
 
     Attributes:
-        options: of TensorPipe.
+        options: Options of TensorPipe.
     """
 
     options: Mapping[str, Any]
     name: ClassVar[str] = "rpc"
 
     def driver_end(self, meeting: Meeting) -> DriverLink:
-        """The driver's end. Waits for the rank."""
+        """Wait for the rank and return the driver's end."""
         return DriverLink(meeting, self.options)
 
     def rank_end(self, meeting: Meeting) -> RankLink:
-        """The rank's end."""
-        name = f"pycollect-{secrets.token_hex(16)}"  # no other agent has it
+        """Return the rank's end."""
+        name = f"pycollect-{secrets.token_hex(16)}"  # unique
         return RankLink(meeting, name, self.options)
 
 
 class DriverLink:
-    """The driver's end: calls a rank. Waits for it.
+    """The driver's end of a link, which calls the rank. Waits for the rank when it is created.
 
     Args:
-        meeting: with the rank.
-        options: of an agent of this process, if it has none.
+        meeting: Meeting with the rank.
+        options: TensorPipe options of a new agent, if this process has none.
     """
 
     def __init__(self, meeting: Meeting, options: Mapping[str, Any]) -> None:
         name, url = meeting.read(RPC)
         self._calls_key, answers = rpc_keys(meeting)
-        self._own, self._other = Seal(meeting.key, DRIVER), Seal(meeting.key, WORKER)
+        self._outgoing, self._incoming = Seal(meeting.key, DRIVER), Seal(meeting.key, WORKER)
         # No process calls the driver.
-        AGENT.enter("pycollect-driver", LOOPBACK, options, self._calls_key, answers)
+        AGENT.acquire("pycollect-driver", LOOPBACK, options, self._calls_key, answers)
         try:
-            self._rank = AGENT.meet(name, url)
+            self._rank = AGENT.add_peer(name, url)
         except BaseException:
-            AGENT.leave()
+            AGENT.release()
             raise
-        self._taken = self._given = 0
-        self._came: queue.SimpleQueue[Future[Any] | str] = queue.SimpleQueue()
+        self._pushed = self._pulled = 0
+        self._events: queue.SimpleQueue[Future[Any] | str] = queue.SimpleQueue()
         self._closing = threading.Lock()
 
     def send(self, value: Any) -> RpcSent:
-        """Send a value, and do not wait."""
-        parts = parts_of(value, self._own)
-        self._taken += 1
+        """Send a value without waiting."""
+        parts = parts_of(value, self._outgoing)
+        self._pushed += 1
         try:
-            call = AGENT.call(self._rank, self._calls_key, take, self._taken, parts)
-        except RuntimeError as error:  # of torch: there is no agent any more, say
+            call = AGENT.call(self._rank, self._calls_key, push, self._pushed, parts)
+        except RuntimeError as error:  # torch raises it, for example, if the agent has ended
             raise LinkBrokenError(str(error)) from error
         call.add_done_callback(self._note_failure)
         return RpcSent(call)
@@ -93,40 +93,44 @@ class DriverLink:
         try:
             call.value()
         except RuntimeError as error:
-            self._came.put(str(error))
+            self._events.put(str(error))
 
     def receive(self) -> Any:
-        """The next value. Waits."""
-        self._given += 1
+        """Wait for the next value."""
+        self._pulled += 1
         try:
-            call = AGENT.call(self._rank, self._calls_key, give, self._given, timeout=_NO_END)
-            call.add_done_callback(self._came.put)
-            came = self._came.get()
-            if isinstance(came, str):
-                raise LinkBrokenError(came)
-            parts: Parts | None = came.value()
+            call = AGENT.call(self._rank, self._calls_key, pull, self._pulled, timeout=_NO_TIMEOUT)
+            call.add_done_callback(self._events.put)
+            event = self._events.get()
+            if isinstance(event, str):
+                raise LinkBrokenError(event)
+            parts: Parts | None = event.value()
         except RuntimeError as error:
             raise LinkBrokenError(str(error)) from error
         if parts is None:
             raise LinkBrokenError("the rank has closed the connection")
-        return value_of(parts, self._other)
+        return value_of(parts, self._incoming)
 
     def close(self) -> None:
-        """Call it no more, and wake whoever waits for it. Idempotent."""
-        if self._closing.acquire(blocking=False):  # kept for good
-            self._came.put("the connection is closed")
-            AGENT.part(self._rank)
-            AGENT.leave()
+        """Stop calling the rank, and wake a thread that waits for it. Idempotent."""
+        if self._closing.acquire(blocking=False):  # never released
+            self._events.put("the connection is closed")
+            AGENT.remove_peer(self._rank)
+            AGENT.release()
 
 
 class RpcSent:
-    """A call on its way."""
+    """A call that pushes a value."""
 
     def __init__(self, call: Future[None]) -> None:
         self._call = call
 
     def wait(self) -> None:
-        """Until the rank has it. LinkBrokenError where it never will."""
+        """Wait until the rank has the value.
+
+        Raises:
+            LinkBrokenError: The rank will never get it.
+        """
         try:
             self._call.wait()
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""A worker process that this one started: its start, its log and its end."""
+"""A worker process that this process started: its start, its log and its end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pycollect.transport.descendants import kill_orphans, kill_tree
 from pycollect.transport.process import ProcessEnd, seconds_without_cpu
 
 _SCRIPT = "init_main_from_path"
-"""What multiprocessing calls its path."""
+"""Key of the script's path in multiprocessing's preparation data."""
 
 
 def preparation(name: str) -> dict[str, Any]:
-    """What a spawned process of that name begins with; a script that is no file is left out."""
+    """Return multiprocessing's preparation data for a process, without a script that is no file."""
     prepared = spawn.get_preparation_data(name)
-    if _stream(prepared):
+    if _stream_of(prepared):
         del prepared[_SCRIPT]
     return prepared
 
@@ -34,24 +34,24 @@ def check_spawned(name: str) -> None:
     Raises:
         ValueError: The script was read from a stream.
     """
-    if stream := _stream(spawn.get_preparation_data(name)):
+    if stream := _stream_of(spawn.get_preparation_data(name)):
         raise ValueError(
             "start_method: spawned workers import the program's script, but it was read from the "
             f"stream {os.path.basename(stream)}; write the program to a file"
         )
 
 
-def _stream(prepared: dict[str, Any]) -> str:
-    """The name of the stream that the script was read from; empty where it was none."""
+def _stream_of(prepared: dict[str, Any]) -> str:
+    """Return the name of the stream that the script was read from, or "" if it is a file."""
     path: str = prepared.get(_SCRIPT, "")
     return "" if not path or os.path.isfile(path) else path
 
 
-_FORBIDDEN = (errno.ENOSYS, errno.EPERM, errno.EACCES)
+_FORBIDDEN = (errno.ENOSYS, errno.EPERM, errno.EACCES)  # memfd_create is missing or forbidden
 
 
 def unnamed_file(name: str) -> int:
-    """Open a new file that ends with its last descriptor; return the descriptor.
+    """Open a new file that is freed with its last descriptor; return the descriptor.
 
     Args:
         name: Name under ``/proc/<pid>/fd``, for debugging.
@@ -68,53 +68,53 @@ def unnamed_file(name: str) -> int:
         return os.dup(file.fileno())
 
 
-_KEPT = 2000  # bytes of the end
+_KEPT_BYTES = 2000  # at the end of the log
 _CHUNK = 1 << 16
-_HELD = 1 << 20  # bytes that were shown and are still in memory
-_PUNCH_HOLE, _KEEP_SIZE = 0x02, 0x01  # of fallocate, linux/falloc.h
+_MAX_COPIED_BYTES = 1 << 20  # copied to the terminal and not yet freed
+_PUNCH_HOLE, _KEEP_SIZE = 0x02, 0x01  # flags of fallocate, linux/falloc.h
 
 
 class WorkerLog:
-    """A file without a name that is a worker's standard error.
+    """An unnamed file that serves as a worker's standard error.
 
-    A pipe would do as well, but whoever writes into one waits for its reader, and a crash leaves
-    nothing behind in a thread of the worker's own. What was shown is given back to the system.
+    A process that writes to a pipe waits for the reader, and a thread in the worker would lose its
+    output in a crash. A file has neither problem. Memory of output that was shown is freed.
     """
 
     def __init__(self) -> None:
         self._file = unnamed_file("pycollect-worker-stderr")
-        fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)  # others may open it again
-        self._shown = self._freed = 0
+        fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)  # other processes may reopen the file
+        self._copied = self._freed = 0
         self._end = b""
 
     def fileno(self) -> int:
-        """Its descriptor here."""
+        """Return the file descriptor."""
         return self._file
 
     def show(self) -> None:
-        """Write what is new to this process's standard error. Cheap where nothing is."""
+        """Copy new output to this process's standard error. Cheap if there is none."""
         if self._file < 0:
             return
-        while os.fstat(self._file).st_size > self._shown:
-            chunk = os.pread(self._file, _CHUNK, self._shown)
-            self._shown += len(chunk)
-            self._end = (self._end + chunk)[-_KEPT:]
-            with contextlib.suppress(OSError):  # closed, or a terminal that is gone
+        while os.fstat(self._file).st_size > self._copied:
+            chunk = os.pread(self._file, _CHUNK, self._copied)
+            self._copied += len(chunk)
+            self._end = (self._end + chunk)[-_KEPT_BYTES:]
+            with contextlib.suppress(OSError):  # standard error is closed, or its terminal is gone
                 while chunk:
                     chunk = chunk[os.write(2, chunk) :]
-        if self._shown - self._freed > _HELD:
-            self._freed = self._shown
-            length = ctypes.c_long(self._shown)
+        if self._copied - self._freed > _MAX_COPIED_BYTES:
+            self._freed = self._copied
+            length = ctypes.c_long(self._copied)
             libc = ctypes.CDLL(None)
             libc.fallocate(self._file, _PUNCH_HOLE | _KEEP_SIZE, ctypes.c_long(0), length)
 
     def end(self) -> str:
-        """The last lines so far."""
+        """Return the last lines so far."""
         self.show()
         return self._end.decode(errors="replace")
 
     def close(self) -> None:
-        """Show the rest and give the file up; `end` still tells it. Idempotent."""
+        """Show the rest and close the file. `end` still works. Idempotent."""
         self.show()
         if self._file >= 0:
             os.close(self._file)
@@ -122,9 +122,9 @@ class WorkerLog:
 
 
 class Inherited:
-    """A descriptor that a process of multiprocessing, having it as an argument, gets as its own.
+    """A descriptor that is duplicated into a process which gets it as an argument.
 
-    Unlike a path into /proc, it needs no right to look into this process.
+    Unlike a path below /proc, it needs no permission to inspect this process.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -135,40 +135,41 @@ class Inherited:
 
 
 def _detached(duplicate: Any) -> int:
-    number: int = duplicate.detach()
-    return number
+    descriptor: int = duplicate.detach()
+    return descriptor
 
 
 def log_to(descriptor: int) -> None:
-    """Have a WorkerLog as this process's standard error, and faults say where they happened."""
+    """Use the file of a WorkerLog as standard error, and write tracebacks of crashes there."""
     os.dup2(descriptor, 2)
     os.close(descriptor)
     faulthandler.enable(2)
 
 
 class Child(Protocol):
-    """A process of multiprocessing's, however it was started."""
+    """A child process of multiprocessing, forked or spawned."""
 
     @property
     def native(self) -> Any:
-        """Multiprocessing's own."""
+        """The process object of multiprocessing."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it is gone. Does not wait."""
+        """Whether the process has ended. Does not wait."""
 
     def exit_code(self) -> int | None:
-        """How it ended: as multiprocessing's ``exitcode``; None if that is not known."""
+        """Return multiprocessing's ``exitcode``, or ``None`` if it is unknown."""
 
     def kill(self) -> None:
-        """End the process and its group, and take note of its end."""
+        """Kill the process and its group, and reap it."""
 
 
 class ChildMonitor:
-    """Watches a child of this process, and ends it.
+    """Monitors a child of this process and ends it.
 
     Args:
-        log: its standard error.
+        child: The child process.
+        log: The child's standard error.
     """
 
     def __init__(self, child: Child, log: WorkerLog) -> None:
@@ -177,25 +178,25 @@ class ChildMonitor:
 
     @property
     def native(self) -> Any:
-        """Multiprocessing's own."""
+        """The process object of multiprocessing."""
         return self._child.native
 
     @property
     def is_over(self) -> bool:
-        """Whether the process is gone; it stays there for `kill` to be sure of its group.
+        """Whether the process has ended. It stays unreaped until `kill`, so its pid is not reused.
 
-        Whoever waits for it asks every now and then: what it wrote until then is shown, too.
+        Also shows new output of the process, because a waiting driver polls this property.
         """
         self._log.show()
         return self._child.is_over
 
     @property
     def cpu_delay(self) -> float:
-        """Seconds for which it, or what it has started, was ready to run and had no CPU."""
+        """Seconds for which the process or a descendant was ready to run but had no CPU."""
         return seconds_without_cpu(self.native.pid)
 
     def end(self) -> ProcessEnd:
-        """How it ended; no more is known."""
+        """Return how the process ended."""
         pid, code = self.native.pid, self._child.exit_code()
         if code is None:
             end = f"its process {pid} is gone"
@@ -205,12 +206,12 @@ class ChildMonitor:
             end = f"its process {pid} ended with exit code {code}"
         return ProcessEnd(end, end)
 
-    def last_words(self) -> str:
-        """The end of what it wrote to its standard error."""
+    def recent_log(self) -> str:
+        """Return the end of the process's standard error."""
         return self._log.end()
 
     def kill(self) -> None:
-        """End the process and all that its environments started."""
+        """End the process and all processes that its environments started."""
         if not self._child.is_over:
             kill_tree(self.native.pid)
         self._child.kill()
@@ -218,18 +219,18 @@ class ChildMonitor:
         self._log.close()
 
 
-def kill_group(pid: int, number_is_its_own: bool) -> None:
-    """Kill a child and the group that it leads, or is to lead.
+def kill_group(pid: int, is_unreaped: bool) -> None:
+    """Kill a child and the group that it leads or is about to lead.
 
-    Its number is nobody else's until its end was taken note of, and then as long as one of its
-    group is left: that group has no leader.
+    A pid is not reused until the process is reaped, nor while its group has members.
 
     Args:
-        number_is_its_own: whether nobody has taken note of its end.
+        pid: Pid of the child.
+        is_unreaped: Whether the child was not reaped yet.
     """
-    ways = [os.killpg, os.kill]  # it may not lead one yet
-    if not number_is_its_own:
-        if _exists(pid):  # the number is another process's by now
+    ways = [os.killpg, os.kill]  # the child may not lead a group yet
+    if not is_unreaped:
+        if _exists(pid):  # the pid was reused
             return
         ways = [os.killpg]
     for send in ways:
@@ -238,7 +239,7 @@ def kill_group(pid: int, number_is_its_own: bool) -> None:
 
 
 def _exists(pid: int) -> bool:
-    """Whether there is a process of that number."""
+    """Return whether a process with that pid exists."""
     with contextlib.suppress(PermissionError):
         try:
             os.kill(pid, 0)
@@ -248,10 +249,10 @@ def _exists(pid: int) -> bool:
 
 
 class SpawnedChild:
-    """Watches a process that was spawned, and ends it.
+    """A spawned child process.
 
     Args:
-        native: multiprocessing's, started.
+        native: The started process object of multiprocessing.
     """
 
     def __init__(self, native: Any) -> None:
@@ -259,17 +260,17 @@ class SpawnedChild:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is gone. Does not wait."""
+        """Whether the process has ended. Does not wait."""
         try:
             return self._end() is not None
-        except ChildProcessError:  # somebody else has taken note of its end
+        except ChildProcessError:  # the process was reaped elsewhere
             return True
 
     def exit_code(self) -> int | None:
-        """How it ended."""
+        """Return multiprocessing's ``exitcode``, or ``None`` while the process runs."""
         try:
             end = self._end()
-        except ChildProcessError:  # multiprocessing takes note of all ends when it starts a process
+        except ChildProcessError:  # multiprocessing reaps all its processes when it starts one
             code: int | None = self.native.exitcode
             return code
         if end is None:
@@ -278,19 +279,19 @@ class SpawnedChild:
         return status if end.si_code == os.CLD_EXITED else -status
 
     def kill(self) -> None:
-        """End the process and its group, and take note of its end."""
+        """Kill the process and its group, and reap it."""
         try:
             self._end()
-            kill_group(self.native.pid, number_is_its_own=True)
+            kill_group(self.native.pid, is_unreaped=True)
         except ChildProcessError:
-            kill_group(self.native.pid, number_is_its_own=False)
+            kill_group(self.native.pid, is_unreaped=False)
         self.native.join()
         self.native.close()
 
     def _end(self) -> Any:
-        """How it ended, None if it has not; nobody takes note of it by that.
+        """Return how the process ended, or ``None`` while it runs. Does not reap it.
 
         Raises:
-            ChildProcessError: somebody has.
+            ChildProcessError: The process was reaped already.
         """
         return os.waitid(os.P_PID, self.native.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,4 +1,4 @@
-"""Start worker processes on this machine, reach them through mailboxes, and end them."""
+"""Start worker processes on this machine, connect to them through mailboxes, and end them."""
 
 from __future__ import annotations
 
@@ -21,53 +21,55 @@ from pycollect.transport.processes.child import (
     WorkerLog,
     check_spawned,
 )
-from pycollect.transport.processes.fork_server import TemplateError
+from pycollect.transport.processes.fork_server import ForkServerError
 from pycollect.transport.processes.forked import ForkedChild, ForkedProcess
 from pycollect.transport.processes.handle import MailboxHandle
-from pycollect.transport.processes.serve import QUESTIONS, serve
+from pycollect.transport.processes.serve import MAX_REQUESTS, serve
 from pycollect.transport.shared_value import Shareable, SharedValue
 from pycollect.transport.unguarded import check_not_importing
-from pycollect.transport.waiting import AnswerWaiter, SharedBell, Waited, check_available
+from pycollect.transport.waiting import AnswerWaiter, AwaitedWorker, SharedBell, check_available
 
-_started: WeakSet[Any] = WeakSet()  # as multiprocessing's objects
+_started: WeakSet[Any] = WeakSet()  # process objects of multiprocessing
 
 
 def _forget_started() -> None:
-    """Have multiprocessing not join them in a fork: they are children of its parent."""
+    """Keep multiprocessing from joining the workers in a fork, which is not their parent."""
     process._children.difference_update(_started)  # type: ignore[attr-defined]
 
 
 os.register_at_fork(after_in_child=_forget_started)
 
-_TRIES = 2  # a template that was idle may end while it is asked
+_TRIES = 2  # an idle fork server may end during a request
 
-_reported: set[str] = set()  # reasons for which this program's workers were not forked
+_reported: set[str] = set()  # reasons for spawning that this program was warned about
 
 
 def start_child(
     target: Callable[..., None], args: tuple[Any, ...], name: str, start_method: str
 ) -> tuple[Child, WorkerLog]:
-    """Start a process; return it, and its standard error.
+    """Start a process; return it and its standard error.
 
     Args:
-        target: its main function; it gets the arguments, and the descriptor of that file.
-        start_method: "forkserver": a fork of this program's template, and as with "spawn" where
-            there can be none; "spawn": a new interpreter.
+        target: Main function. It gets `args` and the descriptor of its standard error.
+        args: Arguments of the main function.
+        name: Name of the process.
+        start_method: "forkserver" forks this program's fork server, and spawns if that is
+            impossible. "spawn" starts a new interpreter.
 
     Raises:
-        ValueError: a new interpreter could not import the program, which is no file.
-        RuntimeError: this process is a worker that imports a module.
+        ValueError: A new interpreter cannot import the program, because it is no file.
+        RuntimeError: This process is a worker that imports a module.
     """
     check_not_importing()
     log = WorkerLog()
-    what: dict[str, Any] = {
+    options: dict[str, Any] = {
         "target": target,
         "args": (*args, Inherited(log.fileno())),
         "name": name,
-        "daemon": False,  # a daemon may not have processes of its own, but environments do
+        "daemon": False,  # a daemon may not start processes, but environments do
     }
     try:
-        child = _child(what, start_method)
+        child = _child(options, start_method)
         _started.add(child.native)
         return child, log
     except BaseException:
@@ -75,20 +77,20 @@ def start_child(
         raise
 
 
-def _child(what: dict[str, Any], start_method: str) -> Child:
+def _child(options: dict[str, Any], start_method: str) -> Child:
     reason = ""
     for _ in range(_TRIES if start_method == "forkserver" else 0):
-        forked = ForkedProcess(**what)
+        forked = ForkedProcess(**options)
         try:
             forked.start()
-        except TemplateError as error:
+        except ForkServerError as error:
             reason = str(error)
             continue
         return ForkedChild(forked)
-    check_spawned(what["name"])
+    check_spawned(options["name"])
     if reason:
         _report_spawning(reason)
-    spawned = multiprocessing.get_context("spawn").Process(**what)
+    spawned = multiprocessing.get_context("spawn").Process(**options)
     spawned.start()
     return SpawnedChild(spawned)
 
@@ -106,14 +108,15 @@ def _report_spawning(reason: str) -> None:
 
 
 class ProcessEngine:
-    """Starts worker processes and waits for them. They end with this process, whatever ends it.
+    """Starts worker processes and waits for them. They end with this process in any case.
 
     Args:
-        start_method: how they start, see :func:`start_child`.
-        bell: that they ring, and on which is waited for them; None: one of its own.
+        start_method: How processes start; see :func:`start_child`.
+        bell: Bell that workers ring and this engine waits on. ``None`` creates one (default:
+            ``None``).
 
     Raises:
-        SharedMemoryError: processes cannot share memory here.
+        SharedMemoryError: Processes cannot share memory on this system.
     """
 
     def __init__(self, start_method: str = "forkserver", bell: SharedBell | None = None) -> None:
@@ -123,27 +126,27 @@ class ProcessEngine:
         self._bell: SharedBell = Bell() if bell is None else bell
         self._waiter = AnswerWaiter(self._bell)
         self._handles: list[MailboxHandle] = []
-        # Before multiprocessing, at exit, waits for processes that nobody has ended.
+        # At exit, runs before multiprocessing joins the remaining processes.
         self._leave = util.Finalize(self, _kill_all, (self._handles,), exitpriority=100)
 
     def leave(self) -> None:
-        """End all processes that are left. Idempotent."""
+        """End all remaining processes. Idempotent."""
         self._leave()
 
     @property
-    def owing(self) -> int:
-        """How many workers that are built were asked for something and have not answered yet."""
-        return sum(handle.is_owing for handle in self._handles)
+    def pending(self) -> int:
+        """Number of built workers that have unanswered requests."""
+        return sum(handle.has_pending_requests for handle in self._handles)
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Processes share what there is."""
+        """Accept any number of workers: processes share the machine's resources."""
 
     def check_memory(self, needed: int, in_place: bool) -> None:
-        """Raise ValueError if that many bytes of rollouts in flight cannot be held."""
+        """Raise ValueError if rollouts in flight of that many bytes do not fit into memory."""
         check_available(needed)
 
     def put(self, value: Shareable) -> SharedValue:
-        """A value for several of these workers."""
+        """Return a value that several workers share."""
         return SharedValue(value)
 
     def start(
@@ -152,10 +155,11 @@ class ProcessEngine:
         """Start the process of one worker, which builds its environments at once.
 
         Args:
-            policy: the pickled policy or its factory.
-            options: none are known.
+            spec: Specification of the worker.
+            policy: Pickled policy or policy factory.
+            options: Ignored: processes have no options.
         """
-        mailbox = Mailbox(QUESTIONS)
+        mailbox = Mailbox(MAX_REQUESTS)
         pickled, inherited = pickled_for_child(spec)
         arguments = (mailbox.address, self._bell.address, os.getpid(), inherited)
         name = f"pycollect-{spec.name}".replace(" ", "-")
@@ -169,14 +173,14 @@ class ProcessEngine:
         return handle
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
-        """One whose oldest call has an answer, the first such in the order given; None: none has.
+        """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
 
         A dead worker's call counts as answered.
         """
         return self._waiter.wait_any(handles, timeout)
 
-    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
-        """Let workers close their environments, then end those that are still there."""
+    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
+        """Let workers close their environments, then kill the remaining processes."""
         self._waiter.wait_closed(handles, timeout)
 
 

@@ -1,4 +1,4 @@
-"""The driver's end of the fork server, and the settings that its forks inherit."""
+"""The driver's end of the fork server, and the process environment that its forks inherit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pathlib import Path
 
 from pycollect.errors import is_interrupt, warn_user
 from pycollect.transport.descendants import children_of, cpu_ticks, kill_tree
-from pycollect.transport.import_warnings import are_filtered
+from pycollect.transport.import_warnings import filters_import_warnings
 from pycollect.transport.process import has_pidfd
 from pycollect.transport.processes.fork_server_main import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
 
-# pytest tells there which test runs; nothing reads it while it is imported.
+# pytest sets it to the running test; no module reads it during import.
 _CHANGES_ALWAYS = {"PYTEST_CURRENT_TEST"}
 
-_OF_STATUS = (  # of proc(5): the rest of that file says what the process has done so far
+_STATUS_FIELDS = (  # of /proc/<pid>/status; other fields change while a process runs
     "Umask",
     "Uid",
     "Gid",
@@ -42,21 +42,20 @@ _OF_STATUS = (  # of proc(5): the rest of that file says what the process has do
 )
 
 
-def circumstances() -> Hashable:
-    """What a process that this thread starts would have from it; equal where nothing has changed.
+def process_environment() -> Hashable:
+    """Return everything that a child process inherits from this thread, to be compared later.
 
-    Environment variables, which libraries read while they are imported; credentials and
-    capabilities, limits, the CPUs that it may use, its priority and control group; the
-    interpreter.
+    It covers environment variables (libraries read them during import), credentials, capabilities,
+    limits, CPU affinity, priority, control group and the interpreter.
 
     Raises:
-        OSError: this system does not tell.
+        OSError: The system does not report it.
     """
     environment = {k: v for k, v in os.environ.items() if k not in _CHANGES_ALWAYS}
     status = Path("/proc/thread-self/status").read_text().splitlines()
     return (
         frozenset(environment.items()),
-        tuple(line for line in status if line.partition(":")[0] in _OF_STATUS),
+        tuple(line for line in status if line.partition(":")[0] in _STATUS_FIELDS),
         *(Path(f"/proc/self/{name}").read_text() for name in ("limits", "cgroup", "oom_score_adj")),
         os.getpriority(os.PRIO_PROCESS, 0),
         os.sched_getscheduler(0),
@@ -67,17 +66,17 @@ def circumstances() -> Hashable:
 # multiprocessing's own fork server is not used: it belongs to the program, outlives its workers,
 # and reaps them at once, so that a worker's process id may be reused when its group is killed.
 
-# A template always imports the first. It imports the others, and all modules of this package, if
-# this program has imported them, and the modules of set_forkserver_preload. It leaves out modules
-# that start threads or open a GPU when they are imported.
+# The fork server always imports the first. It imports the others, and all modules of this package,
+# if this program has imported them, and the modules of set_forkserver_preload. It leaves out
+# modules that start threads or open a GPU when they are imported.
 _ALWAYS = ("pycollect.transport.processes.serve",)
-_IF_HERE = ("gymnasium", "torchrl", "torchrl.envs")
+_IF_IMPORTED = ("gymnasium", "torchrl", "torchrl.envs")
 _PACKAGE = "pycollect."
 
-_STILL_SECONDS = 5.0  # without any CPU time: it is stopped, or waits for something
-_BUSY_SECONDS = 60.0  # while it imports
-_LOOK_MILLISECONDS = 100
-_MOST_TRIES = 4  # templates; the last one imports nothing beforehand that is not needed
+_STILL_SECONDS = 5.0  # timeout of a fork server that uses no CPU time: it is stopped or blocked
+_BUSY_SECONDS = 60.0  # timeout of a fork server that uses CPU time: it imports
+_POLL_MILLISECONDS = 100
+_MAX_TRIES = 4  # number of fork servers; the last one preloads only what is necessary
 _IDLE_SECONDS = 60.0
 
 _CODE = """import sys
@@ -87,8 +86,8 @@ run({control}, {driver}, {idle}, {filters_warnings})
 """
 
 
-class TemplateError(RuntimeError):
-    """There is no template, or no fork of it: the process has to be started in another way.
+class ForkServerError(RuntimeError):
+    """The fork server is unavailable or cannot fork, so a process must be spawned instead.
 
     Attributes:
         module: The module whose import is the reason, or "".
@@ -99,21 +98,22 @@ class TemplateError(RuntimeError):
         self.module = module
 
 
-class Template:
-    """A process that imports what workers need, and forks them.
+class ForkServer:
+    """A process that imports the modules workers need, and forks workers.
 
-    It ends with this process, when this lets go of it, and when it had no worker for a minute.
+    It ends with this process, after `leave` once its workers have ended, and after a minute without
+    workers.
 
     Args:
-        circumstances: those that it has from this process.
+        environment: The process environment that the fork server inherits from this process.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: The process cannot be started.
     """
 
-    def __init__(self, circumstances: Hashable) -> None:
-        self.circumstances = circumstances
-        self.why_not: TemplateError | None = None
+    def __init__(self, environment: Hashable) -> None:
+        self.environment = environment
+        self.why_not: ForkServerError | None = None
         self._modules: tuple[str, ...] = ()
         self._forked: set[int] = set()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -122,7 +122,7 @@ class Template:
             control=theirs.fileno(),
             driver=os.getpid(),
             idle=_IDLE_SECONDS,
-            filters_warnings=are_filtered(),
+            filters_warnings=filters_import_warnings(),
         )
         flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined] # as spawn does
         with theirs:
@@ -130,49 +130,50 @@ class Template:
                 [os.fsdecode(spawn.get_executable()), *flags, "-c", code],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # a worker has the driver's
+                stdout=subprocess.DEVNULL,  # a worker gets the driver's
             )
 
     @property
     def is_over(self) -> bool:
-        """Whether its process is gone."""
+        """Whether the process has ended."""
         return self.process.poll() is not None
 
     def prepare(self, modules: tuple[str, ...]) -> None:
-        """Have it import these modules, and wait for it. The first time this takes seconds.
+        """Import these modules in the fork server, and wait. The first time takes seconds.
 
         Raises:
-            TemplateError: its forks could not do what a new process can, or it is gone.
+            ForkServerError: The fork server is gone, or its forks could not do all that a new
+                process can.
         """
         if modules != self._modules and self.why_not is None:
-            with _no_template():
+            with _os_errors_translated():
                 self._control.send(pickle.dumps((modules, _path())))
-            with self._given_up_if_wrong():
+            with self._killed_on_error():
                 self._await(self._control)
                 why_not, module = pickle.loads(_received(self._control))
             self._modules = modules
             if why_not:
-                self.why_not = TemplateError(str(why_not), str(module))
+                self.why_not = ForkServerError(str(why_not), str(module))
         if self.why_not is not None:
-            raise TemplateError(str(self.why_not), self.why_not.module)
+            raise ForkServerError(str(self.why_not), self.why_not.module)
 
     def fork(self, name: str, descriptors: Sequence[int]) -> tuple[int, socket.socket]:
-        """Fork a worker; its process id and the line on which its end is told.
+        """Fork a worker; return its pid and the status socket that reports its exit.
 
-        To close the line is to let go of the worker, which is killed if it still runs.
+        Closing the status socket releases the worker, which is killed if it still runs.
 
         Args:
-            name: by which its process is shown.
-            descriptors: what it gets, see `fork_server_main`.
+            name: Name of the process.
+            descriptors: Descriptors for the worker; see `fork_server_main`.
 
         Raises:
-            TemplateError: the template is gone, or they are too many.
-            OSError: no process can be forked, or no descriptor is free.
+            ForkServerError: The fork server is gone, or there are too many descriptors.
+            OSError: No process can be forked, or no descriptor is free.
         """
         ours, theirs = socket.socketpair()
         everything = [*descriptors, theirs.fileno()]
         try:
-            with theirs, _no_template():
+            with theirs, _os_errors_translated():
                 if len(everything) > MOST_DESCRIPTORS:
                     raise OSError(f"one message cannot carry {len(everything)} file descriptors")
                 socket.send_fds(self._control, [name.encode()], everything)
@@ -185,33 +186,34 @@ class Template:
             raise
         return pid, ours
 
-    def read_number(self, line: socket.socket, flags: int = 0) -> int:
-        """Read from a worker's line; waits.
+    def read_number(self, status: socket.socket, flags: int = 0) -> int:
+        """Wait for a number from a worker's status socket, and return it.
 
         Args:
-            flags: Those of ``recv``.
+            status: The status socket.
+            flags: Flags of ``recv``.
 
         Raises:
-            TemplateError: The template is gone, or was killed because it does not answer.
+            ForkServerError: The fork server is gone, or was killed because it does not answer.
         """
-        with self._given_up_if_wrong():
-            self._await(line)
-            number: int = NUMBER.unpack(_received(line, flags))[0]
+        with self._killed_on_error():
+            self._await(status)
+            number: int = NUMBER.unpack(_received(status, flags))[0]
         return number
 
     @contextlib.contextmanager
-    def _given_up_if_wrong(self) -> Iterator[None]:
-        """Kill the template if this fails: nothing that it sends later is an answer."""
+    def _killed_on_error(self) -> Iterator[None]:
+        """Kill the fork server if the block fails, because a later answer would be misread."""
         try:
             yield
         except Exception as error:  # unpickling raises almost anything
             self._kill()
             if is_interrupt(error):
                 raise
-            raise TemplateError(f"the fork server failed: {error}") from error
+            raise ForkServerError(f"the fork server failed: {error}") from error
 
     def _kill(self) -> None:
-        """Kill it, and the workers that it has forked without an answer; others go on."""
+        """Kill the fork server and workers whose start it has not reported; other workers go on."""
         pid = self.process.pid
         if not self.is_over:
             os.kill(pid, signal.SIGSTOP)
@@ -231,7 +233,7 @@ class Template:
         poll.register(message_of, select.POLLIN)
         began = moved = time.monotonic()
         used = self._ticks()
-        while not poll.poll(_LOOK_MILLISECONDS):
+        while not poll.poll(_POLL_MILLISECONDS):
             now, before, used = time.monotonic(), used, self._ticks()
             moved = moved if used == before else now
             if now - moved > _STILL_SECONDS or now - began > _BUSY_SECONDS:
@@ -243,118 +245,121 @@ class Template:
                 raise TimeoutError(f"it did not answer for {now - began:.0f} s")
 
     def _ticks(self) -> int:
-        """CPU time of the template and of its forks, one of which may count GPUs for it."""
+        """Return the CPU time of the fork server and its forks, one of which may count GPUs."""
         pid = self.process.pid
         return sum(map(cpu_ticks, (pid, *children_of(pid))))
 
     def leave(self) -> None:
-        """Ask it for nothing more: it ends with the last of its workers. Idempotent."""
+        """Send no more requests: the fork server ends with its last worker. Idempotent."""
         self._control.close()
 
 
-class Templates:
-    """The template of this program, and those that were, as long as they have workers."""
+class ForkServers:
+    """The fork server of this program, and earlier ones that still have workers."""
 
     def __init__(self) -> None:
-        self.asking = threading.RLock()
-        self._current: Template | None = None
-        self._left: list[Template] = []
-        self._tries = 0  # templates that could not be forked because of a module
+        self.lock = threading.RLock()
+        self._current: ForkServer | None = None
+        self._left: list[ForkServer] = []
+        self._tries = 0  # fork servers that were unusable because of a module
         self._left_out: set[str] = set()  # modules that cannot be imported before a fork
-        # After engines have ended their workers.
+        # At exit, runs after the engines have ended their workers.
         self._at_exit = util.Finalize(None, self._end, exitpriority=50)
 
-    def ready(self) -> Template:
-        """The one that there is, ready to fork, or another one where that would not do.
+    def ready(self) -> ForkServer:
+        """Return a fork server that is ready to fork; start one if necessary.
 
         Raises:
-            TemplateError: there can be none, or its forks could not do what a new process can.
+            ForkServerError: There can be none, or its forks could not do all that a new process
+                can.
         """
         if getattr(sys, "frozen", False):
-            raise TemplateError("this program is frozen into an executable")
+            raise ForkServerError("this program is frozen into an executable")
         if not has_pidfd():
-            raise TemplateError("this system does not support process file descriptors (pidfd)")
-        with self.asking, _no_template():
-            self._left = [template for template in self._left if not template.is_over]
-            here, current = (circumstances(), are_filtered()), self._current
+            raise ForkServerError("this system does not support process file descriptors (pidfd)")
+        with self.lock, _os_errors_translated():
+            self._left = [server for server in self._left if not server.is_over]
+            environment = process_environment(), filters_import_warnings()
+            current = self._current
             if current is not None and (
-                current.circumstances != here or (current.is_over and current.why_not is None)
+                current.environment != environment or (current.is_over and current.why_not is None)
             ):
                 self.leave()
                 current = None
             if current is None:
-                current = self._current = Template(here)
-            everything = (*_modules(), *_wanted())
+                current = self._current = ForkServer(environment)
+            everything = (*_modules(), *_preloaded())
             modules = tuple(name for name in everything if name not in self._left_out)
             try:
                 current.prepare(modules)
-            except TemplateError as error:
+            except ForkServerError as error:
                 if names := self._to_leave_out(error.module, modules):
                     return self._ready_without(names, error)
                 current.why_not = error
                 current.leave()
                 raise
-            except BaseException:  # interrupted: what it answers would be another's answer
+            except BaseException:  # interrupted: the pending answer would be misread
                 self.leave()
                 raise
             return current
 
     def _to_leave_out(self, module: str, modules: Sequence[str]) -> list[str]:
-        """Return the modules without which a template may do.
+        """Return the modules that the next fork server need not import.
 
         Args:
-            module: The one to blame; if "", any module of set_forkserver_preload may be.
-            modules: Those that the template was to import.
+            module: The module that made this fork server unusable. If "", it is any module of
+                set_forkserver_preload.
+            modules: Modules that this fork server was to import.
         """
         self._tries += 1
         if not module:
-            return [name for name in _wanted() if name in modules]
-        package = _package(module) if self._tries < _MOST_TRIES else ""
+            return [name for name in _preloaded() if name in modules]
+        package = _package(module) if self._tries < _MAX_TRIES else ""
         return _within(package, modules) if module not in _ALWAYS else []
 
-    def _ready_without(self, names: Sequence[str], error: TemplateError) -> Template:
+    def _ready_without(self, names: Sequence[str], error: ForkServerError) -> ForkServer:
         self._left_out |= {*names}
         self.leave()
-        template = self.ready()
+        server = self.ready()
         warn_user(
             f"{', '.join(names)}: not preloaded in the fork server, because workers could not be "
             f"forked afterwards: {error}. Each worker imports it itself, which may take seconds."
         )
-        return template
+        return server
 
     def leave(self) -> None:
-        """Make another one when next there is one asked for."""
-        with self.asking:
+        """Start a new fork server for the next worker."""
+        with self.lock:
             if self._current is not None:
                 self._current.leave()
                 self._left.append(self._current)
                 self._current = None
 
     def forget(self) -> None:
-        """In a fork of this process: they are its parent's."""
-        self.asking = threading.RLock()  # that may be held by a thread which is not here
+        """Leave the fork servers in a fork of this process: they belong to its parent."""
+        self.lock = threading.RLock()  # a thread of the parent may hold the old one
         self.leave()
 
     def _end(self) -> None:
         self.leave()
-        for template in self._left:
-            template.process.kill()
-            template.process.wait()
+        for server in self._left:
+            server.process.kill()
+            server.process.wait()
 
 
-templates = Templates()
-"""Those of this program."""
+fork_servers = ForkServers()
+"""Fork servers of this program."""
 
-os.register_at_fork(after_in_child=templates.forget)
+os.register_at_fork(after_in_child=fork_servers.forget)
 
 
 @contextlib.contextmanager
-def _no_template() -> Iterator[None]:
-    """What the system refuses, or does not tell, is that there is no template."""
+def _os_errors_translated() -> Iterator[None]:
+    """Raise a ForkServerError for an OSError of the block."""
     try:
         yield
     except OSError as error:
-        raise TemplateError(str(error)) from error
+        raise ForkServerError(str(error)) from error
 
 
 def _received(of: socket.socket, flags: int = 0) -> bytes:
@@ -365,23 +370,24 @@ def _received(of: socket.socket, flags: int = 0) -> bytes:
 
 
 def _modules() -> tuple[str, ...]:
-    """What a template imports now, so that no worker has to.
+    """Return the modules that the fork server imports, so that no worker has to.
 
-    Of this package it is what this program has imported: its script does so again in each worker.
+    It takes all modules of this package that the program has imported, because the script imports
+    them again in each worker.
     """
-    here = [*sys.modules]  # at once: other threads may import
-    own = sorted(name for name in here if isinstance(name, str) and name.startswith(_PACKAGE))
-    there = (name for name in (*_IF_HERE, *own) if sys.modules.get(name) is not None)
-    return (*_ALWAYS, *there)
+    names = [*sys.modules]  # a copy: other threads may import
+    ours = sorted(name for name in names if isinstance(name, str) and name.startswith(_PACKAGE))
+    imported = (name for name in (*_IF_IMPORTED, *ours) if sys.modules.get(name) is not None)
+    return (*_ALWAYS, *imported)
 
 
 def _package(module: str) -> str:
-    """Return the package whose modules may import it: of this package, a subpackage."""
+    """Return the package whose modules may import `module`; in this package, the subpackage."""
     return module.rpartition(".")[0] if module.startswith(_PACKAGE) else module.partition(".")[0]
 
 
 def _within(package: str, modules: Sequence[str]) -> list[str]:
-    """Return the modules of a package, or all if it is "", without the one that must be there."""
+    """Return the modules of a package, or all if it is "", without the one that is required."""
     return [
         name
         for name in dict.fromkeys(modules)
@@ -389,13 +395,13 @@ def _within(package: str, modules: Sequence[str]) -> list[str]:
     ]
 
 
-def _wanted() -> tuple[str, ...]:
-    """What this program has told multiprocessing's fork servers to import."""
+def _preloaded() -> tuple[str, ...]:
+    """Return the modules that the program passed to set_forkserver_preload."""
     wanted = getattr(forkserver._forkserver, "_preload_modules", ())
     return tuple(name for name in wanted if name != "__main__")
 
 
 def _path() -> list[str]:
-    """Where this process looks for modules, wherever it goes."""
-    own: str = process.ORIGINAL_DIR  # type: ignore[attr-defined] # as spawn does
-    return [own if entry == "" else entry for entry in sys.path if isinstance(entry, str)]
+    """Return the module search path of this process, with absolute entries."""
+    start: str = process.ORIGINAL_DIR  # type: ignore[attr-defined] # as spawn does
+    return [start if entry == "" else entry for entry in sys.path if isinstance(entry, str)]

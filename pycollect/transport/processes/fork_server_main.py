@@ -1,4 +1,4 @@
-"""The fork server: a process that imports the modules that workers need, and forks workers.
+"""The fork server: a process that imports the modules workers need, and forks workers.
 
 The driver sends requests through a socket (`fork_server`). The process has neither threads nor an
 open GPU, so that its forks can do everything that a new process can.
@@ -25,77 +25,77 @@ from typing import Any
 
 from pycollect._core import adopt_orphans, kill_descendants
 from pycollect.transport.descendants import begin_worker, children_of
-from pycollect.transport.import_warnings import have_filtered
+from pycollect.transport.import_warnings import filter_import_warnings
 from pycollect.transport.unguarded import become_worker
 
 NUMBER = struct.Struct("q")
-"""Sent on a worker's line: its process id, or a negative error number; then its exit code."""
+"""Number on a status socket: the worker's pid or a negative error number, then its exit code."""
 
 MOST_DESCRIPTORS = 253
-"""How many one message can carry: SCM_MAX_FD of Linux."""
+"""Maximum number of descriptors in one message: SCM_MAX_FD of Linux."""
 
 MESSAGE_BYTES = 1 << 16
-"""No message is longer."""
+"""Maximum size of a message."""
 
-_NAME = "pycollect-template"
+_NAME = "pycollect-fork-server"
 
-_SELDOM = 1_000_000
+_RARE_GC = 1_000_000
 
-_ORPHANS_SECONDS = 0.02  # between two looks for orphans that have been killed
+_ORPHANS_SECONDS = 0.02  # interval at which killed orphans are reaped
 
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
 def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
-    """Serve until the driver is gone or wants nothing more; the main function of a template.
+    """Serve until the driver ends or needs no more workers; the main function of the process.
 
     Args:
-        control: the descriptor of the socket on which the driver asks.
-        driver: its process id. When it ends, so does this process.
-        idle: seconds without a worker, and without being asked, after which this process ends.
-        filters_warnings: see `import_warnings`; so do its forks.
+        control: Descriptor of the socket on which the driver sends requests.
+        driver: Pid of the driver. This process ends with it.
+        idle: Seconds without a worker and without a request after which this process ends.
+        filters_warnings: Whether to hide import warnings here and in forks; see `import_warnings`.
     """
-    # Ctrl-C in a terminal is for the driver. A fork has it back.
+    # Ctrl-C in a terminal is meant for the driver. Forks restore the handler.
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    have_filtered(filters_warnings)
+    filter_import_warnings(filters_warnings)
     become_worker()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could wait for a fork
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, forks would reap themselves
     os.setpgid(0, 0)
     adopt_orphans()
-    call_process(_NAME)
-    _Template(socket.socket(fileno=control), driver, on_interrupt).serve(idle)
+    name_process(_NAME)
+    _ForkServer(socket.socket(fileno=control), driver, on_interrupt).serve(idle)
     kill_descendants()
-    os._exit(0)  # to take down an interpreter that has torch in it takes a second
+    os._exit(0)  # the teardown of an interpreter that has imported torch takes a second
 
 
-def call_process(name: str) -> None:
-    """Have this process shown by that name, abbreviated to the 15 characters that there are."""
+def name_process(name: str) -> None:
+    """Set the name that `ps` shows for this process, abbreviated to 15 characters."""
     Path("/proc/self/comm").write_text(name.replace("pycollect", "pyc", 1))
 
 
 class _Worker:
-    """A process that was forked: it is waited for only once its driver has let go of its line.
+    """A forked process. It is reaped only once the driver has closed its status socket.
 
-    Until then its number is nobody else's.
+    Until then its pid is not reused.
     """
 
-    def __init__(self, pid: int, line: socket.socket) -> None:
+    def __init__(self, pid: int, status: socket.socket) -> None:
         self.pid = pid
-        self.line = line
+        self.status = status
         self.end = os.pidfd_open(pid)
         self.ended = self.released = False
 
-    def tell_end(self) -> None:
-        """It has ended: say how."""
+    def report_end(self) -> None:
+        """Send the exit code, because the process has ended."""
         self.ended = True
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert found is not None
         code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        with contextlib.suppress(OSError):  # nobody wants to know
-            self.line.send(NUMBER.pack(code))
+        with contextlib.suppress(OSError):  # the driver has closed the socket
+            self.status.send(NUMBER.pack(code))
 
     def release(self) -> None:
-        """Its driver has let go of it; if it still runs, nobody can ask it anything any more."""
+        """Kill the process if it still runs, because the driver has closed its status socket."""
         self.released = True
         if not self.ended:
             for send in (os.killpg, os.kill):
@@ -103,12 +103,12 @@ class _Worker:
                     send(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close what was opened for it here."""
-        self.line.close()
+        """Close the descriptors that belong to the process."""
+        self.status.close()
         os.close(self.end)
 
 
-class _Template:
+class _ForkServer:
     def __init__(self, control: socket.socket, driver: int, on_interrupt: object) -> None:
         self._control = control
         self._on_interrupt = on_interrupt
@@ -118,11 +118,11 @@ class _Template:
         self._selector.register(control, selectors.EVENT_READ)
         self._selector.register(self._driver, selectors.EVENT_READ)
         self._is_wanted = True
-        self._own: set[int] = set()  # children that stay: imports have started them
+        self._import_children: set[int] = set()  # started by imports; they are not killed
         self._has_orphans = False
 
     def serve(self, idle: float) -> None:
-        """Do what is asked; return once nothing more can be."""
+        """Handle requests and exits; return once no more can come."""
         while self._is_wanted or self._workers:
             seconds = _ORPHANS_SECONDS if self._has_orphans else None if self._workers else idle
             found = {key.fileobj for key, _ in self._selector.select(seconds)}
@@ -137,10 +137,10 @@ class _Template:
     def _look_after(self, worker: _Worker, found: Container[object]) -> None:
         if worker.end in found:
             self._selector.unregister(worker.end)
-            worker.tell_end()
+            worker.report_end()
             self._has_orphans = True
-        if worker.line in found:
-            self._selector.unregister(worker.line)
+        if worker.status in found:
+            self._selector.unregister(worker.status)
             worker.release()
         if worker.ended and worker.released:
             os.waitpid(worker.pid, 0)
@@ -150,27 +150,29 @@ class _Template:
     def _kill_orphans(self) -> bool:
         """Kill descendants of dead workers; return whether some may still be alive.
 
-        Living workers adopt their own orphans, so that none of them becomes a child of this
-        process.
+        Living workers adopt their own orphans, so those never become children of this process.
         """
-        orphans = {*children_of(os.getpid())} - {own.pid for own in self._workers} - self._own
+        workers = {worker.pid for worker in self._workers}
+        orphans = {*children_of(os.getpid())} - workers - self._import_children
         for pid in orphans:
             try:
-                os.kill(pid, signal.SIGKILL)  # at least a zombie: its number is its own
-            except PermissionError:  # of another user: it stays
-                self._own.add(pid)
+                os.kill(pid, signal.SIGKILL)  # an unreaped child keeps its pid
+            except PermissionError:  # another user's process: leave it alone
+                self._import_children.add(pid)
             os.waitpid(pid, os.WNOHANG)
-        return bool(orphans - self._own)
+        return bool(orphans - self._import_children)
 
     def _answer(self) -> None:
-        """One message: with descriptors a worker to be forked, without any what to import."""
+        """Handle one message: fork a worker if it carries descriptors, else import modules."""
         try:
             message, descriptors, flags, _ = socket.recv_fds(
                 self._control, MESSAGE_BYTES, MOST_DESCRIPTORS
             )
         except ConnectionError:
             message, descriptors, flags = b"", [], 0
-        if flags & socket.MSG_CTRUNC:  # too few descriptors are free: the driver sees the end
+        if (
+            flags & socket.MSG_CTRUNC
+        ):  # too few descriptors are free: the driver sees a closed socket
             for descriptor in descriptors:
                 os.close(descriptor)
         elif descriptors:
@@ -178,22 +180,22 @@ class _Template:
         elif message:
             before = children_of(os.getpid())
             self._control.send(pickle.dumps(_import(*pickle.loads(message))))
-            self._own |= {*children_of(os.getpid())}.difference(before)
+            self._import_children |= {*children_of(os.getpid())}.difference(before)
         else:
             self._selector.unregister(self._control)
             self._is_wanted = False
 
     def _fork(self, name: str, descriptors: list[int]) -> None:
-        line = socket.socket(fileno=descriptors.pop())
+        status = socket.socket(fileno=descriptors.pop())
         try:
             pid = os.fork()
         except OSError as error:
-            self._refuse(line, descriptors, error)
+            self._refuse(status, descriptors, error)
             return
         if pid == 0:
             code = 1
             try:
-                line.close()
+                status.close()
                 self._forget()
                 code = _work(name, descriptors, self._driver_pid)
             except BaseException:
@@ -202,29 +204,29 @@ class _Template:
             finally:
                 os._exit(code)
         try:
-            worker = _Worker(pid, line)
+            worker = _Worker(pid, status)
         except OSError as error:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            self._refuse(line, descriptors, error)
+            self._refuse(status, descriptors, error)
             return
         for descriptor in descriptors:
             os.close(descriptor)
         self._workers.add(worker)
         self._selector.register(worker.end, selectors.EVENT_READ)
-        self._selector.register(worker.line, selectors.EVENT_READ)
-        with contextlib.suppress(OSError):  # the driver has gone on
-            line.send(NUMBER.pack(pid))
+        self._selector.register(worker.status, selectors.EVENT_READ)
+        with contextlib.suppress(OSError):  # the driver waits no longer
+            status.send(NUMBER.pack(pid))
 
-    def _refuse(self, line: socket.socket, descriptors: list[int], error: OSError) -> None:
+    def _refuse(self, status: socket.socket, descriptors: list[int], error: OSError) -> None:
         """Report why a worker cannot be forked."""
         for descriptor in descriptors:
             os.close(descriptor)
-        with line, contextlib.suppress(OSError):
-            line.send(NUMBER.pack(-(error.errno or errno.EAGAIN)))
+        with status, contextlib.suppress(OSError):
+            status.send(NUMBER.pack(-(error.errno or errno.EAGAIN)))
 
     def _forget(self) -> None:
-        """In a fork: be no template any more."""
+        """Release the fork server's resources in a fork."""
         self._selector.close()
         self._control.close()
         os.close(self._driver)
@@ -234,15 +236,16 @@ class _Template:
 
 
 def _import(modules: tuple[str, ...], path: list[str]) -> tuple[str, str]:
-    """Import the modules that can be imported.
+    """Import the modules, as far as they can be imported.
 
-    Returns why this process cannot be forked and the module that is the reason; or "" and "".
+    Returns:
+        The reason why this process cannot be forked, and the module that causes it; or "" and "".
     """
     sys.path[:] = path
     thresholds = gc.get_threshold()
-    # To look at all that is there, again and again, would take a tenth of the time.
-    seldom = (*thresholds[:2], _SELDOM)
-    gc.set_threshold(*seldom)
+    # Full collections during imports would take a tenth of the time.
+    rare = (*thresholds[:2], _RARE_GC)
+    gc.set_threshold(*rare)
     opened_by: dict[str, str] = {}
     started_by: dict[str, str] = {}
     for name in modules:
@@ -253,21 +256,21 @@ def _import(modules: tuple[str, ...], path: list[str]) -> tuple[str, str]:
             opened_by.setdefault(file, name)
         for thread in _threads():
             started_by.setdefault(thread, name)
-    call_process(_NAME)  # some versions of torch have called it otherwise
-    if gc.get_threshold() == seldom:  # else a module has set its own
+    name_process(_NAME)  # some versions of torch rename the process
+    if gc.get_threshold() == rare:  # a module may have set its own thresholds
         gc.set_threshold(*thresholds)
     gc.collect()
-    gc.freeze()  # whatever is there stays: forks share it as long as nobody counts it again
+    gc.freeze()  # forks share these objects' memory as long as the collector does not visit them
     return _why_not(opened_by, started_by)
 
 
 @contextlib.contextmanager
 def _gpus_counted_in_forks() -> Iterator[None]:
-    """Have torch count GPUs in forks of this process.
+    """Make torch count GPUs in forks of this process.
 
-    To count them, torch initializes NVML, or CUDA without NVML; for `is_available` always CUDA.
-    Both open device files and may start threads, and no fork of a process that has initialized CUDA
-    can use a GPU.
+    To count them, torch initializes NVML, or CUDA if NVML is missing; for `is_available` always
+    CUDA. Both open device files and may start threads, and no fork of a process that has
+    initialized CUDA can use a GPU.
     """
     torch: Any = sys.modules.get("torch")  # None: not imported yet
     cuda, core = getattr(torch, "cuda", None), getattr(torch, "_C", None)
@@ -282,12 +285,12 @@ def _gpus_counted_in_forks() -> Iterator[None]:
         yield
     finally:
         for owner, name, count, ours in replaced:
-            if getattr(owner, name) is ours:  # the module may have replaced it, too
+            if getattr(owner, name) is ours:  # an imported module may have replaced it too
                 setattr(owner, name, count)
 
 
 def _counted_in_fork(count: Callable[[], int]) -> int:
-    """Call it in a fork and return its result (at least -1), or -1 if it fails."""
+    """Call a function in a fork; return its result (at least -1), or -1 if it fails."""
     pid = os.fork()
     if pid == 0:
         code = 0
@@ -299,7 +302,7 @@ def _counted_in_fork(count: Callable[[], int]) -> int:
 
 
 def _why_not(opened_by: dict[str, str], started_by: dict[str, str]) -> tuple[str, str]:
-    pid = os.fork()  # threads of libraries that know of forks, OpenBLAS's, end with the first one
+    pid = os.fork()  # OpenBLAS and other fork-aware libraries end their threads at the first fork
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
@@ -317,33 +320,36 @@ def _import_of(module: str) -> str:
 
 
 def _threads() -> dict[str, str]:
-    """Return the names of this process's threads by their ids, without the main thread."""
+    """Return the names of this process's threads by id, without the main thread."""
     threads = {}
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        with contextlib.suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # the thread has just ended
             threads[thread] = Path(f"/proc/self/task/{thread}/comm").read_text().strip()
     threads.pop(str(os.getpid()), None)
     return threads
 
 
 def _gpu_files() -> set[str]:
-    """Return the opened device files of GPUs."""
+    """Return the GPU device files that this process has open."""
     files = set()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             files.add(os.readlink(f"/proc/self/fd/{name}"))
     return {file for file in files if file.startswith(_GPUS)}
 
 
 def _work(name: str, descriptors: list[int], driver: int) -> int:
-    """Be the process that the driver describes; return its exit code.
+    """Become the process that the driver describes; return its exit code.
 
-    It ends with the driver before it imports the program's script, which can take for ever.
+    The process ends with the driver even while it imports the program's script, which may never
+    return.
     """
     state, sentinel, stdout, stderr, tracker, *inherited = descriptors
-    call_process(name)
-    for own, stream in ((1, stdout), (2, stderr)):
-        os.dup2(stream, own)
+    name_process(name)
+    for descriptor, stream in ((1, stdout), (2, stderr)):
+        os.dup2(stream, descriptor)
         os.close(stream)
     with open(state, "rb", buffering=0, closefd=False) as file:
         environment = pickle.load(file)
@@ -351,8 +357,8 @@ def _work(name: str, descriptors: list[int], driver: int) -> int:
     os.environb.update(environment)
     begin_worker(driver)
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # Python's own is seeded anew by each fork, torch's by each worker
-    # As multiprocessing's own fork server has it.
+        numpy.random.seed()  # Python seeds its own generator in a fork, and each worker torch's
+    # As in multiprocessing's own fork server.
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     forkserver._forkserver._inherited_fds = inherited  # type: ignore[attr-defined]
     return spawn._main(state, sentinel)

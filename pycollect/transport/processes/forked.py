@@ -1,4 +1,4 @@
-"""Workers that a template forks: to multiprocessing, processes of one more start method."""
+"""Workers that the fork server forks, as processes of an extra multiprocessing start method."""
 
 from __future__ import annotations
 
@@ -16,36 +16,39 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from pycollect.transport.processes.child import kill_group, preparation, unnamed_file
-from pycollect.transport.processes.fork_server import TemplateError, templates
+from pycollect.transport.processes.fork_server import ForkServerError, fork_servers
 
 _STREAMS = (1, 2)
-_UNKNOWN = 255  # as multiprocessing's own fork server has it
+_UNKNOWN = 255  # exit code that multiprocessing's own fork server uses
 
 
 class _ForkedPopen(popen_forkserver.Popen):
-    """As that of multiprocessing's own fork server, but the worker's end is told on its line."""
+    """Start a process through the fork server; its status socket reports the exit code.
 
-    _fds: list[int]  # what the process is given beside its state
+    Otherwise it works like the Popen of multiprocessing's own fork server.
+    """
+
+    _fds: list[int]  # additional descriptors that the process gets
 
     def _launch(self, process: Any) -> None:
-        with contextlib.ExitStack() as given, contextlib.ExitStack() as kept:
-            state = _written(self._pickled(process), given)
-            parent, own = os.pipe()  # by which multiprocessing there knows of our end
-            given.callback(os.close, parent)
-            kept.callback(os.close, own)
+        with contextlib.ExitStack() as sent, contextlib.ExitStack() as kept:
+            state = _written(self._pickled(process), sent)
+            parent, ours = os.pipe()  # multiprocessing in the child notices our end by it
+            sent.callback(os.close, parent)
+            kept.callback(os.close, ours)
             tracker = resource_tracker.getfd()
-            assert tracker is not None  # it has been started by that
+            assert tracker is not None  # getfd starts the tracker
             descriptors = [state, parent, *_STREAMS, tracker, *self._fds]
-            with templates.asking:
-                self._template = templates.ready()
-                self.pid, self._line = self._template.fork(process.name, descriptors)
-            kept.callback(self._line.close)
+            with fork_servers.lock:
+                self._fork_server = fork_servers.ready()
+                self.pid, self._status = self._fork_server.fork(process.name, descriptors)
+            kept.callback(self._status.close)
             self.sentinel = os.pidfd_open(self.pid)
             kept.callback(os.close, self.sentinel)
             self.finalizer = util.Finalize(self, kept.pop_all().close)
 
     def _pickled(self, process: Any) -> bytes:
-        """All that a template's fork reads."""
+        """Return everything that the fork reads, pickled."""
         prepared = preparation(process.name)
         file = io.BytesIO()
         pickle.dump(dict(os.environb), file)
@@ -58,21 +61,21 @@ class _ForkedPopen(popen_forkserver.Popen):
         return file.getvalue()
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """Its exit code, None if it runs; without the flag it is waited for."""
+        """Return the exit code, or ``None`` while the process runs. Waits if `flag` is 0."""
         if self.returncode is None and self.is_over(None if flag == 0 else 0):
             self.returncode = _UNKNOWN
-            with contextlib.suppress(TemplateError):
-                self.returncode = self._template.read_number(self._line, socket.MSG_PEEK)
+            with contextlib.suppress(ForkServerError):
+                self.returncode = self._fork_server.read_number(self._status, socket.MSG_PEEK)
         return self.returncode
 
     def is_over(self, milliseconds: int | None) -> bool:
-        """Whether it is gone, or is so after that time."""
+        """Return whether the process has ended, or ends within that time."""
         return bool(_polled(self.sentinel, select.POLLIN, milliseconds))
 
     @property
-    def is_alone(self) -> bool:
-        """Whether its template is gone: nobody keeps its number when it ends."""
-        return bool(_polled(self._line.fileno(), 0, 0))
+    def has_lost_fork_server(self) -> bool:
+        """Whether the fork server is gone, so that the worker's pid may be reused after its end."""
+        return bool(_polled(self._status.fileno(), 0, 0))
 
 
 def _polled(descriptor: int, events: int, milliseconds: int | None) -> list[tuple[int, int]]:
@@ -81,10 +84,10 @@ def _polled(descriptor: int, events: int, milliseconds: int | None) -> list[tupl
     return poll.poll(milliseconds)
 
 
-def _written(data: bytes, given: contextlib.ExitStack) -> int:
-    """The descriptor of a file without a name, to be read from its beginning."""
+def _written(data: bytes, sent: contextlib.ExitStack) -> int:
+    """Write data to an unnamed file; return a descriptor at its beginning."""
     descriptor = unnamed_file("pycollect-worker-start")
-    given.callback(os.close, descriptor)
+    sent.callback(os.close, descriptor)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(data)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -92,10 +95,10 @@ def _written(data: bytes, given: contextlib.ExitStack) -> int:
 
 
 class ForkedProcess(BaseProcess):
-    """A process of multiprocessing that starts as a fork of this program's template.
+    """A process of multiprocessing that starts as a fork of this program's fork server.
 
     Raises:
-        TemplateError: by `start`: there is none.
+        ForkServerError: By `start`, if there is no fork server.
     """
 
     _Popen = _ForkedPopen
@@ -103,7 +106,7 @@ class ForkedProcess(BaseProcess):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Of the processes that environments start: as this program starts its own.
+        # Environments in the worker start their processes by the program's own start method.
         self._start_method = (
             multiprocessing.get_start_method(allow_none=True)
             or multiprocessing.get_all_start_methods()[0]
@@ -111,16 +114,16 @@ class ForkedProcess(BaseProcess):
 
     @property
     def popen(self) -> _ForkedPopen:
-        """What multiprocessing asks of it, once it has started."""
+        """The Popen object of the started process."""
         assert self._popen is not None
         return self._popen
 
 
 class ForkedChild:
-    """Watches a process that was forked, and ends it.
+    """A forked child process.
 
     Args:
-        native: started.
+        native: The started process.
     """
 
     def __init__(self, native: ForkedProcess) -> None:
@@ -128,17 +131,17 @@ class ForkedChild:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is gone. Does not wait."""
+        """Whether the process has ended. Does not wait."""
         return self.native.popen.is_over(0)
 
     def exit_code(self) -> int | None:
-        """How it ended."""
+        """Return multiprocessing's ``exitcode``, or ``None`` if it is unknown."""
         code = self.native.exitcode
-        return None if code == _UNKNOWN and self.native.popen.is_alone else code
+        return None if code == _UNKNOWN and self.native.popen.has_lost_fork_server else code
 
     def kill(self) -> None:
-        """End the process and its group, and let go of it."""
+        """Kill the process and its group, and release it."""
         popen = self.native.popen
-        kill_group(popen.pid, number_is_its_own=not (self.is_over and popen.is_alone))
+        kill_group(popen.pid, is_unreaped=not (self.is_over and popen.has_lost_fork_server))
         self.native.join()
         self.native.close()

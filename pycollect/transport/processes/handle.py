@@ -1,4 +1,4 @@
-"""The driver's end of workers that share memory with it: asked through mailboxes, awaited."""
+"""The driver's end of a worker that shares memory: sends requests through a mailbox."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from pycollect._core import Mailbox, Memory, SharedMemoryError, Uninterrupted
-from pycollect.transport.import_warnings import are_filtered
+from pycollect.transport.import_warnings import filters_import_warnings
 from pycollect.transport.messages import (
     ErrorReport,
     Rollout,
@@ -22,46 +22,48 @@ from pycollect.transport.messages import (
     unpacked_report,
 )
 from pycollect.transport.process import ProcessEnd
-from pycollect.transport.processes.serve import QUESTIONS
+from pycollect.transport.processes.serve import MAX_REQUESTS
 from pycollect.transport.shared_value import SharedValue, pack, unpack
-from pycollect.transport.waiting import LOOK_SECONDS, Rung
+from pycollect.transport.waiting import POLL_SECONDS, AnyBell
 
 
 class ProcessMonitor(Protocol):
-    """Watches the process that has a mailbox's other end, and ends it."""
+    """Monitors the process at the other end of a mailbox, and ends it."""
 
     @property
     def native(self) -> Any:
-        """The process as its library knows it."""
+        """The process as its library represents it."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it is gone, or answers nothing more. Does not wait."""
+        """Whether the process is gone or sends no more answers. Does not wait."""
 
     @property
     def cpu_delay(self) -> float:
-        """Seconds for which it was ready to run and had no CPU; 0.0 where that is not known."""
+        """Seconds for which the process was ready to run but had no CPU; 0.0 if unknown."""
 
     def end(self) -> ProcessEnd:
-        """How it ended, once it is over."""
+        """Return how the process ended, once it is over."""
 
-    def last_words(self) -> str:
-        """The last lines that it logged, as far as they can be had."""
+    def recent_log(self) -> str:
+        """Return the last lines that the process logged, or "" if they are unavailable."""
 
     def kill(self) -> None:
-        """End it, and all that its environments started; it is gone then. Idempotent."""
+        """End the process and its environments' processes, and wait for the end. Idempotent."""
 
 
 class MailboxHandle:
-    """The driver's end of one worker: what was asked of it and not read yet, oldest first.
+    """The driver's end of one worker: a queue of requests that are not read yet, oldest first.
 
     It is the worker's handle from its start to its end.
 
     Args:
-        pickled: the spec, as `ProcessWorker.attach` takes it.
-        policy: the pickled policy or its factory.
-        mailbox: the one that the worker was told of, not used yet.
-        bell: that the worker rings.
+        spec: Specification of the worker.
+        pickled: The pickled specification, for `MailboxHost.attach`.
+        policy: Pickled policy or policy factory.
+        mailbox: Unused mailbox, whose address the worker has.
+        bell: Bell that the worker rings.
+        monitor: Monitor of the worker's process.
     """
 
     in_place: ClassVar[bool] = True
@@ -73,7 +75,7 @@ class MailboxHandle:
         pickled: bytes,
         policy: SharedValue,
         mailbox: Mailbox,
-        bell: Rung,
+        bell: AnyBell,
         monitor: ProcessMonitor,
     ) -> None:
         self.spec = spec
@@ -82,34 +84,32 @@ class MailboxHandle:
         self.monitor = monitor
         self._mailbox = mailbox
         self._bell = bell
-        self._publishing = threading.Lock()  # weights may come from any thread
+        self._publishing = threading.Lock()  # any thread may send weights
         self._weights: tuple[int, int, Memory | None] = (0, 0, None)
         self._hooks: dict[str, tuple[int, Memory]] = {}
         self._taken = 0
-        self._kept: dict[int, tuple[Any, ...]] = {}  # what a question needs until it is answered
+        self._kept: dict[int, tuple[Any, ...]] = {}  # memory of unanswered requests
         self._answers: dict[int, Any] = {}
         self._unwanted: set[int] = set()
-        question = ("attach", (are_filtered(), pickled, policy.memory.address))
-        self._calls: deque[int] = deque([self._ask(question, policy.memory)])
-
-    # What the collector asks
+        request = ("attach", (filters_import_warnings(), pickled, policy.memory.address))
+        self._calls: deque[int] = deque([self._ask(request, policy.memory)])
 
     @property
     def native(self) -> Any:
-        """The process as its library knows it."""
+        """The process as its library represents it."""
         return self.monitor.native
 
     @property
     def cpu_delay(self) -> float:
-        """Seconds for which it was ready to run and had no CPU. Does not wait."""
+        """Seconds for which the process was ready to run but had no CPU. Does not wait."""
         return self.monitor.cpu_delay
 
     def built(self) -> tuple[WorkerInfo, MailboxHandle]:
-        """What the worker is, and its handle from now on: this one. Waits."""
+        """Wait until the worker is built; return its description and this handle."""
         return self.read_info(), self
 
     def read_info(self) -> WorkerInfo:
-        """The answer to the building of the worker, its first call. Waits."""
+        """Wait until the worker is built, and return its description."""
         info: WorkerInfo = self._read(self._calls[0])
         self.pop()
         return info
@@ -117,28 +117,28 @@ class MailboxHandle:
     def submit(self, request: RolloutRequest) -> None:
         """Queue one rollout."""
         address = request.rows and request.rows.address
-        question = ("write", (request.random, request.min_steps, address))
-        self._calls.append(self._ask(question, request.rows))
+        message = ("write", (request.random, request.min_steps, address))
+        self._calls.append(self._ask(message, request.rows))
 
     def stop(self) -> None:
-        """The oldest rollout is to end after its current step. Does not wait; may come again."""
+        """Stop the oldest rollout after its current step. Does not wait. May be repeated."""
         if self._calls:
             self._mailbox.stop(self._calls[0])
 
     def assign(self, serial: int, version: int, weights: SharedValue, acknowledge: bool) -> None:
-        """Give the worker weights for the next rollout that it starts, also one that is queued.
+        """Publish weights that apply from the next rollout the worker starts, even a queued one.
 
-        It has them when this returns, so that there is nothing to wait for.
+        The worker has them when this returns, so there is nothing to wait for.
         """
         with self._publishing:
-            if serial > self._weights[0]:  # another thread may have been faster
+            if serial > self._weights[0]:  # another thread may have published newer weights
                 self._publish((serial, version, weights.memory), self._hooks)
 
     def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
-        """Give the worker hooks for the next rollout that it starts, also one that is queued.
+        """Publish hooks that apply from the next rollout the worker starts, even a queued one.
 
         Args:
-            hooks: by name, a serial number that grows, and the hook, pickled.
+            hooks: A growing serial number and a pickled hook for each name.
         """
         new = {name: (serial, hook.memory) for name, (serial, hook) in hooks.items()}
         with self._publishing:
@@ -147,27 +147,27 @@ class MailboxHandle:
     def _publish(
         self, weights: tuple[int, int, Memory | None], hooks: dict[str, tuple[int, Memory]]
     ) -> None:
-        """One message tells all that is new; what it names stays until the next one is there."""
+        """Publish all weights and hooks in one message; keep their memory until the next one."""
         serial, version, packed = weights
         places = [(name, (number, hook.address)) for name, (number, hook) in hooks.items()]
-        told = (serial, version, None if packed is None else packed.address, places)
-        self._mailbox.publish(pickle.dumps(told))
+        message = (serial, version, None if packed is None else packed.address, places)
+        self._mailbox.publish(pickle.dumps(message))
         self._weights, self._hooks = weights, hooks
 
     def rollout(self) -> Rollout:
-        """The oldest rollout, which stays the oldest until `pop`. Waits.
+        """Wait for the oldest rollout and return it. It stays the oldest until `pop`.
 
-        An interrupt between the two loses nothing: the same rollout is given again.
+        An interrupt between the two calls loses nothing: the next call returns the same rollout.
         """
         report, buffer = self._read(self._calls[0])
         return Rollout(unpacked_report(report), buffer)
 
     def pop(self) -> None:
-        """The oldest rollout is done with."""
+        """Discard the oldest rollout."""
         self._forget(self._calls.popleft())
 
     def drop_rollouts(self) -> None:
-        """Forget the rollouts that were not read; those that run end after their current step."""
+        """Discard all unread rollouts; running ones stop after their current step."""
         if self._calls:
             self._mailbox.stop(self._calls[-1])
         for number in self._calls:
@@ -177,13 +177,14 @@ class MailboxHandle:
         self._calls.clear()
 
     def request(self, method: str, *arguments: Any) -> int:
-        """Queue a call of one of RemoteWorker's methods behind what is queued already."""
+        """Queue a call of a method of `WorkerHost`."""
         return self._ask((method, arguments))
 
     def await_answer(self, call: int, seconds: float) -> bool:
-        """Sleep until a call of `request` has an answer, or can have none; return whether it is so.
+        """Wait for the answer to a call of `request`, at most for the given seconds.
 
-        It ends after that time.
+        Returns:
+            Whether the call has an answer or can no longer get one.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -194,10 +195,10 @@ class MailboxHandle:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self._bell.wait_ring(seen, min(left, LOOK_SECONDS))
+            self._bell.wait_ring(seen, min(left, POLL_SECONDS))
 
     def answer(self, call: int | None) -> Any:
-        """What a call of `request` returned. Waits."""
+        """Wait for a call of `request` and return its result."""
         if call is None:
             return None
         answer = self._read(call)
@@ -205,33 +206,33 @@ class MailboxHandle:
         return answer
 
     def steps(self) -> int:
-        """Steps of its environments so far. Does not wait."""
+        """Return the number of steps the worker has made. Does not wait."""
         return self._mailbox.steps
 
-    def last_words(self) -> str:
-        """The last lines that its process logged, as far as they can be had."""
-        return self.monitor.last_words()
+    def recent_log(self) -> str:
+        """Return the last lines that the process logged, or "" if they are unavailable."""
+        return self.monitor.recent_log()
 
     def ask_close(self) -> bool:
-        """Ask it to close its environments and to end; return whether it can still do so."""
+        """Ask the worker to close its environments and end; return whether it can still do so."""
         if self.is_dead:
             return False
         self._is_to_close = True
         self._mailbox.stop(self._mailbox.asked)
-        with contextlib.suppress(Exception):  # it has died, or does not answer any more
-            self._ask(("steps", ()), wait=False)  # whose answer says that it hears
+        with contextlib.suppress(Exception):  # the worker has died or no longer answers
+            self._ask(("steps", ()), wait=False)  # its answer shows that the worker responds
             self._ask(("close", ()), wait=False)
             return True
         return False
 
     @property
     def is_closing(self) -> bool:
-        """Whether it has heard that it is to close. Does not wait."""
+        """Whether the worker has reached the close request. Does not wait."""
         self._take_answers()
         return self._is_to_close and self._taken == self._mailbox.asked - 1
 
     def kill(self) -> None:
-        """End the process and all that its environments started. Idempotent."""
+        """End the process and all processes that its environments started. Idempotent."""
         if self.ended:
             return
         self.ended = True
@@ -242,8 +243,6 @@ class MailboxHandle:
         self._weights = (0, 0, None)
         self._hooks.clear()
 
-    # What it has answered
-
     @property
     def has_answer(self) -> bool:
         """Whether the oldest call has an answer. Does not wait."""
@@ -251,21 +250,21 @@ class MailboxHandle:
         return bool(self._calls) and self._calls[0] in self._answers
 
     @property
-    def is_owing(self) -> bool:
-        """Whether it is built, is not to end, and was asked for what it has not answered yet."""
+    def has_pending_requests(self) -> bool:
+        """Whether the worker is built, is not ending, and has unanswered requests."""
         if self._taken == 0 or self.ended or self._is_to_close:
             return False
         return self._mailbox.answered < self._mailbox.asked
 
     @property
     def is_dead(self) -> bool:
-        """Whether nothing more can come from it. Does not wait."""
+        """Whether nothing more can come from the worker. Does not wait."""
         return self.ended or self.monitor.is_over
 
-    def _ask(self, question: tuple[str, tuple[Any, ...]], *kept: Any, wait: bool = True) -> int:
-        message, memory = pack(question, Mailbox.ASK_BYTES)
+    def _ask(self, request: tuple[str, tuple[Any, ...]], *kept: Any, wait: bool = True) -> int:
+        message, memory = pack(request, Mailbox.ASK_BYTES)
         self._take_answers()
-        while wait and self._mailbox.asked - self._taken >= QUESTIONS:  # dropped ones, for the most
+        while wait and self._mailbox.asked - self._taken >= MAX_REQUESTS:  # mostly dropped requests
             self._wait_more()
         with Uninterrupted():
             number = self._mailbox.ask(message)
@@ -283,21 +282,21 @@ class MailboxHandle:
         return answer
 
     def _wait_more(self) -> None:
-        """Wait until there is one more answer; WorkerDied if none can come any more."""
+        """Wait for one more answer; raise WorkerDied if none can come."""
         while True:
             seen = self._bell.count
             if self._take_answers():
                 return
-            if not self._bell.wait_ring(seen, LOOK_SECONDS) and self.is_dead:
-                if self._take_answers():  # its last, in between
+            if not self._bell.wait_ring(seen, POLL_SECONDS) and self.is_dead:
+                if self._take_answers():  # the last answer may have come meanwhile
                     return
                 raise self._end().death_of(self.spec)
 
     def _take_answers(self) -> bool:
-        """Take all answers that are there; return whether there was one."""
+        """Take all answers from the mailbox; return whether there was one."""
         if self.ended or not self._mailbox.has_answer:
             return False
-        with Uninterrupted():  # an answer is taken once, and must not be lost then
+        with Uninterrupted():  # an answer can be taken only once, so an interrupt must not lose it
             while self._mailbox.has_answer:
                 self._take_answer()
         return True
@@ -311,7 +310,7 @@ class MailboxHandle:
             return
         try:
             self._answers[self._taken] = unpack(message)
-        except SharedMemoryError:  # it died just now, its memory with it
+        except SharedMemoryError:  # the worker has just died and its memory is gone
             self._answers[self._taken] = self._end()
 
     def _forget(self, number: int) -> None:
@@ -320,10 +319,14 @@ class MailboxHandle:
     def _end(self) -> ProcessEnd:
         """Return how the process ended, with a hint if the worker was never built."""
         end = self.monitor.end()
-        if self._taken == 0 and end.line.endswith("exit code 1") and not self.monitor.last_words():
-            line = (
-                f"{end.line} before it was built. Workers import the program's script, so create "
-                'the collector under if __name__ == "__main__":'
+        if (
+            self._taken == 0
+            and end.summary.endswith("exit code 1")
+            and not self.monitor.recent_log()
+        ):
+            summary = (
+                f"{end.summary} before it was built. Workers import the program's script, so "
+                'create the collector under if __name__ == "__main__":'
             )
-            end = replace(end, line=line)
+            end = replace(end, summary=summary)
         return end

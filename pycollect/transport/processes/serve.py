@@ -1,4 +1,4 @@
-"""What runs in a worker process: a RemoteWorker that is asked through a mailbox."""
+"""Run a worker host in a worker process and answer requests from a mailbox."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from typing import Any
 from pycollect._core import Mailbox, Memory, RolloutControl, SharedMemoryError, WorkerMailbox
 from pycollect.data.slabs import MappedSlabs, MemoryAddress, RowsAddress
 from pycollect.transport.descendants import begin_worker, end_worker
-from pycollect.transport.host import RemoteWorker, answer_by, end_fork_of
-from pycollect.transport.hosted import ServingWorker
-from pycollect.transport.messages import Buffer, ErrorReport, RolloutWorker, WorkerInfo
+from pycollect.transport.host import WorkerHost, answer_by, end_fork_of
+from pycollect.transport.hosted import HostedServer
+from pycollect.transport.messages import Buffer, ErrorReport, Hosted, WorkerInfo
 from pycollect.transport.processes.child import log_to
 from pycollect.transport.shared_value import pack, unpack
 
-QUESTIONS = 64
-"""How many questions a worker's mailbox has room for."""
+MAX_REQUESTS = 64
+"""Maximum number of unanswered requests in a worker's mailbox."""
 
-_PATIENCE = 10.0
+_WAIT_SECONDS = 10.0
 
 
 def serve(
     mailbox: MemoryAddress, bell: MemoryAddress, driver: int, inherited: tuple[Any, ...], log: int
 ) -> None:
-    """Answer what is asked through a mailbox, until `close` is; the main function of a process.
+    """Answer requests from a mailbox until `close`; the main function of a worker process.
 
     Args:
-        driver: the process id of the one that asks. When it ends, this process and all that its
-            environments started are killed.
-        inherited: what the worker's spec refers to, see `messages`.
-        log: the descriptor of what is to be this process's standard error.
+        mailbox: Address of the mailbox.
+        bell: Address of the driver's bell.
+        driver: Pid of the driver. When it ends, this process and its descendants are killed.
+        inherited: Objects that the worker's spec refers to; see `messages`.
+        log: Descriptor of the file that becomes this process's standard error.
     """
     begin_worker(driver)
     log_to(log)
@@ -40,7 +41,7 @@ def serve(
 
 
 def answer_all(end: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
-    """Answer what is asked of a worker, from `build` until `close`."""
+    """Answer all requests to a worker, from `build` until `close`."""
     process = os.getpid()
     try:
         _answer_until_closed(end, inherited)
@@ -49,9 +50,9 @@ def answer_all(end: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
 
 
 def _answer_until_closed(end: WorkerMailbox, inherited: tuple[Any, ...]) -> None:
-    worker = ProcessWorker(end, inherited)
-    # Whoever asks n questions ahead has read the answers before those.
-    long_answers: deque[Memory] = deque(maxlen=QUESTIONS)
+    worker = MailboxHost(end, inherited)
+    # A driver that sends a request this far ahead has read all earlier answers.
+    long_answers: deque[Memory] = deque(maxlen=MAX_REQUESTS)
     method = ""
     while method != "close":
         while not worker.wait_ask():
@@ -63,8 +64,8 @@ def _answer_until_closed(end: WorkerMailbox, inherited: tuple[Any, ...]) -> None
         end.answer(message)
 
 
-class ProcessWorker(RemoteWorker):
-    """A worker that writes into the driver's slabs and finds its weights in shared memory."""
+class MailboxHost(WorkerHost):
+    """A host whose worker writes into the driver's slabs and finds its weights in shared memory."""
 
     def __init__(self, mailbox: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
         super().__init__(inherited)
@@ -72,10 +73,10 @@ class ProcessWorker(RemoteWorker):
         self._slabs = MappedSlabs()
 
     def wait_ask(self) -> bool:
-        """Sleep until something is asked, and serve meanwhile; return whether something is."""
+        """Wait for a request, and serve inference clients meanwhile; return whether one came."""
         worker, mailbox = self._worker, self._mailbox
-        if not isinstance(worker, ServingWorker):
-            return mailbox.wait_ask(_PATIENCE)
+        if not isinstance(worker, HostedServer):
+            return mailbox.wait_ask(_WAIT_SECONDS)
         worker.wait()
         self._take_weights(worker)
         worker.serve(self._version)
@@ -85,28 +86,29 @@ class ProcessWorker(RemoteWorker):
     def attach(
         self, filters_warnings: bool, spec: bytes, policy: MemoryAddress
     ) -> WorkerInfo | ErrorReport:
-        """Build, with a policy that lies in shared memory."""
+        """Build the worker with a policy in shared memory."""
         return self.build(filters_warnings, spec, Memory.attach(policy).array().tobytes())
 
     def write(
         self, random: bool, min_steps: int, rows: RowsAddress | None
     ) -> tuple[tuple[Any, ...], Buffer | None]:
-        """One rollout, into the driver's slab; returns its report, plain.
+        """Collect one rollout into the driver's slab; return its plain report.
 
         Args:
-            min_steps: it has so many at least if it is stopped.
-            rows: where it is to lie; None: it is returned as its own slab's bytes.
+            random: Take random actions instead of the policy's.
+            min_steps: Minimum number of steps, even if the rollout is stopped.
+            rows: Rows to write into. ``None``: the bytes of a slab of its own are returned.
         """
         mailbox = self._mailbox
         control = RolloutControl(mailbox.stop, mailbox.number, min_steps, mailbox.steps)
         if rows is None:
             report, slab = self._collect(random, control)
             return report, slab.array()
-        own = self._slabs.rows(rows, self._built.placement)
-        return self._collect_into(own, random, control), None
+        mapped = self._slabs.rows(rows, self._built.placement)
+        return self._collect_into(mapped, random, control), None
 
-    def _take_weights(self, worker: RolloutWorker) -> None:
-        """Load the weights, and call the hooks, that were published last, if they are new."""
+    def _take_weights(self, worker: Hosted) -> None:
+        """Load the weights and install the hooks that were published last, if they are new."""
         while message := self._mailbox.published():
             serial, version, address, hooks = pickle.loads(message)
             new = [name for name, (number, _) in hooks if number > self._hooks_taken.get(name, 0)]
@@ -122,7 +124,7 @@ class ProcessWorker(RemoteWorker):
             except SharedMemoryError:
                 if self._mailbox.published() == message:
                     raise
-                continue  # others took their place in between
+                continue  # newer ones were published meanwhile
             if packed is not None:
                 if self._weight_slab is not None:
                     worker.load_weights(self._weight_slab.unpack(packed))

@@ -1,4 +1,4 @@
-"""Start actors of Ray, wait for them, and end them."""
+"""Start Ray actors, wait for them, and end them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pycollect.transport.call_handle import CallHandle
 from pycollect.transport.messages import WorkerSpec, pickled_spec
 from pycollect.transport.process import H, NodePolicies, has_pidfd
 from pycollect.transport.processes.handle import MailboxHandle
-from pycollect.transport.processes.serve import QUESTIONS
+from pycollect.transport.processes.serve import MAX_REQUESTS
 from pycollect.transport.ray.actor import Actor, ActorMonitor, RayWorker
 from pycollect.transport.ray.servers import ServerActor, ServerHandle, server_handle
-from pycollect.transport.ray.session import SESSION, check_resources, import_ray, when_forgotten
+from pycollect.transport.ray.session import SESSION, call_when_freed, check_resources, import_ray
 from pycollect.transport.shared_value import Shareable, SharedValue
-from pycollect.transport.starting import StartingEitherWay
+from pycollect.transport.starting import StartingHandle
 from pycollect.transport.waiting import (
     AnswerWaiter,
+    AwaitedWorker,
     SharedBell,
     ThreadBell,
-    Waited,
     check_available,
     too_many_bytes,
 )
@@ -36,12 +36,12 @@ from pycollect.transport.waiting import (
 
 @dataclass(frozen=True)
 class DriverAddress:
-    """Where the driver is.
+    """The driver's node and bell.
 
     Attributes:
-        node: Ray's id of its node.
-        bell: what workers ring that share memory with it, and Ray for what it has to say; a
-            ThreadBell where this process cannot share memory with any other.
+        node: Ray's id of the driver's node.
+        bell: Bell that workers ring if they share memory with the driver, and that rings when a
+            call is answered. A ThreadBell if this process cannot share memory.
     """
 
     node: str
@@ -49,25 +49,26 @@ class DriverAddress:
 
 
 def driver_address(ray: Any, bell: SharedBell | None) -> DriverAddress:
-    """Where this process is.
+    """Return this process's node and bell.
 
     Args:
-        bell: that workers are to ring; None: one of its own.
+        ray: The module `ray`.
+        bell: Bell that workers are to ring. ``None`` creates one.
 
     Raises:
-        SharedMemoryError: they cannot ring it.
+        SharedMemoryError: Workers cannot ring the bell.
     """
     why_not = shared_memory_why_not()
     if not why_not and not has_pidfd():
         why_not = "this system does not support process file descriptors (pidfd)"
     if why_not and bell is not None:
         raise SharedMemoryError(why_not)
-    own = bell or (ThreadBell() if why_not else Bell())
-    return DriverAddress(ray.get_runtime_context().get_node_id(), own)
+    bell_or_new = bell or (ThreadBell() if why_not else Bell())
+    return DriverAddress(ray.get_runtime_context().get_node_id(), bell_or_new)
 
 
 PolicyAt = Callable[[str, WorkerSpec], "bytes | None"]
-"""What stands for the policy in a worker on a node, as `NodePolicies.policy_at` tells it."""
+"""Function that returns the pickled policy for a worker on a node; see `NodePolicies.policy_at`."""
 
 
 def starting_actor(
@@ -76,81 +77,95 @@ def starting_actor(
     actor: Actor,
     driver: DriverAddress,
     policy_at: PolicyAt | None = None,
-) -> StartingEitherWay:
-    """An actor that is asked to serve a mailbox of this process, else by calls of Ray.
+) -> StartingHandle:
+    """Ask an actor to serve a mailbox of this process; fall back to calls through Ray.
 
     Args:
-        policy: the pickled policy or its factory.
-        policy_at: what it gets instead on another node; None: the same.
+        spec: Specification of the worker.
+        policy: Pickled policy or policy factory.
+        actor: The actor.
+        driver: Address of this process.
+        policy_at: Function that returns the policy for another node. ``None`` uses `policy`
+            everywhere (default: ``None``).
     """
     served = None
     if not isinstance(driver.bell, ThreadBell):
-        mailbox = Mailbox(QUESTIONS)
+        mailbox = Mailbox(MAX_REQUESTS)
         serving = actor.serve(driver.node, mailbox.address, driver.bell.address)
         monitor = ActorMonitor(actor, serving)
         pickled = pickled_spec(spec)
         served = MailboxHandle(spec, pickled, policy, mailbox, driver.bell, monitor), monitor
     if policy_at is None or served is None:
-        return StartingEitherWay(
+        return StartingHandle(
             actor.handle, driver.bell, served, lambda: CallHandle(spec, policy, actor)
         )
-    elsewhere = _Elsewhere(spec, policy, actor, driver.node, policy_at)
-    return StartingEitherWay(actor.handle, driver.bell, served, elsewhere)
+    by_calls = _HandleByNode(spec, policy, actor, driver.node, policy_at)
+    return StartingHandle(actor.handle, driver.bell, served, by_calls)
 
 
-class _Elsewhere:
-    """Asks an actor where it is, and makes its handle once its policy is there.
+class _HandleByNode:
+    """Makes a handle for remote calls once the actor's node and its policy are known.
 
     Args:
-        policy: that it gets where it is on the driver's node after all.
+        spec: Specification of the worker.
+        policy: Pickled policy or policy factory, used if the actor runs on the driver's node.
+        actor: The actor.
+        driver_node: Ray's id of the driver's node.
+        policy_at: Function that returns the policy for another node.
     """
 
     def __init__(
-        self, spec: WorkerSpec, policy: SharedValue, actor: Actor, here: str, policy_at: PolicyAt
+        self,
+        spec: WorkerSpec,
+        policy: SharedValue,
+        actor: Actor,
+        driver_node: str,
+        policy_at: PolicyAt,
     ) -> None:
         self._spec, self._policy, self._actor = spec, policy, actor
-        self._here, self._policy_at = here, policy_at
-        self._located: Future[str] | None = None
+        self._driver_node, self._policy_at = driver_node, policy_at
+        self._node_call: Future[str] | None = None
 
     def __call__(self) -> CallHandle | None:
-        """The handle; None: not yet."""
-        if self._located is None:
-            self._located = self._actor.node()
-        if not self._located.done():
+        """Return the handle, or ``None`` if the node or its policy is not known yet."""
+        if self._node_call is None:
+            self._node_call = self._actor.node()
+        if not self._node_call.done():
             return None
-        node = self._node(self._located)
-        if node == self._here:
+        node = self._node(self._node_call)
+        if node == self._driver_node:
             return CallHandle(self._spec, self._policy, self._actor)
-        own = self._policy_at(node, self._spec)
-        if own is None:
+        pickled = self._policy_at(node, self._spec)
+        if pickled is None:
             return None
-        return CallHandle(self._spec, SharedValue(own, lambda value: value), self._actor)
+        return CallHandle(self._spec, SharedValue(pickled, lambda value: value), self._actor)
 
-    def _node(self, located: Future[str]) -> str:
+    def _node(self, call: Future[str]) -> str:
         try:
-            return str(result_of(located))
+            return str(result_of(call))
         except Exception as error:
-            loss = self._actor.loss(error)
-            if loss is None:
+            process_end = self._actor.process_end(error)
+            if process_end is None:
                 raise
-            raise loss.death_of(self._spec) from error
+            raise process_end.death_of(self._spec) from error
 
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 
 PART_OF_A_GPU = 0.2
-"""That an actor asks for which uses one."""
+"""Number of GPUs that an actor reserves if it uses a GPU."""
 
 
 class RayEngine:
-    """Ray, joined or started for one collector.
+    """Starts workers as actors of Ray, which it joins or starts for one collector.
 
     Args:
-        init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
-        bell: that actors of this node ring, and on which is waited for them; None: one of its own.
+        init_config: Arguments of ``ray.init``. ``None`` joins the running cluster or starts one.
+        bell: Bell that actors of this node ring and this engine waits on. ``None`` creates one
+            (default: ``None``).
 
     Raises:
-        SharedMemoryError: they cannot ring it.
+        SharedMemoryError: Actors cannot ring the bell.
     """
 
     def __init__(
@@ -158,11 +173,11 @@ class RayEngine:
     ) -> None:
         SESSION.enter(init_config)
         self._ray = import_ray()
-        # Also for a collector that is dropped without shutdown().
-        self._session = when_forgotten(self, SESSION.leave)
+        # This also covers a collector that is dropped without shutdown().
+        self._session = call_when_freed(self, SESSION.leave)
         self._driver = driver_address(self._ray, bell)
         self._waiter = AnswerWaiter(self._driver.bell)
-        self._started: WeakSet[StartingEitherWay] = WeakSet()
+        self._started: WeakSet[StartingHandle] = WeakSet()
         self._policies: weakref.ref[NodePolicies] | None = None
 
     def leave(self) -> None:
@@ -171,7 +186,7 @@ class RayEngine:
             SESSION.leave()
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ValueError that names a resource of which the cluster has too little in total."""
+        """Raise ValueError, naming the resource, if the actors need more than the cluster has."""
         check_resources("remote_configs", options)
 
     def check_memory(self, needed: int, in_place: bool) -> None:
@@ -184,62 +199,67 @@ class RayEngine:
             raise too_many_bytes(needed, f"the object store has {capacity}")
 
     def put(self, value: Shareable) -> SharedValue:
-        """A value for several of these workers."""
+        """Return a value that several workers share."""
         return SharedValue(value, self._ray.put)
 
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingEitherWay:
+    ) -> StartingHandle:
         """Start the actor of one worker, which builds its environments at once.
 
         Args:
-            policy: the pickled policy or its factory.
-            options: the actor's options.
+            spec: Specification of the worker.
+            policy: Pickled policy or policy factory.
+            options: Options of the actor.
         """
         handle = _actor_class().options(**options).remote()
         actor = Actor(self._ray, handle, self._driver.bell)
-        own = self._policies
-        elsewhere = None if own is None else partial(_policy_at, own, options)
+        policies = self._policies
+        policy_at = None if policies is None else partial(_policy_at, policies, options)
         try:
-            started = starting_actor(spec, policy, actor, self._driver, elsewhere)
+            started = starting_actor(spec, policy, actor, self._driver, policy_at)
         except BaseException:
             actor.kill()
             raise
         self._started.add(started)
         return started
 
-    def ask_for_policies(self, policies: NodePolicies) -> None:
-        """Workers on other nodes get their policy from there. It may hold this, not this it."""
+    def set_node_policies(self, policies: NodePolicies) -> None:
+        """Let workers on other nodes get their policy from `policies`.
+
+        `policies` may reference the engine, so the engine keeps only a weak reference to it.
+        """
         self._policies = weakref.ref(policies)
 
     def start_server(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingEitherWay:
+    ) -> StartingHandle:
         """Start an actor that calls the policy for workers of another node.
 
         Args:
-            policy: the pickled policy or its factory.
-            options: as `ServerEngine.options_on` tells them.
+            spec: Specification of the server.
+            policy: Pickled policy or policy factory.
+            options: Options from `ServerEngine.server_options`.
         """
         actor = ServerActor(self._ray, server_handle(options), self._driver.bell)
         by_calls = partial(ServerHandle, spec, policy, actor)
-        return StartingEitherWay(actor.handle, self._driver.bell, None, by_calls)
+        return StartingHandle(actor.handle, self._driver.bell, None, by_calls)
 
     @property
-    def owing(self) -> int:
-        """How many actors of this node were asked for something and have not answered yet."""
-        return sum(own.is_owing for own in self._started)
+    def pending(self) -> int:
+        """Number of actors of this node that have unanswered requests."""
+        return sum(handle.has_pending_requests for handle in self._started)
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
-        """One whose oldest call has an answer, the first such in the order given; None: none has.
+        """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
 
         A dead worker's call counts as answered.
         """
         return self._waiter.wait_any(handles, timeout)
 
-    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
-        """Let workers close their environments, then end those that are still there."""
-        if sys.is_finalizing():  # Ray ends its processes by itself, and nothing can be imported
+    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
+        """Let workers close their environments, then kill the remaining actors."""
+        if sys.is_finalizing():  # Ray ends its processes itself, and imports no longer work
             return
         if self._ray.is_initialized():
             self._waiter.wait_closed(handles, timeout)
@@ -248,9 +268,9 @@ class RayEngine:
 def _policy_at(
     policies: weakref.ref[NodePolicies], options: Mapping[str, Any], node: str, spec: WorkerSpec
 ) -> bytes | None:
-    """What stands for the policy there, as long as the collector is there."""
-    own = policies()
-    return None if own is None else own.policy_at(node, spec, options)
+    """Return the pickled policy for a worker, or ``None`` if `policies` is gone."""
+    alive = policies()
+    return None if alive is None else alive.policy_at(node, spec, options)
 
 
 def _actor_class() -> Any:
@@ -258,7 +278,7 @@ def _actor_class() -> Any:
 
 
 def check_actor_options(configs: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError for actor options that Ray does not know, or of a wrong kind."""
+    """Raise ValueError if Ray does not accept the options of an actor."""
     for config in configs:
         try:
             _actor_class().options(**actor_options(config))
@@ -269,10 +289,11 @@ def check_actor_options(configs: Sequence[Mapping[str, Any]]) -> None:
 def actor_options(
     config: Mapping[str, Any] | None, devices: Devices | None = None
 ) -> dict[str, Any]:
-    """The options of one actor: the defaults, overridden by what the caller gave.
+    """Return the options of one actor: the defaults, overridden by the caller's.
 
     Args:
-        devices: of its worker; one that uses a GPU asks for a part of it.
+        config: Options from the caller.
+        devices: Devices of the worker; an actor whose worker uses a GPU reserves a part of one.
     """
     uses_gpu = devices is not None and "cuda" in devices.worker_types
     gpus = PART_OF_A_GPU if uses_gpu else 0

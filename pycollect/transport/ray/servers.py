@@ -1,4 +1,4 @@
-"""Actors that call a policy for the workers of their node, where that is not the driver's."""
+"""Actors that call a policy for the workers of another node than the driver's."""
 
 from __future__ import annotations
 
@@ -12,93 +12,98 @@ from pycollect.transport.process import H, NodePolicies
 from pycollect.transport.ray.actor import Actor, RayServer
 from pycollect.transport.ray.session import import_ray
 from pycollect.transport.shared_value import Shareable, SharedValue
-from pycollect.transport.starting import StartingEitherWay
-from pycollect.transport.waiting import Waited
+from pycollect.transport.starting import StartingHandle
+from pycollect.transport.waiting import AwaitedWorker
 
 if TYPE_CHECKING:
     from pycollect.transport.ray.engine import RayEngine
 
 NODE = "node"
-"""Among a server's options: Ray's id of the node that it is to be on."""
+"""Option of a server: Ray's id of the node it must run on."""
 
-_TAKEN_OVER = ("runtime_env",)  # from the options of the worker that needs it
+_COPIED_OPTIONS = ("runtime_env",)  # from the options of the worker that needs the server
 
 
 class ServerActor(Actor):
-    """An actor that is a RayServer: once it has built, it serves, and is asked past that call."""
+    """A RayServer actor, for the driver. It serves after `build`; later calls skip the queue."""
 
     _serving: Future[None] | None = None
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call one of ServingHost's methods."""
+        """Call a method of `ServingHost`."""
         if method != "build":
-            return self.call_beside(method, *arguments)
+            return self.call_unqueued(method, *arguments)
         built = super().call(method, *arguments)
         self._serving = self._ringing(self.handle.attend.remote())
         return built
 
     @property
-    def is_gone(self) -> bool:  # type: ignore[override]  # here it is known
-        """Whether it serves no more. Does not wait."""
+    def is_gone(self) -> bool:  # type: ignore[override]  # a ClassVar in Actor
+        """Whether the actor serves no more. Does not wait."""
         return self._serving is not None and self._serving.done()
 
 
 class ServerHandle(CallHandle):
-    """The driver's end of such an actor. It is asked for no rollouts that weights could join."""
+    """The driver's end of a server actor.
+
+    Weights are always sent at once, because a server gets no rollout requests to carry them.
+    """
 
     def assign(self, serial: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
-        """Give it weights, which it takes before its next call of the policy.
+        """Send weights, which the server loads before its next call of the policy.
 
         Returns:
-            What to wait for until it has them.
+            A call that completes when the server has the weights.
         """
         return super().assign(serial, version, weights, True)
 
 
 class ServerEngine:
-    """Starts such actors, beside the workers of a RayEngine. It is an Engine, see there.
+    """Starts server actors next to the workers of a RayEngine; an `Engine`.
 
     Args:
-        engine: of the workers; it is left by whoever leaves that.
-        gpus: that a server's policy needs.
+        engine: Engine of the workers. Its owner leaves it.
+        gpus: Number of GPUs that a server reserves.
     """
 
     def __init__(self, engine: RayEngine, gpus: float) -> None:
         self._engine, self._gpus = engine, gpus
 
-    def serve_by(self, policies: NodePolicies) -> None:
-        """Have the engine's workers ask there for what stands for their policy."""
-        self._engine.ask_for_policies(policies)
+    def set_node_policies(self, policies: NodePolicies) -> None:
+        """Let workers on other nodes get their policy from `policies`."""
+        self._engine.set_node_policies(policies)
 
-    def options_on(self, node: str, of_worker: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of a server's actor on a node.
+    def server_options(self, node: str, of_worker: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a server's actor on a node.
 
-        It asks for no CPU: where workers have reserved all of them, it could never start.
+        It reserves no CPU, because workers may have reserved all CPUs of the node.
 
         Args:
-            of_worker: those of an actor that it serves.
+            node: Ray's id of the node.
+            of_worker: Options of an actor that the server serves.
         """
-        taken = {name: of_worker[name] for name in _TAKEN_OVER if name in of_worker}
-        return {**taken, "num_cpus": 0, "num_gpus": self._gpus, NODE: node}
+        copied = {name: of_worker[name] for name in _COPIED_OPTIONS if name in of_worker}
+        return {**copied, "num_cpus": 0, "num_gpus": self._gpus, NODE: node}
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """A node that lacks something says so itself."""
+        """Accept all options: Ray reports a node that lacks a resource."""
 
     def check_memory(self, needed: int, in_place: bool) -> None:
-        """They hold no rollouts."""
+        """Accept any size: servers hold no rollouts."""
 
     def put(self, value: Shareable) -> SharedValue:
-        """A value for several of them."""
+        """Return a value that several servers share."""
         return self._engine.put(value)
 
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingEitherWay:
-        """Start one, which builds its policy at once.
+    ) -> StartingHandle:
+        """Start a server, which builds its policy at once.
 
         Args:
-            policy: the pickled policy or its factory.
-            options: as `options_on` tells them.
+            spec: Specification of the server.
+            policy: Pickled policy or policy factory.
+            options: Options from `server_options`.
         """
         return self._engine.start_server(spec, policy, options)
 
@@ -106,19 +111,19 @@ class ServerEngine:
         """See :meth:`RayEngine.wait_any`."""
         return self._engine.wait_any(handles, timeout)
 
-    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
-        """Let them end, then end those that are still there."""
+    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
+        """Let servers end, then kill the remaining actors."""
         self._engine.wait_closed(handles, timeout)
 
     def leave(self) -> None:
-        """The workers' engine is left by whoever has it."""
+        """Do nothing: the owner of the workers' engine leaves it."""
 
 
 def server_handle(options: Mapping[str, Any]) -> Any:
-    """Ray's handle of an actor with such options, which is started. It is pinned to its node."""
+    """Start a server actor on its node; return Ray's handle."""
     actor_class = import_ray().remote(concurrency_groups={"control": 1})(RayServer)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    own = {name: value for name, value in options.items() if name != NODE}
+    rays_options = {name: value for name, value in options.items() if name != NODE}
     pinned = NodeAffinitySchedulingStrategy(options[NODE], soft=False)
-    return actor_class.options(**own, scheduling_strategy=pinned).remote()
+    return actor_class.options(**rays_options, scheduling_strategy=pinned).remote()

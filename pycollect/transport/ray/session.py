@@ -1,4 +1,4 @@
-"""Ray itself: joined or started, its resources checked, and left with its last user."""
+"""Join or start Ray, check its resources, and shut it down after its last user."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _PID = re.compile(r"\bpid[:=] ?(\d+)")
 _NODE = re.compile(r"\bip[:=] ?([\w.:]*\w)", re.IGNORECASE)
 _EXIT_CODE = re.compile(r"\bexit code (\d+)")
-_CALLS: SimpleQueue[Callable[[], Any]] = SimpleQueue()
-_IN_ORDER = threading.Lock()
+_FINALIZERS: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+_FINALIZER_LOCK = threading.Lock()
 
 
 def import_ray() -> Any:
@@ -36,7 +36,7 @@ def import_ray() -> Any:
 
 
 class Session:
-    """How many collectors of this process use Ray, and whether one of them started it.
+    """Counts the collectors of this process that use Ray, and whether one of them started it.
 
     Thread-safe.
     """
@@ -47,27 +47,31 @@ class Session:
         self._started = False
 
     def enter(self, init_config: Mapping[str, Any] | None) -> None:
-        """One more uses it; None: join the running cluster, else start one.
+        """Count one more user; join or start Ray for the first one.
+
+        Args:
+            init_config: Arguments of ``ray.init``. ``None`` joins the running cluster or starts
+                one.
 
         Raises:
-            RuntimeError: this process is a worker that imports a module.
+            RuntimeError: This process is a worker that imports a module.
         """
         check_not_importing()
         ray = import_ray()
         with self._lock:
             if not ray.is_initialized():
-                # A dashboard takes seconds to start and a part of a core; a cluster keeps its own.
+                # A dashboard takes seconds to start and part of a core.
                 config = {"include_dashboard": False} if init_config is None else init_config
                 try:
                     _join_or_start(ray, config)
-                except BaseException:  # an interrupt too: Ray would leave half a node behind
+                except BaseException:  # an interrupted start would leave half a node running
                     ray.shutdown()
                     raise
                 self._started = True
             self._users += 1
 
     def leave(self) -> None:
-        """One has done with it; the last one shuts down what a collector has started."""
+        """Count one user less; the last one shuts down a Ray that a collector started."""
         ray = import_ray()
         with self._lock:
             self._users -= 1
@@ -77,9 +81,9 @@ class Session:
 
 
 def _join_or_start(ray: Any, config: Mapping[str, Any]) -> None:
-    """Call `ray.init`, and let a new cluster listen on loopback only.
+    """Call `ray.init`, and make a new cluster listen on loopback only.
 
-    With "_node_ip_address" in the config, a new cluster listens at all addresses, as is Ray's
+    With "_node_ip_address" in the config, a new cluster listens on all addresses, as by Ray's
     default.
     """
     if "_node_ip_address" in config or not _is_to_start(config):
@@ -90,7 +94,7 @@ def _join_or_start(ray: Any, config: Mapping[str, Any]) -> None:
 
 
 def _is_to_start(config: Mapping[str, Any]) -> bool:
-    """Return whether `ray.init` would start a cluster, and not join one."""
+    """Return whether `ray.init` would start a cluster instead of joining one."""
     from ray._private import services
 
     address = config.get("address") or os.environ.get("RAY_ADDRESS")
@@ -102,7 +106,7 @@ def _is_to_start(config: Mapping[str, Any]) -> bool:
 def _on_loopback() -> Iterator[None]:
     """Make Ray listen on loopback, as it does on Windows and macOS.
 
-    Ray has no argument for this: on Linux it replaces a loopback address by an outside one.
+    Ray has no argument for this: on Linux it replaces a loopback address with an external one.
     """
     from ray._private import ray_constants
 
@@ -115,16 +119,16 @@ def _on_loopback() -> Iterator[None]:
 
 
 SESSION = Session()
-"""This process's."""
+"""The session of this process."""
 
 
-def when_forgotten(
+def call_when_freed(
     owner: Any, function: Callable[..., Any], *arguments: Any
 ) -> weakref.finalize[Any, Any]:
-    """Call a function when the owner is garbage; not at exit, when Ray ends by itself.
+    """Call a function when the owner is garbage-collected, but not at exit: Ray ends itself then.
 
-    The garbage collector may run in one of Ray's threads. A call of Ray there would wait for
-    itself, so another thread makes it.
+    The garbage collector may run in one of Ray's threads. A call of Ray from that thread would
+    deadlock, so another thread makes it.
 
     Returns:
         The finalizer; detach it to call the function earlier.
@@ -135,22 +139,22 @@ def when_forgotten(
 
 
 def _call(process: int, function: Callable[[], Any]) -> None:
-    if os.getpid() != process:  # a fork does not own what its parent started
+    if os.getpid() != process:  # a fork does not own the actors of its parent
         return
     if threading.get_ident() == threading.main_thread().ident:
         function()
         return
-    _CALLS.put(function)
-    threading.Thread(target=_next_call, name="pycollect-forgotten", daemon=True).start()
+    _FINALIZERS.put(function)
+    threading.Thread(target=_next_call, name="pycollect-finalizer", daemon=True).start()
 
 
 def _next_call() -> None:
-    with _IN_ORDER:  # actors end before Ray does
-        _CALLS.get()()
+    with _FINALIZER_LOCK:  # keeps the order: actors end before Ray
+        _FINALIZERS.get()()
 
 
 def end_of(error: BaseException) -> ProcessEnd:
-    """Return how an actor's process ended, and its pid and node, from Ray's exception."""
+    """Return how an actor's process ended, with its pid and node, from Ray's exception."""
     text = _COLORS.sub("", str(error))
     pid, node = _PID.search(text), _NODE.search(text)
     places = [pid and f"process {pid[1]}", node and f"on node {node[1]}"]
@@ -169,7 +173,7 @@ def _cause(kind: str, text: str) -> str:
     exit_code = _EXIT_CODE.search(detail)
     if exit_code:
         return f"it ended with exit code {exit_code[1]}"
-    if "connection error" in detail:  # Ray knows no more than that
+    if "connection error" in detail:  # Ray does not know the cause
         return "it was killed, or it crashed"
     return (detail.partition(". ")[0] if of_process else last).removesuffix(".")
 

@@ -1,4 +1,4 @@
-"""A team: several processes that are one worker to whoever asks; a multi class in a Ray actor."""
+"""A nest: a worker that consists of several processes, for example in a Ray actor."""
 
 from __future__ import annotations
 
@@ -20,56 +20,56 @@ from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
 from pycollect.transport.messages import WorkerInfo, WorkerSpec
 from pycollect.transport.processes.engine import ProcessEngine
-from pycollect.transport.waiting import LOOK_SECONDS
+from pycollect.transport.waiting import POLL_SECONDS
 from pycollect.worker.generators import GeneratorState, NestState
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
-_TOLD = ("worker_died", "worker_timeout", "env_error")  # losses that whoever asks is to know
+_REPORTED = ("worker_died", "worker_timeout", "env_error")  # losses that the driver must know
 
 
 @dataclass(frozen=True)
-class TeamMaker:
-    """Makes the team of a worker in the worker's process.
+class NestMaker:
+    """Makes the nest of a worker in the worker's process.
 
     Attributes:
-        options: how its processes collect.
+        options: How the nest's processes collect.
     """
 
     options: RemoteOptions
 
-    def __call__(self, spec: WorkerSpec, policy: bytes) -> Team:
-        """The team of that spec, with a pickled policy or factory."""
-        return Team(spec, policy, self.options)
+    def __call__(self, spec: WorkerSpec, policy: bytes) -> Nest:
+        """Make the nest for that spec, with a pickled policy or factory."""
+        return Nest(spec, policy, self.options)
 
 
 @dataclass(frozen=True)
-class TeamEnvs:
-    """The environments of a team, as those of one worker."""
+class NestEnvs:
+    """The environments of all processes of a nest, as those of one worker."""
 
     num_envs: int
     num_seeds: int
     batch_size: tuple[int, ...]
 
 
-class Team:
-    """Has the methods of a Worker. Its processes are replaced by themselves when they die.
+class Nest:
+    """Has the methods of a Worker, but collects with several processes, which it replaces itself.
 
-    With "sync" processes a rollout is a batch of all of them: W processes are a dimension of their
-    environments, [W, T] or [W, P, T], or, joined with 0 or -1, are in one with another dimension.
-    Else it is that of the process that is ready first, [T] or [P, T]. A rollout that is stopped is
-    as large; the cells to which a process did not come are uncollected, wherever they are.
+    If the processes are sync, a rollout is a batch of all of them. Its shape is [W, T] or [W, P, T]
+    for W processes, or one of its dimensions contains all processes if they are joined with 0 or
+    -1. If they are async, a rollout is that of the process that is ready first, [T] or [P, T]. A
+    rollout that is stopped has the same shape, with uncollected cells.
 
     Args:
-        spec: its `entry` has one entry for each.
-        policy: pickled, or its factory; nothing here looks into it.
-        options: how they collect.
+        spec: Spec of the worker. Its `entry` has one entry per process.
+        policy: The pickled policy or its factory, which is passed on without unpickling.
+        options: How the processes collect.
 
     Raises:
-        SharedMemoryError: processes cannot share memory here.
-        ValueError: they are not alike, also where they are not sync.
+        SharedMemoryError: Processes cannot share memory here.
+        ValueError: The processes' rollouts differ in form, which is not allowed even if async.
     """
 
-    # Hooks run in the processes.
+    # The processes call the hooks.
     post_collect_hook: Callable[[Any], Any] | None = None
     version = 0
 
@@ -78,10 +78,10 @@ class Team:
         self._options = options
         self._size = len(spec.entry)
         self._sequence = 0
-        self._fresh: Weights | None = None
+        self._new_weights: Weights | None = None
         self._version = 0
-        self._told: dict[str, int] = {}
-        own = replace(spec.options, frames=self._share(spec.options.frames))
+        self._reported: dict[str, int] = {}
+        options_of_each = replace(spec.options, frames=self._share(spec.options.frames))
         kwargs = spec.env_kwargs
         plans = [
             WorkerPlan(
@@ -89,7 +89,7 @@ class Team:
                     process,
                     entry,
                     kwargs[process] if isinstance(kwargs, list) else kwargs,
-                    own,
+                    options_of_each,
                     builds_policy=spec.builds_policy,
                     hides_gpus=spec.hides_gpus,
                 ),
@@ -100,22 +100,22 @@ class Team:
         ]
         self._processes = _Processes(self._options, plans)
         try:
-            self._learn()
+            self._read_infos()
         except BaseException:
             self.close()
             raise
 
     def _share(self, frames: int) -> int:
-        """Frames of one process's rollout where the team's is to have so many."""
+        """Return the frames of one process's rollout if the nest's rollout has `frames`."""
         return -(-frames // self._size) if self._options.sync else frames
 
-    def _learn(self) -> None:
-        """What the team looks like, from what its processes do."""
+    def _read_infos(self) -> None:
+        """Set the nest's properties from those of its processes."""
         infos = self._processes.infos
         check_alike(infos)
         first = infos[0]
         *envs, self.steps = self._processes.shape
-        self.env = TeamEnvs(
+        self.env = NestEnvs(
             num_envs=math.prod(envs),
             num_seeds=sum(info.num_seeds for info in infos.values()),
             batch_size=tuple(envs),
@@ -128,27 +128,27 @@ class Team:
 
     @property
     def processes(self) -> int:
-        """How many there are."""
+        """Number of processes."""
         return self._size
 
     @property
-    def beside(self) -> bool:
-        """Whether these are stacked in a rollout, each a part of its own."""
+    def stacked(self) -> bool:
+        """Whether the first dimension of a rollout is the processes."""
         return self._options.joined == "stack"
 
     @property
     def scheduler(self) -> Scheduler:
-        """What drives the processes."""
+        """The scheduler of the processes."""
         return self._processes.scheduler
 
     @property
     def batch_shape(self) -> list[int]:
-        """The batch dimensions of a rollout."""
+        """Batch dimensions of a rollout."""
         return [*self.env.batch_size, self.steps]
 
     @property
     def stepped(self) -> int:
-        """Grows as long as something is done: with each step, and while processes are awaited."""
+        """A number that grows with each step, and while the nest waits for its processes."""
         return self._processes.activity
 
     def collect(
@@ -159,14 +159,14 @@ class Team:
         random: bool = False,
         control: RolloutControl | None = None,
     ) -> RolloutReport:
-        """One rollout into that row of a slab, see :meth:`Worker.collect`.
+        """Collect one rollout into a row of a slab; see :meth:`Worker.collect`.
 
         Raises:
-            WorkerError: a process died too often.
+            WorkerError: A process died too often.
         """
-        if self._fresh is not None or policy_version != self._version:
-            self._processes.push(self._fresh or NO_WEIGHTS, policy_version)
-            self._fresh, self._version = None, policy_version
+        if self._new_weights is not None or policy_version != self._version:
+            self._processes.push(self._new_weights or NO_WEIGHTS, policy_version)
+            self._new_weights, self._version = None, policy_version
         try:
             batch = self._processes.rollout(random, control or RolloutControl())
         except WorkerError as error:
@@ -174,7 +174,9 @@ class Team:
             raise WorkerError(text, self.index, self.incarnation, error.remote_traceback) from error
         header = join_rollouts(slab, row, batch.slab, self.index, self.incarnation, self._sequence)
         self._sequence += 1
-        reports = [own.report for own in self._processes.present if own.report is not None]
+        reports = [
+            process.report for process in self._processes.present if process.report is not None
+        ]
         return RolloutReport(
             header.frames,
             header.policy_version,
@@ -195,53 +197,54 @@ class Team:
         return Lazy({key: c.reshape(size) for key, c in extras.items()}, pickled_extras)
 
     def _sources(self, batch: Batch) -> tuple[int, ...]:
-        """Whose rollouts follow each other along time; 0 where all are side by side."""
+        """Return the processes that follow each other along time; (0,) if they are stacked."""
         if not self._options.sync:
             return tuple(batch.frames_of)
         return tuple(range(self._size)) if self._processes.in_time else (0,)
 
     def _new_losses(self) -> dict[str, int]:
         lost = self._processes.lost
-        new = {reason: lost.get(reason, 0) - self._told.get(reason, 0) for reason in _TOLD}
-        self._told = lost
+        new = {reason: lost.get(reason, 0) - self._reported.get(reason, 0) for reason in _REPORTED}
+        self._reported = lost
         return {reason: frames for reason, frames in new.items() if frames}
 
     def load_weights(self, weights: Weights) -> None:
-        """New weights for the rollouts that start from the next `collect` on."""
-        self._fresh = weights
+        """Use these weights for the rollouts that start from the next `collect` on."""
+        self._new_weights = weights
 
     def set_hook(self, name: str, hook: Any) -> None:
-        """A hook for all processes, from their next rollout to start on."""
+        """Set a hook of all processes, from their next rollout on."""
         self._processes.scheduler.set_hook(name, hook)
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """Seed everything anew and reset all environments.
+        """Seed everything and reset all environments.
 
-        Process w draws as worker w of a collector would that was seeded with `root` and this
-        worker's id together.
+        Process w draws the same numbers as worker w of a collector that is seeded with `root`
+        combined with this worker's id.
 
         Args:
-            seeds: of the environments, in the order of the processes.
+            seeds: Seeds of the environments, in the order of the processes.
+            root: Seed of the random generators.
         """
         self._processes.begin(
             {
-                process: ("set_seed", own, root << 32 | self.index)
-                for process, own in self._of_each(seeds).items()
+                process: ("set_seed", process_seeds, root << 32 | self.index)
+                for process, process_seeds in self._split(seeds).items()
             }
         )
 
     def resume(self, state: GeneratorState | NestState, seeds: Sequence[int]) -> None:
-        """Go on with generators that stood so, after a reset."""
+        """Reset, and continue with these generator states."""
         assert isinstance(state, NestState)
-        own = self._of_each(seeds)
+        split = self._split(seeds)
         self._processes.begin(
             {
-                process: ("resume", part, own[process])
-                for process, part in enumerate(state.processes)
+                process: ("resume", generators, split[process])
+                for process, generators in enumerate(state.processes)
             }
         )
 
-    def _of_each(self, seeds: Sequence[int]) -> dict[int, list[int]]:
+    def _split(self, seeds: Sequence[int]) -> dict[int, list[int]]:
         rest = list(seeds)
         result = {}
         for process, info in self._processes.infos.items():
@@ -249,19 +252,19 @@ class Team:
         return result
 
     def reset(self) -> None:
-        """Reset all environments; open trajectories end there."""
+        """Reset all environments, which ends open trajectories."""
         self._processes.scheduler.reset(None)
 
     def generator_state(self) -> NestState | None:
-        """Where the processes' generators stood; None if one of them has not said it yet."""
+        """Return the states of the processes' generators, or ``None`` unless all are known."""
         states = [process.generators for process in self._processes.present]
         known = tuple(state for state in states if isinstance(state, GeneratorState))
         return NestState(known) if len(known) == len(states) else None
 
     def set_share(self, frames: int) -> None:
-        """Collect that many frames per rollout from now on."""
+        """Collect this number of frames per rollout from now on."""
         self._processes.resize(self._share(frames))
-        self._learn()
+        self._read_infos()
 
     def close(self) -> None:
         """End the processes, which close their environments. Idempotent."""
@@ -269,11 +272,12 @@ class Team:
 
 
 class _Engine(ProcessEngine):
-    """Lets whoever waits for the team see that it is alive, and stop it, while it waits itself.
+    """An engine that shows the driver that a waiting nest is alive, and passes on its stops.
 
     Args:
-        all_stop: of all processes the team awaits a rollout; else of one, the first in the line.
-        start_method: see :class:`ProcessEngine`.
+        all_stop: Whether a stop ends the rollouts of all processes, because the nest waits for all.
+            Otherwise it ends that of the first process in the queue.
+        start_method: See :class:`ProcessEngine`.
     """
 
     def __init__(self, all_stop: bool, start_method: str) -> None:
@@ -292,22 +296,22 @@ class _Engine(ProcessEngine):
                 for handle in handles if self.all_stop else handles[:1]:
                     handle.stop()
             left = deadline - time.monotonic()
-            ready = super().wait_any(handles, min(left, LOOK_SECONDS))
-            if ready is not None or left <= LOOK_SECONDS:
+            ready = super().wait_any(handles, min(left, POLL_SECONDS))
+            if ready is not None or left <= POLL_SECONDS:
                 return ready
 
 
-class _TeamFlow(Flow):
-    """The accounts of a team's processes, whose actions are random where the team's are to be."""
+class _NestFlow(Flow):
+    """Counters of a nest's processes; the driver decides whether their actions are random."""
 
     is_random = False
 
 
 class _Processes:
-    """A team's processes. Their batches are handed over as they were assembled."""
+    """The processes of a nest, whose batches become rollouts without delivery."""
 
     def __init__(self, options: RemoteOptions, plans: Sequence[WorkerPlan]) -> None:
-        self._flow = _TeamFlow(StreamOptions(frames_per_batch=1))
+        self._flow = _NestFlow(StreamOptions(frames_per_batch=1))
         self._engine = _Engine(options.sync, options.start_method)
         self.scheduler = Scheduler(self._flow, options, plans, None, self._engine)
         try:
@@ -318,17 +322,17 @@ class _Processes:
 
     @property
     def present(self) -> list[WorkerRecord]:
-        """What is known of each process."""
+        """Records of the processes."""
         return self.scheduler.group.present
 
     @property
     def infos(self) -> dict[int, WorkerInfo]:
-        """What each process turned out to be."""
+        """Properties of each built process, by index."""
         return self.scheduler.group.infos
 
     @property
     def shape(self) -> list[int]:
-        """The batch dimensions of a batch."""
+        """Batch dimensions of a batch."""
         return self.scheduler.assembly.shape(list(self.infos.values()))
 
     @property
@@ -338,27 +342,27 @@ class _Processes:
 
     @property
     def activity(self) -> int:
-        """Changes as long as anything happens."""
+        """A number that changes as long as anything happens."""
         return self._engine.beats + sum(process.handle.steps() or 0 for process in self.present)
 
     @property
     def lost(self) -> dict[str, int]:
-        """Frames that were asked for and never came, by reason."""
+        """Number of frames that were requested and lost, by reason."""
         reasons: dict[str, int] = self._flow.ledger.report()["total"]["reasons"]
         return reasons
 
     @property
     def restarts(self) -> int:
-        """How often a process was replaced."""
+        """Number of times that a process was replaced."""
         return sum(process.incarnation for process in self.present)
 
     def rollout(self, random: bool, control: RolloutControl) -> Batch:
-        """The next batch.
+        """Return the next batch.
 
         Args:
-            random: what is asked of processes from now on has random actions. Where they are not
-                sync, some was asked for before.
-            control: told of steps, and asked whether to stop.
+            random: Whether rollouts that are requested from now on take random actions. Async
+                processes may have earlier requests.
+            control: Counts steps, and may stop the rollout.
         """
         flow = self._flow
         flow.is_random, self._engine.control = random, control
@@ -373,26 +377,26 @@ class _Processes:
         return batch
 
     def push(self, weights: Weights, version: int) -> None:
-        """Weights for the rollouts that start from now on."""
+        """Send weights for the rollouts that start from now on."""
         self._flow.version.number = version
         self.scheduler.group.weights.send(weights, self.present, version)
 
     def begin(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
-        """Drop what is in flight, and begin anew with a call of each process."""
+        """Drop rollouts in flight, and start again with a call in each process."""
         self._flow.drop("set_seed")
         self.scheduler.drop()
         for process in self.present:
             process.report = None
-        self.scheduler.awaiting.begin_all(calls)
+        self.scheduler.waiter.begin_all(calls)
 
     def resize(self, frames: int) -> None:
-        """Collect that many frames per rollout of each process."""
-        if self._flow.ledger.in_flight:  # nobody has asked for it yet; what follows has no gap
+        """Set the number of frames per rollout of each process."""
+        if self._flow.ledger.in_flight:  # prefetched rollouts have the old size; drop them
             self.scheduler.reset(None)
-        self.scheduler.awaiting.resized(frames)
+        self.scheduler.waiter.resize(frames)
 
     def close(self) -> None:
-        """End them. Idempotent."""
+        """End the processes. Idempotent."""
         self._flow.closed = True
         self._flow.ledger.lose_in_flight("shutdown")
         self.scheduler.close()
