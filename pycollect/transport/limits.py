@@ -15,13 +15,13 @@ _REACHED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
 @contextmanager
-def limits_named(what: str) -> Iterator[None]:
+def limits_named(operation: str) -> Iterator[None]:
     """Raise a LimitError that names the limit if the block fails because a limit is reached.
 
     Other errors pass unchanged.
 
     Args:
-        what: The operation, as a noun phrase for the message.
+        operation: Noun phrase for the message.
     """
     try:
         yield
@@ -29,7 +29,7 @@ def limits_named(what: str) -> Iterator[None]:
         number = _number(error)
         if number is None:
             raise
-        text = f"{what} failed: {_limit(number)}, then call again; {error}"
+        text = f"{operation} failed: {_limit(number)}, then call again; {error}"
         raise LimitError(number, text) from error
 
 

@@ -1,7 +1,7 @@
 """Refuse to start workers from a module that a worker process imports.
 
 A worker imports the modules of its environments and its policy. If such a module starts workers
-when it is imported, each of those would start workers of its other, without end.
+when it is imported, each of those would start workers of its own, without end.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class AnswerWaiter:
             handle.kill()
 
     def _await_closing(self, handles: Sequence[AwaitedWorker], timeout: float | None) -> None:
-        """Wait until the workers have closed; give up those that do not respond."""
+        """Wait until the workers have closed; give up unresponsive ones."""
         began = time.monotonic()
         self._wait_dead(handles, _shorter(_RESPOND_SECONDS, timeout))
         left = None if timeout is None else timeout - (time.monotonic() - began)

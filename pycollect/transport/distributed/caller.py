@@ -108,9 +108,8 @@ class RankCaller:
         except Exception as error:  # torch raises several kinds of RuntimeError
             self._lose(str(error))
         if link is not None:
-            self._killed.wait(
-                _REPORT_SECONDS
-            )  # a rank that still runs would log a broken connection
+            # A rank that still runs would log a broken connection.
+            self._killed.wait(_REPORT_SECONDS)
             link.close()
 
     def _begin(self, link: Link) -> None:

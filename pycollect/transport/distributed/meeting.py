@@ -116,7 +116,7 @@ class Meeting(Store):
         self._values: dict[str, bytes] = {}
 
     def join(self, connection: socket.socket, key: bytes, end: int) -> None:
-        """Use this connection, whose other end has proved that it knows the token.
+        """Use this connection; its other end has proved that it knows the token.
 
         The driver sends the invitation before a thread that waits in `set` continues, because two
         threads that sign messages at once would corrupt each other's signatures.

@@ -213,7 +213,7 @@ class ForkServer:
             raise ForkServerError(f"the fork server failed: {error}") from error
 
     def _kill(self) -> None:
-        """Kill the fork server and workers whose start it has not reported; other workers go on."""
+        """Kill the fork server and workers without a reported start; other workers go on."""
         pid = self.process.pid
         if not self.is_over:
             os.kill(pid, signal.SIGSTOP)

@@ -59,7 +59,7 @@ def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     filter_import_warnings(filters_warnings)
     become_worker()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, forks would reap themselves
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the kernel reaps forks at once
     os.setpgid(0, 0)
     adopt_orphans()
     name_process(_NAME)
@@ -170,9 +170,7 @@ class _ForkServer:
             )
         except ConnectionError:
             message, descriptors, flags = b"", [], 0
-        if (
-            flags & socket.MSG_CTRUNC
-        ):  # too few descriptors are free: the driver sees a closed socket
+        if flags & socket.MSG_CTRUNC:  # too few free descriptors: the driver sees a closed socket
             for descriptor in descriptors:
                 os.close(descriptor)
         elif descriptors:
@@ -323,9 +321,7 @@ def _threads() -> dict[str, str]:
     """Return the names of this process's threads by id, without the main thread."""
     threads = {}
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(
-            FileNotFoundError, ProcessLookupError
-        ):  # the thread has just ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread just ended
             threads[thread] = Path(f"/proc/self/task/{thread}/comm").read_text().strip()
     threads.pop(str(os.getpid()), None)
     return threads
