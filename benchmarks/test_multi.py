@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import test_pixels, workloads
 from benchmarks.race import Side
-from pycollect.bench.sides import for_torchrl, ours, read_tensors, torchrls
+from pycollect.bench.sides import for_torchrl, ours, read, read_tensors, torchrls
 
 PEER = "TorchRL"
 WORKERS = 2
@@ -167,6 +167,36 @@ def test_async(compare: Callable[..., None], name: str, envs: int) -> None:
         ],
         frame_bytes=2 * ENVS[name][2] * 4,
         wanted={PEER: 8, LOOPS: 0.95} if envs == 1 else {LOOPS: 0.95},
+    )
+
+
+def updated(every: int, **arguments: Any) -> Iterator[int]:
+    """Collect, and update the weights each time after `every` batches."""
+    from pycollect import MultiaSyncDataCollector
+
+    env, policy = arguments.pop("env"), arguments.pop("policy")
+    del arguments["collector"]
+    with MultiaSyncDataCollector(env, policy(), **arguments) as collector:
+        for number, batch in enumerate(collector, 1):
+            yield read(batch)
+            if number % every == 0:
+                collector.update_policy_weights_()
+
+
+@pytest.mark.parametrize("every", [1, WORKERS])
+def test_policy_lag(compare: Callable[..., None], every: int) -> None:
+    """A limit of 1 against none, with equally fast workers and an update after `every` batches."""
+    given = {"every": every, **work("Pendulum", 1, sync=False)}
+    unlimited = "pycollect, no limit"
+    turns = {"group": WORKERS, "ahead": 2}
+    compare(
+        f"Pendulum, async, max_policy_lag, update every {every}, {WORKERS} workers, T={STEPS}",
+        [
+            Side("pycollect, max_policy_lag=1", updated, {**given, "max_policy_lag": 1}, **turns),
+            Side(unlimited, updated, given, **turns),
+        ],
+        frame_bytes=workloads.PENDULUM_BYTES,
+        wanted={unlimited: 0.9},
     )
 
 

@@ -50,7 +50,7 @@ _PROCESSES = ("num_collectors", "sync", "backend", "backend_options", "compress"
 _ACTORS = ("backend", "backend_options", "num_workers", "num_sub_threads", "update_at_each_batch")
 _RANKS = (*_ACTORS[1:], "ray_init_config", "remote_configs", *arguments_of(InferenceOptions))
 _PREEMPTION = ("preemptive_threshold", "min_fraction")
-_IN_STEP = ("sync", "update_after_each_batch")
+_IN_STEP = ("sync", "update_after_each_batch", "max_frames_per_update")
 _ONE, _MANY, _SYNC = "SyncDataCollector", "MultiSyncDataCollector", "DistributedSyncDataCollector"
 _RANK = "DistributedDataCollector"
 

@@ -27,6 +27,21 @@ def test_mujoco_learns() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.processes
+def test_sac_learns_and_holds_its_ratio() -> None:
+    pytest.importorskip("gymnasium")
+    episode_return, frames = runpy.run_path(str(EXAMPLES / "sac.py"))["main"]()
+    assert episode_return > -250
+    assert 6_000 <= frames <= 6_020  # 1,000 and one per update, in batches of 20
+
+
+def test_the_guide_shows_the_sac_program() -> None:
+    guide = (EXAMPLES.parent / "docs" / "guides" / "replay-buffers.md").read_text()
+    program = (EXAMPLES / "sac.py").read_text()
+    assert program[program.index("import copy") :] in guide
+
+
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ppo_by_the_scheme_reaches_475(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray")

@@ -96,6 +96,8 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         policy_version: First value of `policy_version` (default: 0).
         policy_version_key: Key of the policy version that acted in each frame; ``None`` omits the
             entry (default: "policy_version").
+        max_policy_lag: Maximum number of policy versions by which a delivered frame may be behind;
+            see :class:`MultiaSyncDataCollector` (default: ``None``).
         env_groups: With 2, a process steps one half of its `envs_per_worker` environments while the
             policy acts for the other half (default: 1).
 
@@ -146,6 +148,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         device_config: Any = None,
         policy_version: int = 0,
         policy_version_key: Any = "policy_version",
+        max_policy_lag: int | None = None,
         env_groups: int = 1,
     ) -> None:
         if policy is None and policy_factory is None:
@@ -185,6 +188,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             track_policy_version=policy_version_key is not None,
             weight_recv_schemes=receiver(weight_sync_model_id, weight_sync),
             inference="central",
+            max_policy_lag=max_policy_lag,
             env_groups=env_groups,
             **server,
         )
@@ -260,7 +264,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         If collecting fails, rollouts that are already complete form a batch; the next call raises.
         """
         flow = self._flow
-        while len(flow.parts) < self._chunks.number:
+        while len(self._fresh_parts()) < self._chunks.number:
             held = sum(_frames_of(flow.parts).values())
             if held and not flow.more_needed and flow.ledger.in_flight == held:
                 return
@@ -273,12 +277,23 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
                 raise
             with Uninterrupted():
                 flow.claim()
-                flow.parts.append((batch.frames_of, td))
+                flow.parts.append((batch.frames_of, batch.versions, td))
+
+    def _fresh_parts(self) -> Sequence[Part]:
+        """Return the rollouts of the batch so far, without those that have become too old."""
+        flow = self._flow
+        stale = [part for part in flow.parts if flow.is_stale(part[1])]
+        if stale:
+            with Uninterrupted():
+                flow.parts = [own for own in flow.parts if not any(own is part for part in stale)]
+                for frames_of, *_ in stale:
+                    self._lose_stale(frames_of)
+        return flow.parts
 
     def _joined(self, parts: Sequence[Part]) -> TensorDictBase:
         """Concatenate rollouts to [N]; the frames of an environment stay adjacent."""
         flat = []
-        for frames_of, td in parts:
+        for frames_of, _, td in parts:
             (worker,) = frames_of
             envs = td.shape[0] if td.ndim > 1 else 1
             own = td.reshape(-1) if td.ndim > 1 else td
@@ -308,6 +323,6 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
 def _frames_of(parts: Sequence[Part]) -> Counter[int]:
     """Return the number of frames of each worker."""
     total: Counter[int] = Counter()
-    for frames_of, _ in parts:
+    for frames_of, *_ in parts:
         total.update(frames_of)
     return total

@@ -48,6 +48,7 @@ REFUSED = {
 _IN_STEP = {
     "sync": "it is always sync; DistributedDataCollector has this argument",
     "update_after_each_batch": "use update_interval; its default, 1, updates after each batch",
+    "max_frames_per_update": "its ranks are updated automatically; use DistributedDataCollector",
 }
 """Refused by a collector that updates its ranks at an interval."""
 

@@ -249,6 +249,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         """
         if self._service is not None:
             update_service(self._service, policy_or_weights)
+            self._pace.count_update()
         else:
             super().update_policy_weights_(policy_or_weights, **options)
 

@@ -33,6 +33,8 @@ class SyncDataCollectorSignature:
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
         extend_buffer: bool = True,
+        max_policy_lag: int | None = None,
+        max_frames_per_update: int | None = None,
         progress: bool = False,
         observation_dtype: Any = None,
         observation_scale: Any = None,
@@ -105,6 +107,15 @@ class SyncDataCollectorSignature:
                 iterator yields ``None``. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
+            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
+                behind, counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
+                collects per call of `update_policy_weights_()`. `init_random_frames` and one more
+                batch (or this number of frames, if that is more) are allowed before the first call.
+                ``None`` collects as fast as possible (default: ``None``).
             progress: Show a progress bar (default: ``False``).
             observation_dtype: Cast observations to this dtype (or its name), at the root, under
                 "next" and for the policy. A dict casts by observation key. Flags are never cast,
@@ -223,6 +234,8 @@ class MultiSyncDataCollectorSignature:
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
         extend_buffer: bool = True,
+        max_policy_lag: int | None = None,
+        max_frames_per_update: int | None = None,
         progress: bool = False,
         observation_dtype: Any = None,
         observation_scale: Any = None,
@@ -310,6 +323,15 @@ class MultiSyncDataCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
+            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
+                behind, counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
+                collects per call of `update_policy_weights_()`. `init_random_frames` and one more
+                batch (or this number of frames, if that is more) are allowed before the first call.
+                ``None`` collects as fast as possible (default: ``None``).
             progress: Show a progress bar (default: ``False``).
             observation_dtype: Cast observations to this dtype (or its name), at the root, under
                 "next" and for the policy. A dict casts by observation key. Flags are never cast,
@@ -470,6 +492,8 @@ class MultiaSyncDataCollectorSignature:
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
         extend_buffer: bool = True,
+        max_policy_lag: int | None = None,
+        max_frames_per_update: int | None = None,
         progress: bool = False,
         observation_dtype: Any = None,
         observation_scale: Any = None,
@@ -555,6 +579,15 @@ class MultiaSyncDataCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
+            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
+                behind, counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
+                collects per call of `update_policy_weights_()`. `init_random_frames` and one more
+                batch (or this number of frames, if that is more) are allowed before the first call.
+                ``None`` collects as fast as possible (default: ``None``).
             progress: Show a progress bar (default: ``False``).
             observation_dtype: Cast observations to this dtype (or its name), at the root, under
                 "next" and for the policy. A dict casts by observation key. Flags are never cast,
@@ -710,6 +743,8 @@ class RayCollectorSignature:
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
         extend_buffer: bool = True,
+        max_policy_lag: int | None = None,
+        max_frames_per_update: int | None = None,
         progress: bool = False,
         observation_dtype: Any = None,
         observation_scale: Any = None,
@@ -804,6 +839,15 @@ class RayCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
+            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
+                behind, counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
+                collects per call of `update_policy_weights_()`. `init_random_frames` and one more
+                batch (or this number of frames, if that is more) are allowed before the first call.
+                ``None`` collects as fast as possible (default: ``None``).
             progress: Show a progress bar (default: ``False``).
             observation_dtype: Cast observations to this dtype (or its name), at the root, under
                 "next" and for the policy. A dict casts by observation key. Flags are never cast,
@@ -982,6 +1026,8 @@ class DistributedDataCollectorSignature:
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
         extend_buffer: bool = True,
+        max_policy_lag: int | None = None,
+        max_frames_per_update: int | None = None,
         progress: bool = False,
         observation_dtype: Any = None,
         observation_scale: Any = None,
@@ -1073,6 +1119,15 @@ class DistributedDataCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
+            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
+                behind, counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
+                collects per call of `update_policy_weights_()`. `init_random_frames` and one more
+                batch (or this number of frames, if that is more) are allowed before the first call.
+                ``None`` collects as fast as possible (default: ``None``).
             progress: Show a progress bar (default: ``False``).
             observation_dtype: Cast observations to this dtype (or its name), at the root, under
                 "next" and for the policy. A dict casts by observation key. Flags are never cast,
@@ -1244,6 +1299,7 @@ class DistributedSyncDataCollectorSignature:
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
         extend_buffer: bool = True,
+        max_policy_lag: int | None = None,
         progress: bool = False,
         observation_dtype: Any = None,
         observation_scale: Any = None,
@@ -1333,6 +1389,11 @@ class DistributedSyncDataCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
+            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
+                behind, counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
             progress: Show a progress bar (default: ``False``).
             observation_dtype: Cast observations to this dtype (or its name), at the root, under
                 "next" and for the policy. A dict casts by observation key. Flags are never cast,
@@ -1499,6 +1560,8 @@ class RPCDataCollectorSignature:
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
         extend_buffer: bool = True,
+        max_policy_lag: int | None = None,
+        max_frames_per_update: int | None = None,
         progress: bool = False,
         observation_dtype: Any = None,
         observation_scale: Any = None,
@@ -1592,6 +1655,15 @@ class RPCDataCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
+            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
+                behind, counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
+                collects per call of `update_policy_weights_()`. `init_random_frames` and one more
+                batch (or this number of frames, if that is more) are allowed before the first call.
+                ``None`` collects as fast as possible (default: ``None``).
             progress: Show a progress bar (default: ``False``).
             observation_dtype: Cast observations to this dtype (or its name), at the root, under
                 "next" and for the policy. A dict casts by observation key. Flags are never cast,

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pycollect.transport.messages import pickled_apart
+from pycollect.transport.messages import pickle_with_inherited
 
 _DEPTH = 8
 
@@ -34,7 +34,7 @@ def unpicklable(value: Any) -> tuple[str, str] | None:
 
 def _error_of(value: Any) -> str | None:
     try:
-        pickled_apart(value)
+        pickle_with_inherited(value)
     except Exception as error:  # an object's own pickling may raise anything
         return f"{type(error).__name__}: {error}"
     return None

@@ -14,6 +14,7 @@ from pycollect.compat.weight_options import (
     only_carries,
 )
 from pycollect.driver.flow import Flow
+from pycollect.driver.pace import Pacing
 from pycollect.driver.source import Source
 
 _POLICY = "policy"
@@ -25,6 +26,7 @@ class WeightUpdates:
 
     _flow: Flow
     _source: Source
+    _pace: Pacing
     worker_idx: Any
 
     def __init__(self, options: WeightOptions) -> None:
@@ -70,7 +72,8 @@ class WeightUpdates:
                 collector was made with.
             weights, policy, policy_weights: TorchRL's other names for `policy_or_weights` (default:
                 ``None``).
-            worker_ids: Id or ids of the workers to update. Defaults to ``None``: all workers.
+            worker_ids: Id or ids of the workers to update. Defaults to ``None``: all workers. With
+                `max_policy_lag`, updates go to all workers.
             model_id: "policy" or ``None``; a collector has no other model (default: ``None``).
             weights_dict: ``{"policy": weights}``. Replaces `policy_or_weights` and `model_id`
                 (default: ``None``).
@@ -103,6 +106,7 @@ class WeightUpdates:
         else:
             source = source_of(given, model_id, weights_dict)
             self._source.weights.update(source, worker_ids, wait)
+        self._pace.count_update()
 
     def _update_by(
         self,
@@ -224,7 +228,17 @@ class WeightUpdates:
             end_receiver(scheme)
 
     def increment_version(self) -> None:
-        """Increment `policy_version` without new weights; workers see it from their next update."""
+        """Increment `policy_version` without new weights; workers see it from their next update.
+
+        Raises:
+            RuntimeError: The collector has a `max_policy_lag` and workers in other processes, which
+                would not reach the new version.
+        """
+        if self._source.is_remote and self._flow.options.max_policy_lag is not None:
+            raise RuntimeError(
+                "max_policy_lag: expected None for increment_version(), which gives workers no new "
+                "weights; call update_policy_weights_() instead"
+            )
         self._flow.version.count()
 
 

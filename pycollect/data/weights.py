@@ -478,12 +478,24 @@ class PolicyVersion:
 
     Attributes:
         number: Number of updates, starting from the tracker's version, or 0 without a tracker.
+        first: The number with which this run began.
     """
 
     def __init__(self, tracker: Any = None) -> None:
         self._tracker = tracker
         first = getattr(tracker, "version", 0)
-        self.number = first if isinstance(first, int) else 0
+        self.number = self.first = first if isinstance(first, int) else 0
+
+    def resume(self, number: int) -> None:
+        """Continue from the version of another run."""
+        self.number = self.first = number
+
+    def lag(self, version: int) -> int:
+        """Return by how many versions weights of that version are behind.
+
+        The weights that workers were made with count as the first version of this run.
+        """
+        return max(self.number - max(version, self.first), 0)
 
     def count(self) -> None:
         """Increment the version."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ REASONS = (
     "shutdown",
     "incomplete",
     "replay_buffer",
+    "max_policy_lag",
 )
 
 
@@ -168,6 +169,7 @@ class Statistics:
         self.batches = 0
         self.episodes = 0
         self._recent: deque[Episode] = deque(maxlen=RECENT_EPISODES)
+        self._lags: Counter[int] = Counter()
         self._seconds: dict[str, float] = {}
         self._restored = 0  # frames delivered by an earlier run
         self._started: float | None = None
@@ -199,6 +201,10 @@ class Statistics:
         self.frames += frames
         self.batches += 1
 
+    def count_lag(self, lag: int, frames: int) -> None:
+        """Count frames that are delivered that many policy versions late."""
+        self._lags[lag] += frames
+
     def count_episodes(self, episodes: Iterable[Episode]) -> None:
         """Count episodes that ended."""
         for episode in episodes:
@@ -210,6 +216,7 @@ class Statistics:
         self.frames, self.batches, self.episodes = frames, batches, episodes
         self._restored = frames
         self._recent.clear()
+        self._lags.clear()
         self._seconds.clear()
         self._started = self._returned = None
 
@@ -243,6 +250,7 @@ class Statistics:
             "episodes": self.episodes,
             "episode_return": self.episode_return,
             "episode_length": mean(float(length) for _, _, length in self._recent.copy()),
+            "policy_lag": dict(sorted(self._lags.copy().items())),
             "seconds": {**seconds, "elapsed": elapsed},
         }
 

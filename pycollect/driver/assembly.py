@@ -303,6 +303,7 @@ class Assembly:
             whole.shape,
             info.leaves,
             {worker: report.frames for worker, report in reports.items()},
+            {worker: report.policy_version for worker, report in reports.items()},
             [episode for report in reports.values() for episode in report.episodes],
             self._extras(list(reports.values()), whole),
             device,

@@ -21,6 +21,10 @@ def end_all() -> None:
         end()
 
 
+def _always() -> bool:
+    return True
+
+
 class Background:
     """Calls a function repeatedly in a background thread until the function returns False.
 
@@ -33,6 +37,7 @@ class Background:
         self._changing = threading.Lock()  # held while the thread is started or stopped
         self._stopping = threading.Event()  # stops the current thread only
         self._thread: threading.Thread | None = None
+        self._woken = threading.Event()
         self._over = False
         self._error: BaseException | None = None
 
@@ -47,12 +52,23 @@ class Background:
         """Whether the caller is the background thread."""
         return self._thread is threading.current_thread()
 
-    def start(self, step: Callable[[], bool], at_exit: Callable[[], None]) -> None:
+    def wake(self) -> None:
+        """Check again whether the function may be called."""
+        self._woken.set()
+
+    def start(
+        self,
+        step: Callable[[], bool],
+        at_exit: Callable[[], None],
+        is_due: Callable[[], bool] = _always,
+    ) -> None:
         """Start the thread; do nothing if it is running, or after `end`.
 
         Args:
             step: Function to call until it returns False.
             at_exit: Called if the program ends while the thread runs. It must call `end`.
+            is_due: Returns whether `step` may be called now. If not, the thread sleeps until
+                `wake`.
         """
         if self.is_current:
             return
@@ -60,7 +76,10 @@ class Background:
             if not self.running and not self._over:
                 self._stopping = threading.Event()
                 self._thread = threading.Thread(
-                    target=self._run, args=(step, self._stopping), name="pycollect", daemon=True
+                    target=self._run,
+                    args=(step, is_due, self._stopping),
+                    name="pycollect",
+                    daemon=True,
                 )
                 _ends[self._thread] = at_exit
                 self._thread.start()
@@ -76,6 +95,7 @@ class Background:
         with self._changing:
             was_running = self.running
             self._stopping.set()
+            self._woken.set()
             if self._thread is not None:
                 self._thread.join(timeout)
                 if self._thread.is_alive():
@@ -98,10 +118,18 @@ class Background:
         if error is not None:
             raise without_frames(error)
 
-    def _run(self, step: Callable[[], bool], stopping: threading.Event) -> None:
+    def _run(
+        self, step: Callable[[], bool], is_due: Callable[[], bool], stopping: threading.Event
+    ) -> None:
         try:
-            while not stopping.is_set() and step():
-                pass
+            while True:
+                self._woken.clear()  # before it looks: a later `wake` is not missed
+                if stopping.is_set():
+                    return
+                if not is_due():
+                    self._woken.wait()
+                elif not step():
+                    return
         except BaseException as error:  # threading ignores a SystemExit
             self._error = without_frames(error)
             raise

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -23,10 +24,20 @@ from pycollect.driver.background import Background
 from pycollect.driver.delivery import assemble, finish, prepare, rollouts_of
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.options import warn_of_rounding
+from pycollect.driver.pace import Pacing
 from pycollect.driver.replay import BufferWrite, extend, pieces, put, warn_of_training
 from pycollect.driver.source import Batch, Source
 from pycollect.driver.state import CollectorState
-from pycollect.errors import LimitError, WorkerError, is_interrupt, not_the_end, without_frames
+from pycollect.errors import (
+    LimitError,
+    WorkerError,
+    is_interrupt,
+    not_the_end,
+    warn_user,
+    without_frames,
+)
+
+_DROPPED_BEFORE_WARNING = 20
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Collector")
@@ -37,6 +48,7 @@ class Finished(NamedTuple):
 
     td: TensorDictBase | None
     frames_of: Mapping[int, int]
+    versions: Mapping[int, int] = MappingProxyType({})  # of each worker's rollout
 
 
 class Collector:
@@ -55,6 +67,8 @@ class Collector:
         self._flow, self._source = flow, source
         self._progress: Progress | None = None
         self._background = Background()
+        self._pace = Pacing(flow, self._background.wake)
+        self._dropped = 0  # batches in a row
         self._ready: deque[Finished] = deque()  # counted as delivered; more than one is rare
         self._batch_devices: tuple[torch.device, torch.device | None] = (CPU, None)
         try:
@@ -83,6 +97,9 @@ class Collector:
         try:
             with self._flow.moving:
                 self._flow.check_not_collecting("next")
+                if self._ready and self._flow.is_stale(self._ready[0].versions):
+                    self._source.end_trajectories(self._ready[0].frames_of)
+                    self._drop_ready("max_policy_lag")
                 if not self._ready and (self._flow.has_ended or not self._advance()):
                     self._end()
                     raise StopIteration
@@ -151,7 +168,7 @@ class Collector:
             with self._flow.statistics.timed("deliver"):
                 td = self._finish(td, batch.tensors, batch.frames_of)
                 self._source.before_delivery(td)
-                self._ready.append(Finished(td, batch.frames_of))
+                self._ready.append(Finished(td, batch.frames_of, batch.versions))
         self._show_progress(sum(batch.frames_of.values()))
         return True
 
@@ -317,17 +334,42 @@ class Collector:
 
     def _collect(self) -> Batch:
         """Return the next batch; until it is claimed, repeat the same one."""
-        if self._flow.unclaimed is None:
+        batch = self._fresh()
+        if batch is None:
             if due := self._source.weights.due():
                 with self._flow.statistics.timed("transport"):
                     self._push_weights(due)
-            with self._flow.policy_stream.collecting(self._background.is_current):
-                self._source.collect()
-        batch = self._flow.unclaimed
-        assert batch is not None
+            while batch is None:
+                with self._flow.policy_stream.collecting(self._background.is_current):
+                    self._source.collect()
+                batch = self._fresh()
         if batch.on_device:
             self._flow.policy_stream.hand_over(batch.on_device.values())
         return batch
+
+    def _fresh(self) -> Batch | None:
+        """Return the batch that was collected, unless there is none; drop it if it is too old."""
+        flow, batch = self._flow, self._flow.unclaimed
+        if batch is None or not flow.is_stale(batch.versions):
+            self._dropped = 0
+            return batch
+        with Uninterrupted():
+            flow.unclaimed = None
+            self._lose_stale(batch.frames_of)
+        self._dropped += 1
+        if self._dropped == _DROPPED_BEFORE_WARNING:
+            warn_user(
+                f"max_policy_lag: the last {self._dropped} batches were dropped, because each was "
+                f"more than {flow.options.max_policy_lag} policy versions old; update weights less "
+                "often, collect fewer frames_per_batch, or raise max_policy_lag"
+            )
+        return None
+
+    def _lose_stale(self, frames_of: Mapping[int, int]) -> None:
+        """Count frames of each worker as lost, because they are too old to be delivered."""
+        for worker, frames in frames_of.items():
+            self._flow.ledger.lose(worker, frames, "max_policy_lag")
+        self._source.end_trajectories(frames_of)
 
     def _push_weights(self, workers: Sequence[int]) -> None:
         """Send the policy's weights to workers that are due for an automatic update."""
@@ -446,6 +488,8 @@ class Collector:
             - "episode_return" and "episode_length": mean sum of rewards and mean number of frames
               over the last 100 episodes; ``None`` before the first. For a vector reward,
               "episode_return" is a list with the mean of each objective.
+            - "policy_lag": number of delivered frames by lag, the number of policy versions by
+              which the oldest weights of their rollout were behind at delivery.
             - "seconds": time by phase.
             - "frames_stepped": frames that workers have stepped, best effort.
             - "slow_paths": slower code paths in use, by name.
@@ -484,7 +528,7 @@ class Collector:
             "lost", "reasons": {reason: frames}}``, all ints. In every L, issued = delivered +
             in_flight + lost. The total is the sum over all workers, including former ones. Reasons
             are worker_died, worker_timeout, server_died, env_error, set_seed, reset,
-            load_state_dict, shutdown, incomplete and replay_buffer.
+            load_state_dict, shutdown, incomplete, replay_buffer and max_policy_lag.
         """
         return self._flow.ledger.report()
 
@@ -567,6 +611,7 @@ class Collector:
             dropped = flow.ledger.in_flight_of_each()
             self._drop("load_state_dict")
             flow.resume(state, dropped)
+            self._pace.restart()
             with flow.policy_stream.ordered():
                 source.streams.resume(state)
 
@@ -582,6 +627,9 @@ class Collector:
         including one of the buffer, ends the thread and is shown there. The next call of `start()`
         or `next()` raises it again. `postproc` runs in that thread, so do not let it use modules
         that are being trained; give it copies.
+
+        With `max_frames_per_update`, the thread waits whenever it has collected the allowed number
+        of frames, until the next call of `update_policy_weights_()`.
 
         Raises:
             RuntimeError: The collector has no replay buffer, or was shut down.
@@ -630,7 +678,12 @@ class Collector:
         if not self._background.is_current:
             with self._flow.policy_stream.ordered():
                 pass  # the background thread does not wait for the caller's stream
-        self._background.start(self._fill, self.shutdown)
+        self._pace.begin()
+        self._background.start(self._fill, self.shutdown, self._may_fill)
+
+    def _may_fill(self) -> bool:
+        """Return whether the background may collect a batch, by `max_frames_per_update`."""
+        return self._pace.allows(self._source.batch_frames)
 
     def _fill(self) -> bool:
         """Fill the replay buffer with one more batch; return False at the end."""

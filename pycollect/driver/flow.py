@@ -24,8 +24,8 @@ from pycollect.driver.source import Batch
 from pycollect.driver.state import CollectorState
 from pycollect.errors import warn_user, without_frames
 
-Part = tuple[Mapping[int, int], TensorDictBase]
-"""Part of a batch that is delivered later: number of frames by worker, and the frames."""
+Part = tuple[Mapping[int, int], Mapping[int, int], TensorDictBase]
+"""Part of a batch that is delivered later: frames and version by worker, and the frames."""
 
 
 class ShutDownError(RuntimeError):
@@ -56,6 +56,7 @@ class Flow:
         collecting: Whether this thread is collecting rollouts. A call of the collector then comes
             from the environment or the policy.
         stop: 1 if rollouts in this process must end after their current step.
+        written_before: Number of items that were already in the replay buffer.
         policy_stream: CUDA stream handling for a policy that is called in this process.
     """
 
@@ -80,7 +81,7 @@ class Flow:
         self.collecting = False
         self.stop = SharedNumber()
         self.policy_stream = PolicyStream(CPU)
-        self._written_before = written_before(options)
+        self.written_before = written_before(options)
         self._warned_of_bounds = False
         self._warned_of_dummies = False
         stop_at_exit(self)
@@ -96,7 +97,7 @@ class Flow:
     def has_ended(self) -> bool:
         """Whether all requested frames were collected and no batch remains to be delivered."""
         total = self.options.total_frames
-        return total is not None and self._frames_collected >= total and not self._has_batch
+        return total is not None and self.frames_collected >= total and not self._has_batch
 
     @property
     def more_needed(self) -> bool:
@@ -113,11 +114,11 @@ class Flow:
         Lost rollouts do not count, so `init_random_frames` is a number of collected frames. Items
         that were in the replay buffer before count.
         """
-        frames = self._written_before + self.ledger.delivered + self.ledger.in_flight
+        frames = self.written_before + self.ledger.delivered + self.ledger.in_flight
         return frames < self.options.init_random_frames
 
     @property
-    def _frames_collected(self) -> int:
+    def frames_collected(self) -> int:
         """Number of frames that were delivered, wait in the queue, or were cut off there."""
         waiting = 0 if self.queue is None else sum(self.queue.held.values()) + self.cut_frames
         return self.ledger.delivered + waiting
@@ -138,7 +139,21 @@ class Flow:
         """Hand the collected batch over to the caller."""
         if self.unclaimed is not None:
             self.statistics.count_episodes(self.unclaimed.episodes)
+            for worker, frames in self.unclaimed.frames_of.items():
+                lag = self.version.lag(self.unclaimed.versions[worker])
+                self.statistics.count_lag(lag, frames)
             self.unclaimed = None
+
+    def is_stale(self, versions: Mapping[int, int]) -> bool:
+        """Whether a rollout is too old to be delivered, by `max_policy_lag`.
+
+        Args:
+            versions: Policy version of each worker's rollout.
+        """
+        limit = self.options.max_policy_lag
+        return limit is not None and any(
+            self.version.lag(version) > limit for version in versions.values()
+        )
 
     def take_parts(self) -> list[Part]:
         """Remove and return the parts that are about to be delivered."""
@@ -183,7 +198,7 @@ class Flow:
         self.queue = self._new_queue(state.trajectories)
         self.cut_frames = 0
         self.entropy, self.seeded = state.entropy, True
-        self.version.number = state.policy_version
+        self.version.resume(state.policy_version)
 
     # Checks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -192,6 +192,7 @@ class InProcess:
             worker.batch_shape,
             worker.leaves,
             {0: report.frames},
+            {0: report.policy_version},
             report.episodes,
             extras,
             *self._batch_devices,
@@ -217,6 +218,10 @@ class InProcess:
 
     def drop(self) -> None:
         """Do nothing, because no rollout is ever queued."""
+
+    def end_trajectories(self, workers: Iterable[int]) -> None:
+        """Reset all environments before the next rollout."""
+        self.worker.reset_later()
 
     def reset(self, index: Any) -> None:
         """Reset the environments that an index into their batch dimensions selects.
@@ -255,7 +260,7 @@ class InProcess:
         The policy is live, so only a rollout from before an update is behind.
         """
         report = self.streams.report
-        return {0: self._flow.version.number - report.policy_version if report else 0}
+        return {0: self._flow.version.lag(report.policy_version) if report else 0}
 
     def report(self) -> dict[str, Any]:
         """Return the statistics of the stream and the worker.

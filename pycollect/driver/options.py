@@ -260,6 +260,41 @@ class RemoteOptions:
         return self.uneven and self.joined == "stack"
 
 
+def _check_policy_lag(name: str, value: Any, trajs_per_batch: Any) -> int | None:
+    if value is None:
+        return None
+    if trajs_per_batch:
+        raise ValueError(
+            f"{name}: expected None with trajs_per_batch, got {value!r}; frames wait until their "
+            "trajectory ends, whatever their policy version"
+        )
+    return check.check_not_negative(name, value)
+
+
+_AUTOMATIC = ("update_after_each_batch", "update_at_each_batch", "max_weight_update_interval")
+
+
+def _check_pace(
+    name: str, value: Any, replay_buffer: Any, receivers: Any, *each: Any
+) -> int | None:
+    if value is None:
+        return None
+    if replay_buffer is None:
+        raise ValueError(
+            f"{name}: expected None without replay_buffer, got {value!r}; it limits start(), which "
+            "fills the buffer"
+        )
+    automatic = [other for other, own in zip(_AUTOMATIC, each, strict=True) if own and own > 0]
+    if receivers:
+        automatic.append("weight_recv_schemes")
+    if automatic:
+        raise ValueError(
+            f"{name}: expected None with {automatic[0]}, got {value!r}; only calls of "
+            "update_policy_weights_() allow more frames"
+        )
+    return check.check_positive(name, value)
+
+
 @dataclass(frozen=True)
 class StreamOptions:
     """Options of the stream, for all collectors.
@@ -339,6 +374,25 @@ class StreamOptions:
         True,
         "If ``False``, each item of the replay buffer is one step, [] or [P].",
         in_kwargs=True,
+    )
+    max_policy_lag: int | None = argument(
+        None,
+        _check_policy_lag,
+        """Maximum number of policy versions by which a delivered frame may be behind, counted from
+        the oldest weights of its rollout. Workers wait rather than start a rollout that could
+        become older. If the learner updates more often than before, rollouts that have become too
+        old are dropped and counted in `ledger()`. Weights then always go to all workers. ``None``
+        sets no limit.""",
+        also=("trajs_per_batch",),
+    )
+    max_frames_per_update: int | None = argument(
+        None,
+        _check_pace,
+        """With `replay_buffer`, maximum number of frames that `start()` collects per call of
+        `update_policy_weights_()`. `init_random_frames` and one more batch (or this number of
+        frames, if that is more) are allowed before the first call. ``None`` collects as fast as
+        possible.""",
+        also=("replay_buffer", "weight_recv_schemes", *_AUTOMATIC),
     )
     progress: bool = flag(False, "Show a progress bar.")
     cast: ObservationCast | None = made_of(

@@ -132,6 +132,10 @@ class WorkerRecord:
         if not self.starting:
             self.handle.submit(request)
 
+    def renew_requests(self, version: int) -> None:
+        """Request the same rollouts again, with that policy version."""
+        self.requests = deque(replace(request, version=version) for request in self.requests)
+
     def drop(self) -> None:
         """Forget the requested rollouts."""
         self.requests.clear()

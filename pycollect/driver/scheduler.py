@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ from pycollect._core import Uninterrupted
 from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.weights import NO_WEIGHTS, Weights, weights_of
 from pycollect.driver.accounts import count_slow_paths
-from pycollect.driver.assembly import Assembly, PendingBatch, in_flight_bytes
+from pycollect.driver.assembly import Assembly, PendingBatch, forget_ids, in_flight_bytes
 from pycollect.driver.flow import Flow
 from pycollect.driver.membership import Membership
 from pycollect.driver.options import RemoteOptions
+from pycollect.driver.pace import PolicyLagLimit
 from pycollect.driver.policy_server import PolicyProcess, ProcessPlan
 from pycollect.driver.policy_servers import NewestWeights, NodePlan, NodeServers, PolicyServers
 from pycollect.driver.random_streams import GroupStreams, ServedStreams
@@ -112,6 +113,8 @@ class Scheduler:
         depth = max(options.ahead, 1)
         self.assembly = Assembly(options.joined, depth, options.uneven, options.padded)
         self._servers = self._all_servers(server, nodes)
+        limit = flow.options.max_policy_lag
+        self._limit = None if limit is None else PolicyLagLimit(limit, flow.version)
         self.group = WorkerGroup(flow, engine, options, self._servers)
         self.waiter = WorkerWaiter(flow, self.group, options, self._servers)
         self.weights: WorkerWeights
@@ -181,14 +184,26 @@ class Scheduler:
             raise RuntimeError("all workers were stopped; call add_collectors() first")
         self._flow.collecting = True  # this process may call the policy while it waits
         try:
-            self._top_up(max(self._options.ahead, 1))
-            if self._options.sync:
-                self._collect_round()
-            else:
-                self._collect_first()
-            self._top_up(self._options.ahead)
+            self._collect()
         finally:
             self._flow.collecting = False
+
+    def _collect(self) -> None:
+        if self._limit is not None:
+            self._limit.look()
+        self._top_up(max(self._options.ahead, 1), True)
+        if self._options.sync:
+            self._collect_round()
+        else:
+            self._collect_first()
+        batch = self._flow.unclaimed
+        if (
+            self._limit is not None
+            and batch is not None
+            and not self._flow.is_stale(batch.versions)
+        ):
+            self._limit.delivered()
+        self._top_up(self._options.ahead, False)
 
     def _collect_round(self) -> None:
         """Join one rollout of each worker."""
@@ -253,7 +268,7 @@ class Scheduler:
             waiting = [worker for worker in self.group.queue if worker.requests or worker.starting]
             if flow.failing is None:
                 try:
-                    worker = self.waiter.any_of(waiting)
+                    worker = self.waiter.any_of(self._due(waiting))
                 except (
                     WorkerError
                 ) as error:  # too many deaths of the worker or the inference server
@@ -273,6 +288,26 @@ class Scheduler:
                 continue
             if rollout is not None:
                 return worker, rollout
+
+    def _due(self, waiting: Sequence[WorkerRecord]) -> Sequence[WorkerRecord]:
+        """Return the workers whose rollouts may be delivered next, by `max_policy_lag`.
+
+        Workers that start are among them, because they wait for their requests.
+        """
+        if self._limit is None:
+            return waiting
+        newest = self._limit.most_recent_due(self._requested)
+        if newest is None:
+            return waiting
+        return [own for own in waiting if own.starting or own.requests[0].version <= newest]
+
+    @property
+    def _requested(self) -> list[int]:
+        """Policy versions with which the batches in flight were requested."""
+        queues = [worker.requests for worker in self.group.present]
+        if self._options.sync:
+            queues = [max(queues, key=len)]
+        return [request.version for queue in queues for request in queue]
 
     def _give_up(self, worker: WorkerRecord, error: Exception) -> None:
         """Release a failed worker, and keep its error to be raised later."""
@@ -318,28 +353,39 @@ class Scheduler:
 
     # Requests
 
-    def _top_up(self, depth: int) -> None:
+    def _top_up(self, depth: int, learner_waits: bool) -> None:
         """Request rollouts until each worker has `depth` of them, one per worker in turn.
 
         Sync rounds are requested from all workers or from none.
+
+        Args:
+            depth: Number of requests per worker.
+            learner_waits: No weights arrive before the next batch is delivered.
         """
         if self._flow.failing is not None:
             return
         with self._flow.statistics.timed("transport"):
             self.members.settle()
             if not self.members.changed:  # older requests must finish before the shares change
-                self._request_more(depth)
+                self._request_more(depth, learner_waits)
 
-    def _request_more(self, depth: int) -> None:
-        workers = [worker for worker in self.group.present if not worker.leaving]
+    def _request_more(self, depth: int, learner_waits: bool) -> None:
+        workers = [worker for worker in self.group.queue if not worker.leaving]
         for level in range(1, depth + 1):
             lacking = [worker for worker in workers if len(worker.requests) < level]
             if not lacking:
                 continue
             for group in [lacking] if self._options.sync else [[worker] for worker in lacking]:
-                if not self._flow.more_needed:
+                if not (self._flow.more_needed and self._may_start(learner_waits, len(workers))):
                     return
                 self._request(group)
+
+    def _may_start(self, learner_waits: bool, workers: int) -> bool:
+        """Return whether another batch may be requested, by `max_policy_lag`."""
+        if self._limit is None:
+            return True
+        at_once = 1 if self._options.sync else workers
+        return self._limit.may_start(self._requested, learner_waits, at_once)
 
     def _request(self, workers: Sequence[WorkerRecord]) -> None:
         """Request one rollout from each of these workers, to be joined into one batch."""
@@ -353,13 +399,19 @@ class Scheduler:
             for worker, slab_rows in zip(workers, rows, strict=True):
                 self._flow.ledger.issue(worker.index, worker.info.frames)
                 least = 1 if preemption is None else preemption.min_steps(worker.info.steps)
-                worker.request(RolloutRequest(random, slab_rows, least))
+                version = self._flow.version.number
+                worker.request(RolloutRequest(random, slab_rows, least, version))
 
     def drop(self) -> None:
         """Forget all requested rollouts; then workers may be added or removed."""
         for worker in self.group.present:
             worker.drop()
         self.members.settle()
+
+    def end_trajectories(self, workers: Iterable[int]) -> None:
+        """See :meth:`Source.end_trajectories`."""
+        for worker in self.group.of(list(workers)):
+            forget_ids(self._flow.ids, worker.index, worker.info)
 
     def reset(self, flags: Sequence[bool] | None) -> None:
         """Reset the environments of some workers and drop their rollouts.
@@ -419,9 +471,9 @@ class Scheduler:
     @property
     def policy_lag(self) -> dict[int, int]:
         """Policy versions by which each worker's last delivered rollout was behind, 0 before it."""
-        version = self._flow.version.number
+        lag = self._flow.version.lag
         return {
-            worker.index: version - worker.version if worker.report else 0
+            worker.index: lag(worker.version) if worker.report else 0
             for worker in self.group.present
         }
 

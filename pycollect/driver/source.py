@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,6 +31,7 @@ class Batch:
         leaves: Entries of a frame.
         frames_of: Number of collected frames of each worker, in the order of their rows.
             Uncollected cells are not counted.
+        versions: Oldest policy version that acted in the rollout of each worker.
         episodes: Episodes that ended in this batch.
         extras: Extras in the shape of the batch, or ``None``.
         device: Device to deliver the batch to.
@@ -48,6 +49,7 @@ class Batch:
     shape: Sequence[int]
     leaves: BatchLeaves
     frames_of: Mapping[int, int] = field(default_factory=dict)
+    versions: Mapping[int, int] = field(default_factory=dict)
     episodes: Sequence[Episode] = ()
     extras: Extras | None = None
     device: torch.device = CPU
@@ -151,6 +153,9 @@ class Source(Protocol):
 
     def drop(self) -> None:
         """Forget the rollouts that were requested from workers."""
+
+    def end_trajectories(self, workers: Iterable[int]) -> None:
+        """Give later frames of these workers new trajectory ids, because a rollout was dropped."""
 
     def set_hook(
         self, name: str, hook: Callable[..., Any] | None, workers: Sequence[int] | None = None

@@ -161,6 +161,7 @@ class PolicyUpdates:
     def push_to_worker(self, worker: WorkerRecord, source: Any) -> None:
         """Send one worker individual weights."""
         weights = weights_from(source)
+        self._check_for_all([worker.index])
         self._group.weights.check(weights, [worker])
         self._push([(weights, [worker])], False, individual=True)
 
@@ -173,12 +174,23 @@ class PolicyUpdates:
         if each is not None:
             check_worker_ids(list(each), known, "policy_or_weights")
             ids = check_worker_ids(list(each) if worker_ids is None else worker_ids, sorted(each))
+            self._check_for_all(ids)
             return [(weights_from(each[index]), self._group.of([index])) for index in ids]
         ids = check_worker_ids(worker_ids, known)
+        self._check_for_all(ids)
         if source is None and self._options.built_by_workers and self._policy is None:
             raise no_weights_given()
         weights = weights_of(self._policy) if source is None else weights_from(source)
         return [(weights, self._group.of(ids))]
+
+    def _check_for_all(self, ids: Sequence[int]) -> None:
+        """Raise ValueError if `max_policy_lag` would drop the rollouts of all other workers."""
+        others = [own.index for own in self._group.present if own.index not in ids]
+        if others and self._flow.options.max_policy_lag is not None:
+            raise ValueError(
+                f"worker_ids: expected all workers because of max_policy_lag, got {list(ids)}; "
+                f"rollouts of {others} would become too old to be delivered"
+            )
 
     @contextmanager
     def one_version(self) -> Iterator[None]:
@@ -190,17 +202,22 @@ class PolicyUpdates:
             self._shared_version = None
 
     def due(self) -> Sequence[int]:
-        """Return the workers due for the policy's weights: all if sync, the served one if async."""
+        """Return the workers due for the policy's weights: all if sync, the served one if async.
+
+        With `max_policy_lag`, all workers are due if one is.
+        """
         each, every = self._options.update_each, self._options.update_interval
         if not (each or every):
             return ()
         present, served = self._group.present, self._last_served
-        return [
+        due = [
             worker.index
             for worker in present
             if (each and (self._options.sync or worker is served))
             or (every and worker.since_update >= every)
         ]
+        limited = self._flow.options.max_policy_lag is not None
+        return self._group.ids() if limited and due else due
 
     def push(self, worker_ids: Sequence[int]) -> None:
         """Send the policy's weights to these workers, unless they were built with the same.

@@ -221,6 +221,7 @@ class WorkerGroup:
         with Uninterrupted():  # otherwise frames could be lost twice
             flow.lose_worker(worker.index, worker.frames_in_flight, reason)
             forget_ids(flow.ids, worker.index, worker.info)
+            worker.renew_requests(flow.version.number)
             self.restart(worker, death, reason)
             generators = worker.generators
             if generators is not None:

@@ -383,11 +383,13 @@ class RolloutRequest:
             the request is dropped or the process ends. ``None``: the rollout arrives as bytes and
             gets its rows then.
         min_steps: Minimum number of steps, even if the rollout is stopped.
+        version: Policy version at the time of the request. The worker does not receive it.
     """
 
     random: bool
     rows: SlabRows | None = None
     min_steps: int = 1
+    version: int = 0
 
 
 @dataclass(frozen=True)

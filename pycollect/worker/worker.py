@@ -330,6 +330,10 @@ class Worker:
             self._restart(seeds)
         self._must_reset, self._fresh = False, True
 
+    def reset_later(self) -> None:
+        """Reset all environments at the start of the next rollout; open trajectories end there."""
+        self._must_reset = True
+
     def reset_rows(self, rows: Sequence[int]) -> None:
         """Reset some environments; their open trajectories end.
 

@@ -79,6 +79,7 @@ def test_the_arguments_are_theirs() -> None:
         dict(inspect.signature(home.AsyncBatchedCollector.__init__).parameters) for home in HOMES
     )
     assert mine.pop("env_groups").default == 1  # our own
+    assert mine.pop("max_policy_lag").default is None
     assert list(mine) == list(other)
     assert {name: own.default for name, own in mine.items()} == {
         name: own.default for name, own in other.items()
