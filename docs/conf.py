@@ -25,7 +25,7 @@ exclude_patterns = ["site"]  # the output
 nitpicky = True  # an unresolved name in a docstring is a warning, and -W makes it an error
 nitpick_ignore_regex = [
     ("py:.*", r"(?!pycollect\b).*"),  # names of other packages are not linked
-    ("py:class", r"pycollect\._core\.\w+|pycollect\.collectors\.stats_writer\.HasStats"),
+    ("py:class", r"pycollect\._core\.\w+|pycollect\.api\.stats_writer\.HasStats"),
 ]
 
 html_theme = "furo"

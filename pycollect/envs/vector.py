@@ -6,26 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from pycollect._core import Leaf
 from pycollect.data.extras import ExtraValues
-from pycollect.data.frame import ONE_REWARD
 from pycollect.data.layout import Key
-from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.envs.info import Tap
 from pycollect.envs.info_rows import final_observations, rows_of, rows_of_step
 from pycollect.envs.spaces import Array, conform, make_flatten, make_read_extras
 from pycollect.envs.vector_api import (
-    Autoreset,
     Leaves,
     VectorApi,
-    declared_autoreset,
-    parse_autoreset,
     rows_differ,
 )
-from pycollect.envs.vector_probe import Finding, probe_keeps_rows, probe_resumes
 from pycollect.errors import warn_user
 
 OBSERVATION_VALID: Key = ("observation_valid",)
@@ -33,129 +26,6 @@ OBSERVATION_VALID: Key = ("observation_valid",)
 
 ENDED_AGAIN = "ended an episode in the step that should only reset the row"
 OTHER_FINAL = "returned an observation that differs from info['final_obs']"
-
-
-def make_vector_env(
-    env: Any,
-    autoreset_mode: Any = None,
-    final_observation: str | None = None,
-    as_arrays: bool = False,
-) -> EnvBatch:
-    """Return the EnvBatch of a vector environment, according to its autoreset mode.
-
-    A bare SyncVectorEnv is switched to DISABLED. A wrapped one is not, because wrappers may depend
-    on the mode that it had when they were made; a masked reset right after the end has the same
-    effect. Other environments are stepped with random actions to probe them, and then reset.
-
-    Args:
-        env: The vector environment, which belongs to the EnvBatch from now on.
-        autoreset_mode: Mode of an environment that does not declare one: Gymnasium's enum, or a
-            name.
-        final_observation: "unknown" if the environment resets in the same step and may not return
-            the last observation of an episode.
-        as_arrays: Step an environment of tensors with numpy arrays. On a device, every step is then
-            copied to the host.
-
-    Raises:
-        ValueError: The mode is unknown or contradicts the declared one, an environment in DISABLED
-            mode ignores `reset_mask`, or a space or size is not supported.
-    """
-    mode = _read_mode(env, autoreset_mode)
-    final_is_unknown = final_observation is not None
-    try:
-        return _make_batch(env, mode, final_is_unknown)
-    except TensorsFoundError as found:
-        arrays = NumpyVectorEnv(env, found.observation)
-    batch = _make_batch(arrays, mode, final_is_unknown)
-    if as_arrays or batch.extras or batch.reward != ONE_REWARD:
-        return batch
-    from pycollect.envs.tensors import TensorVectorEnv
-
-    return TensorVectorEnv(arrays, batch)
-
-
-def _make_batch(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvBatch:
-    api = VectorApi(env)
-    if _switch_to_disabled(env):
-        return VectorEnvBatch(api)
-    if mode is Autoreset.NEXT_STEP:
-        can_reset = _resets_rows_after_done(api)
-        return VectorEnvBatch(
-            api, skips_after_done=not can_reset, steps_rows=can_reset and api.steps_rows
-        )
-    known = _is_known(env)
-    keeps = _probe(api)
-    if mode is Autoreset.SAME_STEP:
-        can_reset = keeps is Finding.CONFIRMED or (known and keeps is Finding.UNCONFIRMED)
-        return SameStepEnvBatch(api, can_reset=can_reset, final_is_unknown=final_is_unknown)
-    if keeps is Finding.VIOLATED:
-        raise ValueError(
-            f"create_env_fn: {env} has the autoreset mode DISABLED, but its reset with "
-            f"options={{'reset_mask': ...}} raises or resets other rows. Use another mode, or "
-            "correct its reset"
-        )
-    return VectorEnvBatch(api)
-
-
-def _read_mode(env: Any, argument: Any) -> Autoreset:
-    declared, requested = declared_autoreset(env), parse_autoreset(argument, "autoreset_mode")
-    if declared is None and requested is None:
-        raise ValueError(
-            "autoreset_mode: expected NEXT_STEP, SAME_STEP or DISABLED, got None; the mode is "
-            f"required because {env} has no metadata['autoreset_mode']"
-        )
-    if declared is not None and requested is not None and declared is not requested:
-        raise ValueError(
-            f"autoreset_mode: expected None or {declared.name}, the mode that {env} declares, got "
-            f"{requested.name}"
-        )
-    return declared or requested  # type: ignore[return-value]
-
-
-def _switch_to_disabled(env: Any) -> bool:
-    """Switch a bare SyncVectorEnv to DISABLED; return ``False`` for any other environment."""
-    kind = type(env)
-    if not isinstance(env, SyncVectorEnv) or not hasattr(env, "autoreset_mode"):
-        return False
-    if kind.step is not SyncVectorEnv.step or kind.reset is not SyncVectorEnv.reset:
-        return False
-    env.autoreset_mode = type(env.autoreset_mode)["DISABLED"]
-    return True
-
-
-def _is_known(env: Any) -> bool:
-    """Return whether the class is known to honor masks, even right after the end of an episode.
-
-    This decides only if the probe is inconclusive.
-    """
-    kind = type(env)
-    if kind is SyncVectorEnv:
-        return hasattr(env, "autoreset_mode")  # versions without it ignore masks
-    if kind is AsyncVectorEnv:
-        # Without shared memory, a worker still resets itself after a requested reset.
-        return bool(env.shared_memory) and env.worker is None
-    if (kind.__module__, kind.__name__) == ("ale_py.vector_env", "AtariVectorEnv"):
-        return True
-    return any(base.__module__.partition(".")[0] == "envpool" for base in kind.__mro__)
-
-
-def _resets_rows_after_done(api: VectorApi) -> bool:
-    """Return whether a NEXT_STEP environment honors masks right after the end of an episode."""
-    base = getattr(api.env, "unwrapped", api.env)
-    keeps = probe_keeps_rows(api)
-    if _is_known(base) and keeps is not Finding.VIOLATED:
-        resets = keeps is Finding.CONFIRMED or base is api.env
-    else:
-        resets = keeps is Finding.CONFIRMED and probe_resumes(api) is Finding.CONFIRMED
-        api.reset_clears = resets or probe_resumes(api, whole=True) is Finding.CONFIRMED
-    api.reset()
-    return resets
-
-
-def _probe(api: VectorApi) -> Finding:
-    keeps = probe_keeps_rows(api)
-    api.reset()
-    return keeps
 
 
 class VectorEnvBatch(EnvBatch):

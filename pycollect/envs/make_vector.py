@@ -1,0 +1,271 @@
+"""Choose the EnvBatch of a vector environment, by its autoreset mode and by probes.
+
+A probe steps the environment with random actions, because some silently ignore `reset_mask`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from pycollect.data.frame import ONE_REWARD
+from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
+from pycollect.envs.base import BoolArray, EnvBatch
+from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.spaces import Array
+from pycollect.envs.tensors import TensorVectorEnv
+from pycollect.envs.vector import SameStepEnvBatch, VectorEnvBatch
+from pycollect.envs.vector_api import (
+    Autoreset,
+    Leaves,
+    VectorApi,
+    declared_autoreset,
+    parse_autoreset,
+    rows_differ,
+)
+
+KEEP_STEPS = 16
+"""Maximum number of steps of `probe_keeps_rows`."""
+
+RESUME_STEPS = 256
+"""Maximum number of steps of `probe_resumes`, which must see two episodes end."""
+
+_TRIALS = 3
+
+
+def make_vector_env(
+    env: Any,
+    autoreset_mode: Any = None,
+    final_observation: str | None = None,
+    as_arrays: bool = False,
+) -> EnvBatch:
+    """Return the EnvBatch of a vector environment, according to its autoreset mode.
+
+    A bare SyncVectorEnv is switched to DISABLED. A wrapped one is not, because wrappers may depend
+    on the mode that it had when they were made; a masked reset right after the end has the same
+    effect. Other environments are stepped with random actions to probe them, and then reset.
+
+    Args:
+        env: The vector environment, which belongs to the EnvBatch from now on.
+        autoreset_mode: Mode of an environment that does not declare one: Gymnasium's enum, or a
+            name.
+        final_observation: "unknown" if the environment resets in the same step and may not return
+            the last observation of an episode.
+        as_arrays: Step an environment of tensors with numpy arrays. On a device, every step is then
+            copied to the host.
+
+    Raises:
+        ValueError: The mode is unknown or contradicts the declared one, an environment in DISABLED
+            mode ignores `reset_mask`, or a space or size is not supported.
+    """
+    mode = _read_mode(env, autoreset_mode)
+    final_is_unknown = final_observation is not None
+    try:
+        return _make_batch(env, mode, final_is_unknown)
+    except TensorsFoundError as found:
+        arrays = NumpyVectorEnv(env, found.observation)
+    batch = _make_batch(arrays, mode, final_is_unknown)
+    if as_arrays or batch.extras or batch.reward != ONE_REWARD:
+        return batch
+    return TensorVectorEnv(arrays, batch)
+
+
+def _make_batch(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvBatch:
+    api = VectorApi(env)
+    if _switch_to_disabled(env):
+        return VectorEnvBatch(api)
+    if mode is Autoreset.NEXT_STEP:
+        can_reset = _resets_rows_after_done(api)
+        return VectorEnvBatch(
+            api, skips_after_done=not can_reset, steps_rows=can_reset and api.steps_rows
+        )
+    known = _is_known(env)
+    keeps = _probe(api)
+    if mode is Autoreset.SAME_STEP:
+        can_reset = keeps is Finding.CONFIRMED or (known and keeps is Finding.UNCONFIRMED)
+        return SameStepEnvBatch(api, can_reset=can_reset, final_is_unknown=final_is_unknown)
+    if keeps is Finding.VIOLATED:
+        raise ValueError(
+            f"create_env_fn: {env} has the autoreset mode DISABLED, but its reset with "
+            f"options={{'reset_mask': ...}} raises or resets other rows. Use another mode, or "
+            "correct its reset"
+        )
+    return VectorEnvBatch(api)
+
+
+def _read_mode(env: Any, argument: Any) -> Autoreset:
+    declared, requested = declared_autoreset(env), parse_autoreset(argument, "autoreset_mode")
+    if declared is None and requested is None:
+        raise ValueError(
+            "autoreset_mode: expected NEXT_STEP, SAME_STEP or DISABLED, got None; the mode is "
+            f"required because {env} has no metadata['autoreset_mode']"
+        )
+    if declared is not None and requested is not None and declared is not requested:
+        raise ValueError(
+            f"autoreset_mode: expected None or {declared.name}, the mode that {env} declares, got "
+            f"{requested.name}"
+        )
+    return declared or requested  # type: ignore[return-value]
+
+
+def _switch_to_disabled(env: Any) -> bool:
+    """Switch a bare SyncVectorEnv to DISABLED; return ``False`` for any other environment."""
+    kind = type(env)
+    if not isinstance(env, SyncVectorEnv) or not hasattr(env, "autoreset_mode"):
+        return False
+    if kind.step is not SyncVectorEnv.step or kind.reset is not SyncVectorEnv.reset:
+        return False
+    env.autoreset_mode = type(env.autoreset_mode)["DISABLED"]
+    return True
+
+
+def _is_known(env: Any) -> bool:
+    """Return whether the class is known to honor masks, even right after the end of an episode.
+
+    This decides only if the probe is inconclusive.
+    """
+    kind = type(env)
+    if kind is SyncVectorEnv:
+        return hasattr(env, "autoreset_mode")  # versions without it ignore masks
+    if kind is AsyncVectorEnv:
+        # Without shared memory, a worker still resets itself after a requested reset.
+        return bool(env.shared_memory) and env.worker is None
+    if (kind.__module__, kind.__name__) == ("ale_py.vector_env", "AtariVectorEnv"):
+        return True
+    return any(base.__module__.partition(".")[0] == "envpool" for base in kind.__mro__)
+
+
+def _resets_rows_after_done(api: VectorApi) -> bool:
+    """Return whether a NEXT_STEP environment honors masks right after the end of an episode."""
+    base = getattr(api.env, "unwrapped", api.env)
+    keeps = probe_keeps_rows(api)
+    if _is_known(base) and keeps is not Finding.VIOLATED:
+        resets = keeps is Finding.CONFIRMED or base is api.env
+    else:
+        resets = keeps is Finding.CONFIRMED and probe_resumes(api) is Finding.CONFIRMED
+        api.reset_clears = resets or probe_resumes(api, whole=True) is Finding.CONFIRMED
+    api.reset()
+    return resets
+
+
+def _probe(api: VectorApi) -> Finding:
+    keeps = probe_keeps_rows(api)
+    api.reset()
+    return keeps
+
+
+class Finding(enum.Enum):
+    """Result of a probe."""
+
+    CONFIRMED = "confirmed"
+    UNCONFIRMED = "unconfirmed"
+    VIOLATED = "violated"
+
+
+class _RandomStepper:
+    """Steps a vector environment with random actions that are equal in every run.
+
+    The probe has its own generator and passes no seed, so that an environment that was seeded when
+    it was made stays reproducible.
+    """
+
+    def __init__(self, api: VectorApi) -> None:
+        self._api = api
+        self._sampler = ActionSampler(api.action_space, api.num_envs, batched=True)
+        self._rng = np.random.default_rng(0)
+
+    def step(self) -> tuple[Leaves, Array, BoolArray]:
+        """Return copies of (observation, sum of each row's rewards, done)."""
+        action = tuple(leaf[0] for leaf in self._sampler.draw(1, self._rng))
+        observation, reward, terminated, truncated, _ = self._api.step(action)
+        return _copy(observation), reward.reshape(len(reward), -1).sum(1), terminated | truncated
+
+
+def probe_keeps_rows(api: VectorApi) -> Finding:
+    """Probe whether a masked reset resets the rows of the mask and keeps the other rows.
+
+    Three masked resets confirm it if all other rows keep every bit, and at least one of them had
+    moved on from its reset observation. Takes at most `KEEP_STEPS` steps; reset the environment
+    afterwards.
+    """
+    count = api.num_envs
+    if count == 1:
+        return Finding.CONFIRMED  # a mask that resets anything resets everything
+    stepper = _RandomStepper(api)
+    rows = np.arange(count)
+    masks = (rows == 0, rows == count - 1, rows % 2 == 0)
+    fresh = _copy(api.reset())
+    trials, changed = 0, False
+    for _ in range(KEEP_STEPS):
+        before, _, done = stepper.step()
+        mask = masks[trials] | done
+        evidence = (~mask & rows_differ(before, fresh)).any()
+        if not (evidence or done.any()):
+            continue
+        try:
+            after = _copy(api.reset_rows(mask))
+        except Exception:
+            return Finding.VIOLATED
+        differs = rows_differ(before, after)
+        if (differs & ~mask).any() and not api.returns_only_reset_rows:
+            return Finding.VIOLATED
+        changed = changed or bool((differs & mask).any())
+        fresh = tuple(
+            np.where(_expand(mask, new), new, old) for new, old in zip(after, fresh, strict=True)
+        )
+        trials += int(evidence)
+        if trials == _TRIALS:
+            return Finding.CONFIRMED if changed else Finding.UNCONFIRMED
+    return Finding.UNCONFIRMED
+
+
+def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
+    """Probe whether a NEXT_STEP environment makes a real step after a requested reset.
+
+    After the end of an episode, such an environment may still have its own reset pending and
+    replace the next step by it. The reward reveals such a dummy step; the probe first observes the
+    reward of a dummy step, because wrappers change it. One reset confirms a real step if the next
+    step has another reward, or ends an episode. Takes at most `RESUME_STEPS` steps; reset the
+    environment afterwards.
+
+    Args:
+        api: The vector environment.
+        whole: Probe resets of all rows. Otherwise masked resets, which must keep the other rows.
+    """
+    stepper = _RandomStepper(api)
+    api.reset()
+    none = np.zeros(api.num_envs, np.bool_)
+    # Reset row 0 at a different time, because episodes of a fixed length end all at once.
+    extra = none if whole or api.num_envs == 1 else np.arange(api.num_envs) == 0
+    dummy, ended = none, none
+    dummy_rewards: set[float] = set()
+    for _ in range(RESUME_STEPS):
+        _, reward, done = stepper.step()
+        dummy_rewards.update(reward[dummy].tolist())
+        real = done | ~np.isin(reward, [0.0, *dummy_rewards])
+        if (ended & real).any():
+            return Finding.CONFIRMED
+        learn = done.any() and not dummy_rewards and not extra.any()
+        mask = none if learn else done | extra | (whole and done.any())
+        dummy = done if learn else none
+        # A reset of all rows is no evidence for a partial one.
+        useful = whole or api.num_envs == 1 or not mask.all()
+        ended = done if useful and not learn else none
+        extra = none
+        try:
+            if mask.any():
+                api.reset_rows(mask)
+        except Exception:
+            return Finding.VIOLATED
+    return Finding.UNCONFIRMED
+
+
+def _copy(leaves: Leaves) -> Leaves:
+    return tuple(np.array(leaf, order="C") for leaf in leaves)
+
+
+def _expand(mask: BoolArray, like: Array) -> BoolArray:
+    return mask.reshape(len(mask), *[1] * (like.ndim - 1))
