@@ -19,10 +19,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "csrc" / "cuda" / "gather.cu"
+SOURCE = ROOT / "csrc" / "gather" / "gather.cu"
 TARGET = ROOT / "csrc" / "gather" / "gather_ptx.inc"
 LOWERED = {"version": "7.0", "target": "sm_60"}
-"""What drivers are to know; they compile PTX for newer GPUs, too."""
+"""Versions that drivers must know. They also compile this PTX for newer GPUs."""
 OLDEST = "75"  # the oldest architecture that nvcc 13 compiles for
 ASSEMBLED_FOR = ("75", "80", "86", "89", "90")
 

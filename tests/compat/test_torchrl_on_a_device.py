@@ -71,14 +71,14 @@ class There:
 
     def _shift_what_is_brought(self) -> None:
         """Whole rollouts that come to the host are to show that they came that way."""
-        from pycollect.transport import host as remote_worker
+        from pycollect.transport import host
 
-        bring, key = remote_worker._bring, ("observation",)
+        bring, key = host._copy_to_slab, ("observation",)
 
         def bring_shifted(recorded: Any, *others: Any) -> None:
             bring({**recorded, key: recorded[key] + self._shift}, *others)
 
-        remote_worker._bring = bring_shifted
+        host._copy_to_slab = bring_shifted
 
 
 def batches(make: Make, policy: Any, arguments: Any) -> list[TensorDictBase]:
