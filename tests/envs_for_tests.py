@@ -1,6 +1,6 @@
-"""Small deterministic environments that the tests share; numpy and Gymnasium only.
+"""Small deterministic environments for all tests; they need only numpy and Gymnasium.
 
-Processes that cannot import this module get its classes by value:
+If a process cannot import this module, pickle the classes by value:
 `cloudpickle.register_pickle_by_value(envs_for_tests)`.
 """
 
@@ -20,12 +20,13 @@ class CountingEnv(gymnasium.Env):
     """Observation (env number, episode, step), reward = step; ends after `length` steps.
 
     Args:
-        number: the env's number, in its observation.
-        length: steps of an episode, or a sequence of lengths that episodes take in turn.
-        truncates: the end is a truncation, not a termination.
-        dtype: of the observation.
+        number: number of the env, part of its observation.
+        length: steps of an episode, or a sequence of lengths to cycle through.
+        truncates: episodes end by truncation instead of termination.
+        dtype: dtype of the observation.
 
-    `seeds` has every seed that `reset` was given, `actions` every action; `closed` counts `close`.
+    `seeds` records the seed of every `reset`, `actions` every action, and `closed` the number of
+    `close` calls.
     """
 
     def __init__(

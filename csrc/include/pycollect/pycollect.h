@@ -1,6 +1,6 @@
 // All public headers of the core. Not included are python_env.h, device_gather.h, and the headers
-// of pycollect::ipc (shared_memory.h, shared_slab_pool.h). Headers in pycollect/detail/ are internal
-// and may change with any version.
+// of pycollect::ipc (shared_memory.h, shared_slab_pool.h). Headers in pycollect/detail/ are
+// internal and may change with any version.
 #pragma once
 
 #include "pycollect/assemble.h"
