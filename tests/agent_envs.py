@@ -1,7 +1,7 @@
-"""A counting environment with PettingZoo's parallel API, and functions for its expected frames.
+"""A counting environment with PettingZoo's parallel API, and functions that compute its frames.
 
-The agents that act, observations and flags follow from (number, episode, step) alone. A test can
-therefore check any frame without the environment, which may be in another process.
+Number, episode and step determine the acting agents, observations and flags. A test can therefore
+check any frame without access to the environment, which may run in another process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def length_of(episode: int) -> int:
 
 
 def acts(kind: str, index: int, episode: int, step: int) -> bool:
-    """Whether the agent acts in the state after `step` steps."""
+    """Return whether the agent acts in the state after `step` steps."""
     if step >= length_of(episode):
         return False
     if kind == "leaves" and index == 1:
@@ -44,12 +44,12 @@ def acts(kind: str, index: int, episode: int, step: int) -> bool:
 
 
 def is_shown(kind: str, index: int, episode: int, step: int) -> bool:
-    """Whether the agent is in the dicts that lead to that state."""
+    """Return whether the dicts that lead to this state contain the agent."""
     return acts(kind, index, episode, step) or (step > 0 and acts(kind, index, episode, step - 1))
 
 
 def flags_of(kind: str, index: int, episode: int, step: int) -> tuple[bool, bool]:
-    """Terminated and truncated: even episodes terminate, odd ones are truncated."""
+    """Return (terminated, truncated): even episodes terminate, odd ones are truncated."""
     if step == 0:
         return False, False
     if not is_shown(kind, index, episode, step):
@@ -61,7 +61,7 @@ def flags_of(kind: str, index: int, episode: int, step: int) -> tuple[bool, bool
 
 
 class Crowd:
-    """Three agents; observation (number, episode, step, agent), reward from step and action."""
+    """Three agents that observe (number, episode, step, agent); step and action give the reward."""
 
     render_mode = None
 
@@ -144,12 +144,12 @@ class Crowd:
 
 
 def choices(index: int, step: int) -> list[bool]:
-    """Which of three actions are allowed."""
+    """Return which of the three actions are allowed."""
     return [(index + step + choice) % 3 != 0 for choice in range(3)]
 
 
 def total(action: Any) -> float:
-    """All numbers of an action, added up."""
+    """Return the sum of all numbers in an action."""
     parts = action.values() if isinstance(action, dict) else [action]
     return float(sum(np.asarray(part).sum() for part in parts))
 

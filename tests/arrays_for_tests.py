@@ -1,4 +1,4 @@
-"""Arrays that lie in memory in all the ways that numpy can express, for property tests."""
+"""Arrays in every memory layout that numpy can express, for property tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-# Machines that run tests are shared: how long one example took says nothing.
+# Test machines are shared, so the duration of a single example is not meaningful.
 settings.register_profile("pycollect", deadline=None)
 settings.load_profile("pycollect")
 
@@ -35,7 +35,7 @@ batch_shapes = st.tuples(st.lists(st.integers(0, 4), max_size=2), st.integers(0,
 
 
 def filled(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> np.ndarray:
-    """Random values of the type, its extremes, infinities and NaN among them."""
+    """Random values of the dtype, including its extremes, infinities and NaN."""
     kind = np.dtype(dtype).kind
     if kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
@@ -59,7 +59,7 @@ def filled(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> np.n
 
 @st.composite
 def memory_orders(draw: st.DrawFn, rank: int) -> tuple[list[int], list[int]]:
-    """A permutation of the dimensions and a step for each: how an array may lie in memory."""
+    """A memory layout: a permutation of the dimensions and a step for each."""
     order = draw(st.permutations(range(rank)))
     steps = [draw(st.sampled_from([1, 1, 1, 2, -1, -2])) for _ in range(rank)]
     return list(order), steps
@@ -68,7 +68,7 @@ def memory_orders(draw: st.DrawFn, rank: int) -> tuple[list[int], list[int]]:
 def laid_out(
     shape: tuple[int, ...], dtype: str, how: tuple[list[int], list[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """An array [*shape] over larger memory, and that memory; uninitialised."""
+    """An uninitialized array [*shape] over larger memory, and that memory."""
     order, steps = how
     memory = np.zeros([shape[i] * abs(steps[i]) for i in order], dtype)
     view = memory.transpose(np.argsort(order)) if order else memory
@@ -78,7 +78,7 @@ def laid_out(
 
 
 def laid_out_like(values: np.ndarray, how: tuple[list[int], list[int]]) -> np.ndarray:
-    """The same values, lying in another way."""
+    """Return the same values in another memory layout."""
     view, _ = laid_out(values.shape, values.dtype.name, how)
     view[...] = values
     return view

@@ -1,4 +1,4 @@
-"""What the collectors' tests share: ways to collect, counting environments, and their oracle."""
+"""Shared parts of the collector tests: ways to collect, counting environments, and their oracle."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from pycollect import (
     SyncDataCollector,
 )
 
-STEPS = 7  # of one env in one rollout: no multiple of the lengths' sum
+STEPS = 7  # steps per env and rollout; not a multiple of the sum of the lengths
 ACTORS = 2
 MANY = 4
 
 
 def parity(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Action: (episode + step) % 2; and the observation as it was seen."""
+    """Return the action (episode + step) % 2 and a copy of the observation."""
     return ((observation[..., 1] + observation[..., 2]) % 2).long(), observation.clone()
 
 
@@ -41,7 +41,7 @@ def parity_policy() -> TensorDictModule:
 
 
 class Bias(nn.Module):
-    """Action 0, and its only parameter, so that batches show which weights a worker had."""
+    """Return action 0 and its only parameter, which shows the weights that a worker used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def bias_policy() -> TensorDictModule:
 
 
 def assert_equal(ours: Any, theirs: Any) -> None:
-    """Two batches are alike in all that can be seen of them."""
+    """Check that two batches have equal keys, names, shapes, devices, dtypes and values."""
     assert [*ours.keys(True, True)] == [*theirs.keys(True, True)]
     assert ours.names == theirs.names
     assert (ours.shape, ours.device) == (theirs.shape, theirs.device)
@@ -68,13 +68,13 @@ def assert_equal(ours: Any, theirs: Any) -> None:
 
 
 def case_name(value: Any) -> str:
-    """A value of a parametrized test, in one spelling: addresses differ from run to run."""
+    """Return a parameter as text without addresses, which differ between runs."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to collect: the class and the arguments that decide what a batch looks like."""
+    """One way to collect: the class and the arguments that determine the layout of a batch."""
 
     name: str
     workers: int = 1
@@ -94,12 +94,12 @@ class Way:
 
     @property
     def children(self) -> bool:
-        """Whether workers are processes that this one starts."""
+        """Whether the workers are child processes of this one."""
         return self.multi or self.ranks
 
     @property
     def transport(self) -> str:
-        """What carries rollouts of ranks, which may seem to be on another node."""
+        """Transport of rollouts from ranks, which may appear to be on another node."""
         by = self.name.removeprefix("ranks by ").partition(" ")[0]
         return by if by in ("messages", "rpc") else "shared memory"
 
@@ -108,12 +108,12 @@ class Way:
         return "sync" in self.arguments or self.name.startswith("multi sync")
 
     def collector(self, entries: Sequence[Any], policy: Any = None, **arguments: Any) -> Any:
-        """A collector of that class over these workers, with these arguments besides."""
+        """Create a collector of this class over these workers; `arguments` override its own."""
         own = dict(self.arguments)
         if policy is None and arguments.get("policy_factory") is None:
             own.pop("inference", None)  # workers draw random actions
         if "inference" not in own or not all(isinstance(entry, list) for entry in entries):
-            own.pop("env_groups", None)  # one environment is one group
+            own.pop("env_groups", None)  # a single environment is one group
         arguments = {**own, **arguments}
         if not self.remote:
             return SyncDataCollector(entries, policy, **arguments)
@@ -134,7 +134,7 @@ class Way:
         return self.arguments.get("cat_results", "stack") if self.sync else None
 
     def shape(self, envs: int, batched: bool, steps: int) -> tuple[int, ...]:
-        """Batch dimensions as section 5 of the contract has them."""
+        """Return the batch dimensions that section 5 of the contract specifies."""
         if not self.sync:
             return (envs, steps) if batched else (steps,)
         if self.cat == "stack":
@@ -144,7 +144,7 @@ class Way:
         return (self.workers * envs, steps) if self.cat == 0 else (envs, self.workers * steps)
 
     def rows(self, td: Any, envs: int, batched: bool) -> list[tuple[int | None, int, Any]]:
-        """(worker, env, its frames [T]) in the order in which ids are numbered."""
+        """Return (worker, env, its frames [T]) in the order in which ids are numbered."""
         steps = td.shape[-1] // (self.workers if self.cat == -1 or self._flat(td, batched) else 1)
         rows = []
         for w in range(self.workers if self.sync else 1):
@@ -169,7 +169,7 @@ class Way:
 
 @contextmanager
 def elsewhere() -> Iterator[None]:
-    """The driver is on another node than all ranks of collectors that are made now."""
+    """Make all ranks of collectors created in this context appear to be on another node."""
     with mock.patch("pycollect.transport.distributed.engine.this_node", return_value="another"):
         yield
 
@@ -179,8 +179,8 @@ STACK = Way("ray sync stack", ACTORS, {"sync": True})
 CAT_0 = Way("ray sync 0", ACTORS, {"sync": True, "cat_results": 0})
 CAT_TIME = Way("ray sync -1", ACTORS, {"sync": True, "cat_results": -1})
 ASYNC = [Way(f"ray async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
-# The entry of an actor is that of its only process, or a list with one env for each of several:
-# batches are as those of the same actors without processes.
+# An actor's entry is that of its only process, or a list with one env for each of its processes.
+# Batches have the layout of the same actors without processes.
 TEAM_STACK = Way(
     "ray sync stack of teams",
     ACTORS,
@@ -190,8 +190,8 @@ MULTI_STACK = Way("multi sync stack", ACTORS)
 MULTI_0 = Way("multi sync 0", ACTORS, {"cat_results": 0})
 MULTI_TIME = Way("multi sync -1", ACTORS, {"cat_results": -1})
 MULTI_AHEAD = Way("multi sync ahead", ACTORS, {"prefetch": 1})
-# The policy is called here, in one call for all workers; added to tests over MULTI_STACK and over
-# any of MULTI_ASYNC, and likewise with actors: here where they are sync, else by a process.
+# The driver calls the policy once for all workers. Tests over MULTI_STACK or any of MULTI_ASYNC
+# also run these ways. With actors, sync collectors call it in the driver, async ones in a process.
 CENTRAL = Way("multi sync central", ACTORS, {"inference": "central"})
 CENTRAL_ASYNC = Way("multi async central", ACTORS, {"prefetch": 1, "inference": "central"})
 RAY_CENTRAL = Way("ray sync central", ACTORS, {"sync": True, "inference": "central"})
@@ -204,9 +204,9 @@ MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 
 
 
 def of_ranks(way: Way) -> list[Way]:
-    """The same with ranks of torch.distributed: in shared memory, by messages and by RPC.
+    """Return this way with torch.distributed ranks: by shared memory, messages and RPC.
 
-    Of those by messages, once more compressed.
+    Messages come in two variants, plain and compressed.
     """
     arguments = {**way.arguments, "sync": True} if way.sync else way.arguments
     rest = way.name.removeprefix("multi ")
@@ -217,7 +217,7 @@ def of_ranks(way: Way) -> list[Way]:
 
 
 def of_four(way: Way) -> list[Way]:
-    """The same with four ranks as if they were elsewhere, where there are several workers."""
+    """Return this way with four ranks on a simulated other node, if it has several workers."""
     if way.workers != ACTORS:
         return []
     by = "messages" if way.sync else "rpc"
@@ -226,14 +226,14 @@ def of_four(way: Way) -> list[Way]:
 
 
 def marked(*ways: Way, central: bool = True, many: bool = False) -> list[Any]:
-    """The ways as parameters of a test, marked by where their workers are.
+    """Return the ways as test parameters, marked by the place of their workers.
 
-    What holds for processes holds for ranks: those are added. Teams, and ranks of which there are
-    four, have most processes to start: they are slow.
+    Ranks are added wherever processes are tested. Teams and sets of four ranks are slow because
+    they start the most processes.
 
     Args:
-        central: what it tests holds for central inference, too.
-        many: it does not count on two workers.
+        central: the test also holds for central inference.
+        many: the test does not depend on two workers.
     """
     every = [*ways]
     every += [own for way in ways if way.multi for own in of_ranks(way)]
@@ -247,7 +247,7 @@ def marked(*ways: Way, central: bool = True, many: bool = False) -> list[Any]:
 
 
 def marks_of(way: Way) -> list[Any]:
-    """Where its workers are, and whether it takes long to start them."""
+    """Return the marks for the place of its workers and for a slow start."""
     if not way.remote:
         return []
     marks = [pytest.mark.processes if way.children else pytest.mark.ray]
@@ -265,7 +265,7 @@ def collecting(
     frames: int,
     **arguments: Any,
 ) -> Iterator[Any]:
-    """A collector in that way, `frames` frames per worker and batch; shut down at the end."""
+    """Yield a collector with `frames` frames per worker and batch; shut it down on exit."""
     per_batch = frames * way.workers if way.sync else frames
     entries = [entry(w) for w in range(way.workers)]
     with way.collector(entries, policy, frames_per_batch=per_batch, **arguments) as collector:
@@ -276,11 +276,11 @@ class FrameOracle:
     """Follows every env frame by frame: nothing is lost, repeated or shifted.
 
     Args:
-        lengths: of the envs' episodes, in turn.
+        lengths: episode lengths, which every env cycles through.
         max_frames: max_frames_per_traj.
         exact: an env is reset exactly once between two trajectories.
         skips: the step after a done is an uncollected cell.
-        ids: of the trajectories by (env number, episode); shared by the oracles of one collector.
+        ids: trajectory ids by (env number, episode); shared by the oracles of one collector.
     """
 
     def __init__(
@@ -299,12 +299,12 @@ class FrameOracle:
         self.set_truncated, self.reset_each = set_truncated, reset_each
         self.exact, self.skips, self.acts = exact, skips, acts
         self.ids = {} if ids is None else ids
-        self.last: dict[int, tuple[int, int, bool]] = {}  # number: (episode, step + 1, it ended)
+        self.last: dict[int, tuple[int, int, bool]] = {}  # number: (episode, step + 1, ended)
         self.dummy_due: set[int] = set()
         self.frames = 0
 
     def check(self, rows: Sequence[tuple[int | None, int, Any]]) -> None:
-        """One batch, as `Way.rows` gives it."""
+        """Check one batch, in the form that `Way.rows` returns."""
         workers = set()
         for worker, env, td in rows:
             numbers = td["observation"][:, 0]
@@ -395,12 +395,12 @@ class FrameOracle:
 
 
 def collected_frames(td: TensorDict) -> int:
-    """Cells that hold a frame."""
+    """Return the number of cells that hold a frame."""
     return int((td["collector", "traj_ids"] >= 0).sum())
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process runs no more; it may wait for its parent to take note."""
+    """Return whether the process has ended; it may still be a zombie."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -408,10 +408,10 @@ def is_gone(pid: int) -> bool:
 
 
 def worker_processes(below: int) -> list[psutil.Process]:
-    """Processes that run workers, also those that only start, whose driver has that number."""
+    """Return the worker processes below this driver, including those that are still starting."""
     found = []
     for process in psutil.Process(below).children(recursive=True):
-        with suppress(psutil.Error):  # it has ended
+        with suppress(psutil.Error):  # the process has ended
             if process.status() != psutil.STATUS_ZOMBIE and process.name().startswith("pyc-worker"):
                 found.append(process)
     return found

@@ -43,11 +43,11 @@ class Frame(NamedTuple):
 
 
 class LoggedEnvs:
-    """Each observes its seed, the episode and the step; episode e of environment p has p + e + 1.
+    """Observe seed, episode and step; episode e of environment p has p + e + 1 steps.
 
     Attributes:
         log: the frames of each environment, in order.
-        seeds: those that were given last.
+        seeds: the most recent seeds.
     """
 
     form = FORM
@@ -101,7 +101,7 @@ class LoggedEnvs:
         envs = self.num_envs
         action = _seen(actions[0], np.float32, envs)
         shown = _seen(observations[0], np.int64, envs, 3)
-        assert shown.tolist() == self._now.tolist()  # nobody else writes there
+        assert shown.tolist() == self._now.tolist()  # no other code writes this memory
         if self.raises_at is not None and (action >= self.raises_at).any():
             self._error = OverflowError(f"{action.max()} is too much")
             return 0
@@ -139,12 +139,12 @@ def _seen(address: int, kind: Any, *shape: int) -> npt.NDArray[Any]:
 
 
 def chosen(observation: torch.Tensor) -> torch.Tensor:
-    """An action that shows what it was chosen on."""
+    """Return an action that encodes its observation."""
     return (observation[:, 0] % 97 + 100 * observation[:, 1] + observation[:, 2]).float()
 
 
 def frames_of(batch: Any) -> list[list[Frame]]:
-    """The frames of a batch [P, T], of each environment."""
+    """Return the frames of a batch [P, T] by environment."""
     columns = (
         batch["observation"],
         batch["action"],

@@ -1,4 +1,4 @@
-"""One Ray for the whole session, and a watch over what each test leaves behind."""
+"""Start one Ray for the session and fail tests that leave something behind."""
 
 from __future__ import annotations
 
@@ -28,57 +28,59 @@ _LEAK_SECONDS = 15.0
 _SHARED = Path("/dev/shm")
 _KERNEL_LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 
-# Ray's processes come and go by themselves; an actor of ours that stays is called ray::RayWorker
-# or, after a fork, has no title of Ray's own.
+# Ray starts and ends its own processes at any time. An actor of ours that remains is called
+# ray::RayWorker or, after a fork, has none of Ray's titles.
 _RAYS_OWN = ("ray::IDLE", "ray::Dashboard", "ray::RuntimeEnv", "default_worker.py", "/ray/")
 
-# Python's own helper, which ends with this process: tqdm's lock starts it where TorchRL's import
-# has changed the start method.
+# Python's helper process ends with this one. tqdm's lock starts it if TorchRL's import has changed
+# the start method.
 _PYTHONS_OWN = ("multiprocessing.resource_tracker",)
 
-# Of multiprocessing, likewise; who was forked from it has its title, and another parent.
+# The fork server of multiprocessing also ends with this process. Its forks share its title but have
+# another parent.
 _FORK_SERVER = "multiprocessing.forkserver"
 
-# What worker processes are forks of, which ends with this process, or has no worker for a minute.
+# Our fork server ends with this process, or after a minute without workers.
 _TEMPLATE = "pyc-fork-server"
 
-# Threads that live as long as this process: of Ray, of multiprocessing (hands files over), of tqdm.
+# Threads that live as long as this process: Ray's, multiprocessing's (passes file descriptors) and
+# tqdm's.
 _LASTING_THREADS = ("PythonGCThread", "ray_", "(_serve)", "tqdm_monitor")
 
-# Ray's store; semaphores of other programs' multiprocessing; files that CUDA removes when a process
-# ends.
+# Ray's store; semaphores of multiprocessing in other programs; files that CUDA removes at process
+# exit.
 _OTHERS_NAMES = ("plasma", "sem.mp-", "cuda.shm.")
 
 
-# tensordict looks for pandas with each dictionary that it takes, on all of the path where there is
-# none: a sixth of the time of tests that step TorchRL's environments.
+# tensordict tries to import pandas for each new dictionary. If pandas is missing, the search of the
+# whole path takes a sixth of the time of tests that step TorchRL's environments.
 if find_spec("pandas") is None:
     sys.modules["pandas"] = None  # type: ignore[assignment] # as Python says: there is none
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A descendant whose parent has died stays our descendant, so that it is found.
+    # Adopt orphaned descendants, so that the leak check finds them.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # For processes of Gymnasium and TorchRL: a fork of this one can stop the threads of Ray in it
-    # for good, and what is spawned imports for seconds. A server that has imported all is forked.
+    # Processes of Gymnasium and TorchRL: a fork of this process can block Ray's threads in it for
+    # good, and a spawned process spends seconds on imports. A fork server imports everything once.
     multiprocessing.set_start_method("forkserver")
-    # So do templates of ours import all that a worker needs to find a test's functions.
+    # Our fork servers also import all modules that a worker needs to find a test's functions.
     preload = ["gymnasium", "torchrl.collectors", "hypothesis", "pytest"]
     multiprocessing.set_forkserver_preload(preload)
     if HAS_TORCH:
         import torch
 
-        # Threads that wait for each other over a few numbers take five times the time of one.
+        # On small tensors, several threads take five times as long as one.
         torch.set_num_threads(1)
         from pycollect.transport.processes import fork_server as forking
 
-        forking._IDLE_SECONDS = 600.0  # between tests with workers there are minutes of others
-    # Inductor's processes that compile beside this one would outlive the test that started them.
+        forking._IDLE_SECONDS = 600.0  # minutes can pass between tests with workers
+    # Inductor's compile processes would outlive the test that started them.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    # Ray's workers are nice, so that they would wait for all tests that run beside theirs.
+    # Ray lowers the priority of its workers; they would wait for all parallel tests.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # A shell that starts this in its background has SIGINT ignored, which tests send.
+    # A shell that runs pytest in the background ignores SIGINT, but tests send it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Workers import the tests' environments by name.
     paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -87,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What all tests import stays: nothing looks for garbage in it, neither now nor later."""
+    """Freeze all objects from test collection, so that the garbage collector never scans them."""
     gc.disable()
     try:
         return (yield)
@@ -98,31 +100,32 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Where there is no torch, the core's tests alone."""
+    """Ignore all tests except the core's if torch is missing."""
     is_own = collection_path == Path(HERE) or collection_path.name.startswith("test_core_")
     return None if HAS_TORCH or is_own else True
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `-n auto`: as many as there are cores, of which the tests' workers take their part."""
+    """Return one worker per core, from 2 to 8; the tests' own workers share the cores."""
     return min(max(2, len(os.sched_getaffinity(0))), 8)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the marker expression chooses
+@pytest.hookimpl(tryfirst=True)  # before the marker expression selects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test's cases with workers elsewhere one runs in the usual run, the others are slow.
+    """Run one case of each test with remote workers; mark its other cases slow.
 
-    Such workers take seconds to start, and what goes through Ray on this node and through processes
-    is the same but for their life and death. Which case it is depends on the test's name, so that
-    most ways are met by some test; `ray(usual=n)` and `processes(usual=n)` ask for more of them.
-    An actor imports torch for itself, which a process does not: of the tests that have cases with
-    both every sixteenth takes one with actors. Ranks of torch.distributed count apart: one of their
-    cases runs, too.
+    Such workers take seconds to start. Local Ray and processes share all code except for the start
+    and end of workers. The test's name selects the case, so that most ways run in some test.
+    `ray(usual=n)` and `processes(usual=n)` request more cases.
+
+    Every actor imports torch itself, while processes are forked. Of the tests with cases of both
+    kinds, every sixteenth therefore runs one with actors. One case with ranks of torch.distributed
+    is selected separately.
     """
     tests: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("ray"):  # side by side, they share one Ray in one process
+        if item.get_closest_marker("ray"):  # one pytest worker, so one Ray
             item.add_marker(pytest.mark.xdist_group("ray"))
         if _elsewhere(item) and not item.get_closest_marker("slow"):
             ranks = item.get_closest_marker("ranks") is not None
@@ -139,19 +142,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _of_one_kind(cases: list[pytest.Item], *, actors: bool) -> list[pytest.Item]:
-    """The cases with actors, or those without; all, where none is of that kind."""
+    """Return the cases with actors, or those without; return all cases if none match."""
     kind = [case for case in cases if actors == bool(case.get_closest_marker("ray"))]
     return kind or cases
 
 
 def _elsewhere(item: pytest.Item) -> pytest.Mark | None:
-    """The marker of a test whose workers are not in this process."""
+    """Return the marker of a test whose workers are not in this process."""
     return item.get_closest_marker("ray") or item.get_closest_marker("processes")
 
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[Any]:
-    """The Ray of this session: four logical CPUs, whatever the machine has."""
+    """Start one Ray for the session, always with four logical CPUs."""
     ray = pytest.importorskip("ray")
     ray.init(
         num_cpus=4,
@@ -167,7 +170,7 @@ def ray_cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """ "cuda" is there, and is this FakeDevice."""
+    """Make "cuda" available as a FakeDevice."""
     from fake_device import FakeDevice
 
     device = FakeDevice()
@@ -179,7 +182,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def no_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector: a reference cycle is not freed before the test is over."""
+    """Disable the garbage collector, so that a reference cycle survives until the test ends."""
     gc.collect()
     gc.disable()
     yield
@@ -188,7 +191,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test after which a process, a thread or named shared memory is still there."""
+    """Fail a test that leaves a process, a thread or named shared memory behind."""
     if request.node.get_closest_marker("ray"):
         request.getfixturevalue("ray_cluster")
     processes, shared, threads = _descendants(), _shared_memory(), set(threading.enumerate())
@@ -207,24 +210,24 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _descendants() -> set[int]:
-    """All processes below this one."""
+    """Return the pids of all descendants of this process."""
     if _KERNEL_LISTS_CHILDREN:
         return _listed_below("self")
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
 def _listed_below(pid: int | str) -> set[int]:
-    """The same, without a look at all processes that there are: each test asks twice."""
+    """Return all descendants from the kernel's lists; scanning all processes is slow."""
     children: set[int] = set()
     with contextlib.suppress(OSError):  # the process has ended
         for thread in [*Path(f"/proc/{pid}/task").iterdir()]:
-            with contextlib.suppress(OSError):  # the thread has
+            with contextlib.suppress(OSError):  # the thread has ended
                 children.update(map(int, (thread / "children").read_text().split()))
     return children.union(*map(_listed_below, children))
 
 
 def _ours(pids: Iterable[int]) -> dict[int, str]:
-    """Those by pid, without zombies, templates, Ray's own and Python's own."""
+    """Return pids and titles, without zombies, fork servers, and processes of Ray and Python."""
     known = (*_RAYS_OWN, *_PYTHONS_OWN)
     found = {}
     for pid in pids:
@@ -242,7 +245,7 @@ def _ours(pids: Iterable[int]) -> dict[int, str]:
 
 
 def _not_of_others(names: set[str]) -> set[str]:
-    """Without the names that programs beside this one have mapped."""
+    """Remove the names that unrelated programs have mapped."""
     ours = {os.getpid(), *_descendants()}
     for pid in psutil.pids() if names else ():
         with contextlib.suppress(OSError):

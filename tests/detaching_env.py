@@ -13,7 +13,7 @@ from echo_envs import EchoEnv, wait_until
 
 
 def daemon(note: Path, program: bool) -> None:
-    """Start a daemon as C programs do: two forks, a session of its own; note its process id."""
+    """Start a daemon like a C program: two forks and a new session. Record its pid."""
     if (child := os.fork()) == 0:
         os.setsid()
         if os.fork() == 0:
@@ -26,10 +26,10 @@ def daemon(note: Path, program: bool) -> None:
 
 
 class Simulated(EchoEnv):
-    """Starts programs that are detached from it, and notes their process ids in a folder.
+    """Start detached programs and record their pids in a folder.
 
     Args:
-        forks: Also start a daemon that is a fork of the worker.
+        forks: also start a daemon that is a fork of the worker.
     """
 
     def __init__(self, folder: Path, forks: bool, number: int) -> None:

@@ -1,7 +1,7 @@
-"""Counting environments of the collectors' tests, by what a collector may be given of them.
+"""Counting environments in every form that a collector accepts.
 
-No torch here: processes that Gymnasium starts for an environment import this file alone, which
-takes a tenth of a second instead of three.
+This module does not import torch. Processes that Gymnasium starts for an environment import only
+this file, which takes a tenth of a second instead of three.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from envs_for_tests import CompactVectorEnv, CountingEnv, CountingVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 LENGTHS = (3, 1, 4)
-PATIENCE = 600.0  # seconds; a machine may have much to do besides
+PATIENCE = 600.0  # seconds; the machine may be busy
 
 
 class EchoEnv(CountingEnv):
@@ -41,7 +41,7 @@ class TallyEnv(CountingEnv):
 
 
 class GateEnv(CountingEnv):
-    """A CountingEnv whose step number `at` (from 1, over its life) waits for the gate's file."""
+    """A CountingEnv that waits for the gate's file in step `at` (from 1, over its life)."""
 
     def __init__(self, gate: Path, at: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -110,14 +110,14 @@ ENTRIES: dict[str, Callable[[int], Any]] = {
 
 
 def envs_of(kind: str) -> tuple[int, bool]:
-    """P and whether batches have a dimension for it."""
+    """Return P and whether batches have a dimension for it."""
     if kind == "one":
         return 1, False
     return (1 if kind.endswith((" of one", " of 1")) else 3), True
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """Poll until the condition is true, and return its value; fail after so many seconds."""
+    """Poll until the condition is true, and return its value; fail after this many seconds."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()

@@ -1,4 +1,4 @@
-"""What the tests of environment batches share: counting environments, and collecting from them."""
+"""Shared parts of the environment batch tests: counting environments and a collection loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTHS = (3, 1, 4)
 
 
 def fns(kind: type[CountingEnv] = CountingEnv, count: int = 3, **kwargs: Any) -> list[Callable]:
-    """Env callables 0, 1, ... whose episodes have lengths of their own."""
+    """Return env callables 0, 1, ... with different episode lengths."""
     kwargs.setdefault("length", LENGTHS)
     return [partial(kind, number=i, **kwargs) for i in range(count)]
 
@@ -36,12 +36,12 @@ def actions(batch: EnvBatch, steps: int) -> list[Any]:
 
 
 def take(arrays: Any) -> Any:
-    """A copy, since the arrays may be buffers."""
+    """Return a copy, because the arrays may be reused buffers."""
     return tuple(map(np.array, arrays)) if isinstance(arrays, tuple) else np.array(arrays)
 
 
 def frames(batch: EnvBatch, steps: int = 12) -> list[list[tuple[Any, ...]]]:
-    """Collect as the Recorder does: for each env (root, next, reward, done) without dummies."""
+    """Collect like the Recorder: (root, next, reward, done) for each env, without dummies."""
     assert batch.batched
     root = take(batch.reset())
     rows: list[list[tuple[Any, ...]]] = [[] for _ in range(batch.num_envs)]
@@ -67,7 +67,7 @@ def run(batch: EnvBatch, steps: int) -> None:
 
 
 def expect_counting(rows: list[tuple[Any, ...]], number: int, lengths: Any = LENGTHS) -> None:
-    """No frame is lost, repeated or shifted, from whatever episode the rows start with."""
+    """Check that no frame is lost, repeated or shifted, starting at any episode."""
     episode = int(rows[0][0][1])
     step = 0
     for root, after, reward, done in rows:
