@@ -190,8 +190,9 @@ MULTI_STACK = Way("multi sync stack", ACTORS)
 MULTI_0 = Way("multi sync 0", ACTORS, {"cat_results": 0})
 MULTI_TIME = Way("multi sync -1", ACTORS, {"cat_results": -1})
 MULTI_AHEAD = Way("multi sync ahead", ACTORS, {"prefetch": 1})
-# The driver calls the policy once for all workers. Tests over MULTI_STACK or any of MULTI_ASYNC
-# also run these ways. With actors, sync collectors call it in the driver, async ones in a process.
+# Central inference: one policy call for all workers, in the driver if they are sync, otherwise in a
+# server process. Tests over MULTI_STACK or any of MULTI_ASYNC also run these ways; likewise tests
+# over actors.
 CENTRAL = Way("multi sync central", ACTORS, {"inference": "central"})
 CENTRAL_ASYNC = Way("multi async central", ACTORS, {"prefetch": 1, "inference": "central"})
 RAY_CENTRAL = Way("ray sync central", ACTORS, {"sync": True, "inference": "central"})

@@ -55,7 +55,7 @@ _OTHERS_NAMES = ("plasma", "sem.mp-", "cuda.shm.")
 # tensordict tries to import pandas for each new dictionary. If pandas is missing, the search of the
 # whole path takes a sixth of the time of tests that step TorchRL's environments.
 if find_spec("pandas") is None:
-    sys.modules["pandas"] = None  # type: ignore[assignment] # as Python says: there is none
+    sys.modules["pandas"] = None  # type: ignore[assignment] # marks a missing module
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -115,7 +115,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run one case of each test with remote workers; mark its other cases slow.
 
-    Such workers take seconds to start. Local Ray and processes share all code except for the start
+    Remote workers take seconds to start. Local Ray and processes share all code except for the start
     and end of workers. The test's name selects the case, so that most ways run in some test.
     `ray(usual=n)` and `processes(usual=n)` request more cases.
 
@@ -148,7 +148,7 @@ def _of_one_kind(cases: list[pytest.Item], *, actors: bool) -> list[pytest.Item]
 
 
 def _elsewhere(item: pytest.Item) -> pytest.Mark | None:
-    """Return the marker of a test whose workers are not in this process."""
+    """Return the marker of a test with workers outside this process."""
     return item.get_closest_marker("ray") or item.get_closest_marker("processes")
 
 

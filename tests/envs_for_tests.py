@@ -120,14 +120,14 @@ class WrongObservationEnv(CountingEnv):
 
 
 class ConstantEnv(CountingEnv):
-    """A CountingEnv whose observation is always zero."""
+    """A CountingEnv that always observes zeros."""
 
     def observe(self) -> Any:
         return np.zeros(3, self.observation_space.dtype)
 
 
 class SparseRewardEnv(CountingEnv):
-    """A CountingEnv whose reward is always zero."""
+    """A CountingEnv with zero rewards."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, _, terminated, truncated, info = super().step(action)

@@ -1,4 +1,4 @@
-"""A fake device: it uses host memory and delays each copy until someone waits for it."""
+"""A fake device: it uses host memory and runs each copy when it is waited for."""
 
 from __future__ import annotations
 

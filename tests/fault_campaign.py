@@ -278,7 +278,7 @@ class Campaign:
             self._interrupts.armed = False
         if td is not None:
             self._frames.follow(td)
-        elif not self._remote:  # discarded steps also count in the environments
+        elif not self._remote:  # the environments also counted discarded steps
             self._missing = self._ledger()["lost"]
 
     def _ledger(self) -> dict[str, Any]:

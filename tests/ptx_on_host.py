@@ -115,7 +115,7 @@ def _value(base: str, kind: str, given: list[str]) -> str:
     if base in ("mov", "cvta.to.global"):
         return own[0]
     if base in _ARITHMETIC:
-        # Integers wrap around, so the C++ types are unsigned in spite of the names.
+        # Compute signed integers as unsigned, because PTX integers wrap around.
         kind = kind.replace("s", "u")
         return f" {_ARITHMETIC[base]} ".join(_operand(part, kind) for part in given)
     if base in _OPERATORS and kind != "f32":

@@ -1,7 +1,7 @@
 """A torch device with memory distinct from the CPU's, like a GPU's; it needs no GPU.
 
 Load it as a pytest plugin (`-p stand_in_device`) to run the GPU tests on it. An operation that
-mixes its tensors with CPU tensors raises, except for CUDA's own exceptions. The host stores the
+mixes its tensors with CPU tensors raises, with the same exemptions as CUDA. The host stores the
 values and runs the operations. The device has no streams and no random generator.
 """
 
