@@ -115,8 +115,8 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run one case of each test with remote workers; mark its other cases slow.
 
-    Remote workers take seconds to start. Local Ray and processes share all code except for the start
-    and end of workers. The test's name selects the case, so that most ways run in some test.
+    Remote workers take seconds to start. Local Ray and processes share all code except for worker
+    startup and shutdown. The test's name selects the case, so that most ways run in some test.
     `ray(usual=n)` and `processes(usual=n)` request more cases.
 
     Every actor imports torch itself, while processes are forked. Of the tests with cases of both

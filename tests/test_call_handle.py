@@ -16,7 +16,7 @@ from pycollect.worker.options import WorkerOptions
 
 
 class Method:
-    """Stand-in for `RayWorker.call` that records calls; `past` marks calls that bypass the queue."""
+    """Stand-in for `RayWorker.call` that records calls; `past` marks calls outside the queue."""
 
     def __init__(self, notes: list[Any], past: bool = False) -> None:
         self.notes, self.past = notes, past

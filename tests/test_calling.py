@@ -24,7 +24,7 @@ from pycollect import SyncDataCollector
 
 @pytest.fixture(autouse=True)
 def distributions_check_their_arguments() -> Iterator[None]:
-    """Restore validation of distributions, which ``torch.compile`` disables in the whole process."""
+    """Restore validation of distributions, which ``torch.compile`` disables process-wide."""
     before = torch.distributions.Distribution._validate_args
     yield
     torch.distributions.Distribution.set_default_validate_args(before)

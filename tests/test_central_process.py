@@ -191,7 +191,7 @@ def first_waits(gate: Path, worker: int) -> Any:
 
 
 def test_a_question_to_a_worker_whose_server_died(tmp_path: Path) -> None:
-    """The worker cannot finish its rollout before it replies, so the call raises."""
+    """The worker cannot reply, because it cannot finish its rollout first; the call raises."""
     gate, entry = tmp_path / "gate", partial(first_waits, tmp_path / "gate")
     with collecting(CENTRAL_ASYNC, entry, parity_policy(), frames=STEPS) as collector:
         collector.next()  # from the other worker
