@@ -94,7 +94,7 @@ class Way:
 
     @property
     def children(self) -> bool:
-        """Whether the workers are child processes of this one."""
+        """Whether the workers are child processes."""
         return self.multi or self.ranks
 
     @property
@@ -409,7 +409,7 @@ def is_gone(pid: int) -> bool:
 
 
 def worker_processes(below: int) -> list[psutil.Process]:
-    """Return the worker processes below this driver, including those that are still starting."""
+    """Return the worker processes below this driver, including starting ones."""
     found = []
     for process in psutil.Process(below).children(recursive=True):
         with suppress(psutil.Error):  # the process has ended

@@ -32,8 +32,8 @@ _KERNEL_LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists(
 # ray::RayWorker or, after a fork, has none of Ray's titles.
 _RAYS_OWN = ("ray::IDLE", "ray::Dashboard", "ray::RuntimeEnv", "default_worker.py", "/ray/")
 
-# Python's helper process ends with this one. tqdm's lock starts it if TorchRL's import has changed
-# the start method.
+# Python's helper process ends with the test process. tqdm's lock starts it if TorchRL's import has
+# changed the start method.
 _PYTHONS_OWN = ("multiprocessing.resource_tracker",)
 
 # The fork server of multiprocessing also ends with this process. Its forks share its title but have

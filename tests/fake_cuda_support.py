@@ -48,7 +48,7 @@ class OnDevice:
 
 @functools.cache
 def fake_cuda_library(kernel: str = "") -> str:
-    """Return the path of the fake driver; skip the test if there is no compiler.
+    """Return the path of the fake driver; skip the test without a compiler.
 
     Args:
         kernel: C++ source that replaces the host version of the kernel, see `fake_cuda.cpp`.

@@ -40,7 +40,7 @@ NODE = {"num_cpus": 0, "resources": {"elsewhere": 1}, "object_store_memory": 100
 
 
 def collect(cluster: Any, node: Any, way: Way, reasons: set[str]) -> Any:
-    """Lose the node of worker 1, for one of these reasons; return the replacement node."""
+    """Lose the node of worker 1, check the reason, and return the replacement node."""
     policy, configs = parity_policy(), [HERE, ELSEWHERE]
     with collecting(way, endless, policy, frames=5, remote_configs=configs) as collector:
         collector.next()

@@ -58,7 +58,7 @@ class Counting(gymnasium.Env[Any, Any]):
 def make_of_each(
     lengths: tuple[int, ...], seconds: dict[int, float], truncates: bool, *place: Any
 ) -> GymEnvs:
-    """Create environments with episodes of these lengths; workers in `seconds` are slow."""
+    """Create environments with these episode lengths; workers in `seconds` are slow."""
     device, index_worker, *_ = place
     wait = seconds.get(index_worker, 0.0)
     makers = [partial(Counting, length, wait, truncates) for length in lengths]

@@ -99,7 +99,7 @@ def _called(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _copied(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> Any:
-    """Copy between the two devices, or within this one."""
+    """Copy between the CPU and the device, or within the device."""
     hosts = [own.host if isinstance(own, Tensor) else own for own in (target, source)]
     hosts[0].copy_(hosts[1])
     return target

@@ -158,9 +158,9 @@ def test_every_frame_from_ranks(way: Way, kind: str, switches: tuple[int, bool, 
     check_counting(way, kind, switches, parity_policy())
 
 
-# {autoreset mode} x {1, 3 envs} x {limit on, off} x {reset at each batch, or not}: the tests above
-# cover the product in process, this one with actors. Modes and resets vary over the actors of one
-# collector.
+# {autoreset mode} x {1, 3 envs} x {limit on, off} x {reset at each batch, or not}: in-process tests
+# above cover the full product; the test below covers it with actors. Modes and resets vary over the
+# actors of one collector.
 ACTORS_OF_THE_MATRIX = list(product(MODES, (False, True)))
 
 

@@ -472,7 +472,7 @@ class Buffer(list[Any]):
 @needs_gpu
 @pytest.mark.parametrize("central", [False, True])
 def test_a_policy_beside_a_busy_learner_goes_on(central: bool) -> None:
-    """The policy does not wait for seconds of queued learner work, but for a weight update."""
+    """The policy waits for a weight update, but not for seconds of queued learner work."""
     buffer = Buffer()
     policy = nn.Linear(3, 1).cuda()
     arguments: dict[str, Any] = {"frames_per_batch": 16, "replay_buffer": buffer}

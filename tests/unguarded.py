@@ -27,7 +27,7 @@ def hook(*_: Any) -> None:
 
 
 def _workers_above() -> int:
-    """Return the number of worker processes among the ancestors of this one."""
+    """Return the number of worker processes among the ancestors of this process."""
     chain = [process.name() for process in (psutil.Process(), *psutil.Process().parents())]
     return sum(name.startswith(("pyc-worker", "pyc-policy", "ray::")) for name in chain)
 

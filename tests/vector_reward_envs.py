@@ -32,11 +32,11 @@ class Several:
 
 
 class SeveralEnv(Several, EchoEnv):
-    """An EchoEnv whose rewards are float64 [3]."""
+    """An EchoEnv with rewards of float64 [3]."""
 
 
 class SeveralOfList(EchoEnv):
-    """A SeveralEnv whose rewards are a list of floats and whose space is an instance attribute."""
+    """A SeveralEnv with a list of floats as rewards and its space as an instance attribute."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
