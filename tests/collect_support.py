@@ -248,7 +248,7 @@ def marked(*ways: Way, central: bool = True, many: bool = False) -> list[Any]:
 
 
 def marks_of(way: Way) -> list[Any]:
-    """Return the marks for the place of its workers and for a slow start."""
+    """Return a way's marks: the place of its workers, and `slow` if they start slowly."""
     if not way.remote:
         return []
     marks = [pytest.mark.processes if way.children else pytest.mark.ray]

@@ -53,9 +53,7 @@ class FakeDevice:
         self.is_lost = False
         self.interrupts = 0  # number of waits until the host is interrupted; 0: never
         self._events: deque[FakeEvent] = deque()
-        self._rooms: list[
-            torch.Tensor
-        ] = []  # pinned memory; kept, so that its addresses are not reused
+        self._rooms: list[torch.Tensor] = []  # pinned memory, kept to reserve its addresses
 
     def note_copies(self, patch: pytest.MonkeyPatch) -> None:
         """Log all further asynchronous copies from and to pinned memory, with their bytes.

@@ -232,6 +232,5 @@ def check_states_follow_the_loop(way: Way, kind: str, name: str) -> None:
         for _ in range(2):
             expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
             batch = collector.next().select(*expected.keys(True, True))
-            torch.testing.assert_close(
-                batch.to_dict(), expected.to_dict()
-            )  # the batch sizes differ
+            # As dicts, because the batch sizes differ.
+            torch.testing.assert_close(batch.to_dict(), expected.to_dict())

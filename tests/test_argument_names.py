@@ -1,4 +1,4 @@
-"""Errors name the invalid argument and suggest classes and names that accept it."""
+"""Errors name an unknown or invalid argument and suggest classes that accept it."""
 
 from __future__ import annotations
 

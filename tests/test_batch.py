@@ -1,4 +1,4 @@
-"""Delivered batches belong to the user: they never change, are writable and outlive the loop."""
+"""Delivered batches are the user's: they never change, are writable, and views keep them alive."""
 
 from __future__ import annotations
 

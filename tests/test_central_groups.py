@@ -107,9 +107,8 @@ def test_states_are_of_each_environment(name: str) -> None:
         for _ in range(2):
             expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
             batch = collector.next().select(*expected.keys(True, True))
-            torch.testing.assert_close(
-                batch.to_dict(), expected.to_dict()
-            )  # the batch sizes differ
+            # As dicts, because the batch sizes differ.
+            torch.testing.assert_close(batch.to_dict(), expected.to_dict())
 
 
 class Opening(nn.Module):

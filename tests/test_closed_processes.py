@@ -22,8 +22,7 @@ T = 5
 LONG = 100_000  # bytes; more than a page of replies holds
 _PR_SET_DUMPABLE = 4
 
-# Root may inspect all processes. Drop this right for the next program: prctl(PR_CAPBSET_DROP,
-# ...PTRACE).
+# Root may inspect all processes, unless it drops this right: prctl(PR_CAPBSET_DROP, ...PTRACE).
 LIKE_OTHERS = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(24, 19, 0, 0, 0)

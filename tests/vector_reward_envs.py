@@ -96,8 +96,7 @@ class SeveralPool(CompactVectorEnv):
 
     def step(self, actions: Any, env_id: Any = None) -> Any:
         observation, reward, *rest = super().step(actions, env_id)
-        # A step of selected rows can call `step` of this class again and already has several
-        # rewards.
+        # A step of selected rows can call this method twice: rewards are then already expanded.
         return observation, several(reward) if reward.ndim == 1 else reward, *rest
 
 
