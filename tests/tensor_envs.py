@@ -1,4 +1,4 @@
-"""Counting vector environments of torch tensors, and the same of numpy arrays."""
+"""Vector environments that count, with torch tensors or numpy arrays."""
 
 from __future__ import annotations
 
