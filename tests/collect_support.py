@@ -94,7 +94,7 @@ class Way:
 
     @property
     def children(self) -> bool:
-        """Whether the workers are child processes of this one."""
+        """Whether the workers are child processes."""
         return self.multi or self.ranks
 
     @property
@@ -190,8 +190,9 @@ MULTI_STACK = Way("multi sync stack", ACTORS)
 MULTI_0 = Way("multi sync 0", ACTORS, {"cat_results": 0})
 MULTI_TIME = Way("multi sync -1", ACTORS, {"cat_results": -1})
 MULTI_AHEAD = Way("multi sync ahead", ACTORS, {"prefetch": 1})
-# The driver calls the policy once for all workers. Tests over MULTI_STACK or any of MULTI_ASYNC
-# also run these ways. With actors, sync collectors call it in the driver, async ones in a process.
+# Central inference: one policy call for all workers, in the driver if they are sync, otherwise in a
+# server process. Tests over MULTI_STACK or any of MULTI_ASYNC also run these ways; likewise tests
+# over actors.
 CENTRAL = Way("multi sync central", ACTORS, {"inference": "central"})
 CENTRAL_ASYNC = Way("multi async central", ACTORS, {"prefetch": 1, "inference": "central"})
 RAY_CENTRAL = Way("ray sync central", ACTORS, {"sync": True, "inference": "central"})
@@ -247,7 +248,7 @@ def marked(*ways: Way, central: bool = True, many: bool = False) -> list[Any]:
 
 
 def marks_of(way: Way) -> list[Any]:
-    """Return the marks for the place of its workers and for a slow start."""
+    """Return a way's marks: the place of its workers, and `slow` if they start slowly."""
     if not way.remote:
         return []
     marks = [pytest.mark.processes if way.children else pytest.mark.ray]
@@ -408,7 +409,7 @@ def is_gone(pid: int) -> bool:
 
 
 def worker_processes(below: int) -> list[psutil.Process]:
-    """Return the worker processes below this driver, including those that are still starting."""
+    """Return the worker processes below this driver, including starting ones."""
     found = []
     for process in psutil.Process(below).children(recursive=True):
         with suppress(psutil.Error):  # the process has ended

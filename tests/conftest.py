@@ -32,8 +32,8 @@ _KERNEL_LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists(
 # ray::RayWorker or, after a fork, has none of Ray's titles.
 _RAYS_OWN = ("ray::IDLE", "ray::Dashboard", "ray::RuntimeEnv", "default_worker.py", "/ray/")
 
-# Python's helper process ends with this one. tqdm's lock starts it if TorchRL's import has changed
-# the start method.
+# Python's helper process ends with the test process. tqdm's lock starts it if TorchRL's import has
+# changed the start method.
 _PYTHONS_OWN = ("multiprocessing.resource_tracker",)
 
 # The fork server of multiprocessing also ends with this process. Its forks share its title but have
@@ -55,7 +55,7 @@ _OTHERS_NAMES = ("plasma", "sem.mp-", "cuda.shm.")
 # tensordict tries to import pandas for each new dictionary. If pandas is missing, the search of the
 # whole path takes a sixth of the time of tests that step TorchRL's environments.
 if find_spec("pandas") is None:
-    sys.modules["pandas"] = None  # type: ignore[assignment] # as Python says: there is none
+    sys.modules["pandas"] = None  # type: ignore[assignment] # marks a missing module
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -115,8 +115,8 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run one case of each test with remote workers; mark its other cases slow.
 
-    Such workers take seconds to start. Local Ray and processes share all code except for the start
-    and end of workers. The test's name selects the case, so that most ways run in some test.
+    Remote workers take seconds to start. Local Ray and processes share all code except for worker
+    startup and shutdown. The test's name selects the case, so that most ways run in some test.
     `ray(usual=n)` and `processes(usual=n)` request more cases.
 
     Every actor imports torch itself, while processes are forked. Of the tests with cases of both
@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     tests: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("ray"):  # one pytest worker runs all of them, so that they share one Ray
+        if item.get_closest_marker("ray"):  # one pytest worker, so one Ray
             item.add_marker(pytest.mark.xdist_group("ray"))
         if _elsewhere(item) and not item.get_closest_marker("slow"):
             ranks = item.get_closest_marker("ranks") is not None
@@ -148,7 +148,7 @@ def _of_one_kind(cases: list[pytest.Item], *, actors: bool) -> list[pytest.Item]
 
 
 def _elsewhere(item: pytest.Item) -> pytest.Mark | None:
-    """Return the marker of a test whose workers are not in this process."""
+    """Return the marker of a test with workers outside this process."""
     return item.get_closest_marker("ray") or item.get_closest_marker("processes")
 
 

@@ -20,7 +20,7 @@ PATIENCE = 600.0  # seconds; the machine may be busy
 
 
 class EchoEnv(CountingEnv):
-    """A CountingEnv whose reward is step + 100 * action."""
+    """A CountingEnv with reward step + 100 * action."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(action)

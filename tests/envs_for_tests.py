@@ -70,7 +70,7 @@ class CountingEnv(gymnasium.Env):
 
 
 class ReusedBufferEnv(CountingEnv):
-    """A CountingEnv that returns the same array each time, written again."""
+    """A CountingEnv that overwrites and returns the same array each time."""
 
     buffer: Any = None
 
@@ -82,13 +82,13 @@ class ReusedBufferEnv(CountingEnv):
 
 
 class EnvBrokeError(RuntimeError):
-    """What RaisingEnv raises."""
+    """Raised by RaisingEnv."""
 
 
 class RaisingEnv(CountingEnv):
-    """A CountingEnv that raises EnvBrokeError in its step number `at` (from 1, over its life).
+    """A CountingEnv that raises EnvBrokeError in step `at` (from 1, over its life).
 
-    `close_raises`: so does `close`.
+    If `close_raises` is set, `close` also raises it.
     """
 
     def __init__(self, at: int, close_raises: bool = False, **kwargs: Any) -> None:
@@ -109,7 +109,7 @@ class RaisingEnv(CountingEnv):
 
 
 class WrongObservationEnv(CountingEnv):
-    """A CountingEnv that declares float32 [3] and returns what `convert` makes of it."""
+    """A CountingEnv that declares float32 [3] and returns observations changed by `convert`."""
 
     def __init__(self, convert: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -120,14 +120,14 @@ class WrongObservationEnv(CountingEnv):
 
 
 class ConstantEnv(CountingEnv):
-    """A CountingEnv whose observation is always zero."""
+    """A CountingEnv that always observes zeros."""
 
     def observe(self) -> Any:
         return np.zeros(3, self.observation_space.dtype)
 
 
 class SparseRewardEnv(CountingEnv):
-    """A CountingEnv whose reward is always zero."""
+    """A CountingEnv with zero rewards."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, _, terminated, truncated, info = super().step(action)
@@ -174,7 +174,7 @@ class NestedEnv(CountingEnv):
 
 
 class BoxActionEnv(CountingEnv):
-    """Takes actions Box [2] and writes zeros into them, as the env that owns them may."""
+    """Takes actions Box [2] and overwrites them with zeros, because the env owns them."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -187,7 +187,7 @@ class BoxActionEnv(CountingEnv):
 
 
 class ActedEnv(CountingEnv):
-    """A CountingEnv of another action space."""
+    """A CountingEnv with another action space."""
 
     def __init__(self, space: spaces.Space[Any], number: int = 0) -> None:
         super().__init__(number, length=100)
@@ -195,7 +195,7 @@ class ActedEnv(CountingEnv):
 
 
 class PixelEnv(CountingEnv):
-    """4 x 84 x 84 uint8, every pixel the step modulo 256; costs next to nothing."""
+    """4 x 84 x 84 uint8, every pixel the step modulo 256; very cheap to step."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -208,7 +208,7 @@ class PixelEnv(CountingEnv):
 
 
 class TextEnv(CountingEnv):
-    """Says (number, episode, step) as text too, and shows step + 1 rows of the step's number."""
+    """Observation: (number, episode, step), also as text, and step + 1 rows of the step number."""
 
     def __init__(self, number: int = 0, **kwargs: Any) -> None:
         super().__init__(number, **kwargs)
@@ -230,7 +230,7 @@ class TextEnv(CountingEnv):
 
 
 class LongDoubleEnv(CountingEnv):
-    """Declares an observation that tensors cannot hold beside one that they can."""
+    """Declares two observations, one of a dtype that tensors do not support."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -239,14 +239,15 @@ class LongDoubleEnv(CountingEnv):
 
 
 class CountingVectorEnv(VectorEnv):
-    """CountingEnvs as a foreign vector env in any autoreset mode, with faults to choose.
+    """CountingEnvs as a foreign vector env in any autoreset mode, with selectable faults.
 
     Args:
         envs: the single envs.
-        mode: NEXT_STEP, SAME_STEP or DISABLED; None: acts as NEXT_STEP and does not tell.
+        mode: NEXT_STEP, SAME_STEP or DISABLED; with ``None``, it uses NEXT_STEP without metadata.
         ignores_mask: a masked reset resets every row.
-        swallows: in NEXT_STEP, the step after a reset that follows an episode's end resets again.
-        one_seed: takes an int as seed only.
+        swallows: in NEXT_STEP, a reset after an episode's end does not prevent the automatic reset
+            in the next step.
+        one_seed: accepts only an int as seed.
         batched_final: `final_obs` is one batched observation, not an array of objects.
     """
 
@@ -317,9 +318,9 @@ class CountingVectorEnv(VectorEnv):
 
 
 class CompactVectorEnv(CountingVectorEnv):
-    """As EnvPool: a masked reset returns the rows of the mask alone, with their `env_id`.
+    """Like EnvPool: a masked reset returns only the rows of the mask, with their `env_id`.
 
-    So does a step that is given ids, which leaves the others alone.
+    A step with ids likewise steps and returns only these environments.
     """
 
     def __init__(self, envs: Sequence[CountingEnv], **kwargs: Any) -> None:

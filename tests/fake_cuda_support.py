@@ -1,6 +1,6 @@
-"""The fake driver of the C++ tests, for tests in Python: built once, used in processes of its own.
+"""The C++ tests' fake CUDA driver for Python tests; it is built once and runs in new processes.
 
-Which library is CUDA's is found once per process, so a test that wants the fake starts a process.
+A process looks up the CUDA library only once, so each test with the fake driver starts a process.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class OnDevice:
 
 @functools.cache
 def fake_cuda_library(kernel: str = "") -> str:
-    """The path of the fake driver; skips the test where there is no compiler.
+    """Return the path of the fake driver; skip the test without a compiler.
 
     Args:
-        kernel: C++ that is run in place of the kernel's twin, see `fake_cuda.cpp`.
+        kernel: C++ source that replaces the host version of the kernel, see `fake_cuda.cpp`.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
@@ -70,7 +70,7 @@ def fake_cuda_library(kernel: str = "") -> str:
 
 
 def run(code: str, library: str | None = None, **environment: str) -> str:
-    """What a new process prints, with that library as CUDA's."""
+    """Run code in a new process with this CUDA library, and return its output."""
     env = {**os.environ, **environment}
     env.pop("PYCOLLECT_CUDA_LIBRARY", None)
     if library is not None:
@@ -83,5 +83,5 @@ def run(code: str, library: str | None = None, **environment: str) -> str:
 
 
 def run_with_fake(code: str, kernel: str = "", **environment: str) -> str:
-    """The same with the fake driver, and `PRELUDE` before the code."""
+    """Run `PRELUDE` and the code in a new process with the fake driver; return its output."""
     return run(PRELUDE + code, fake_cuda_library(kernel), **environment)

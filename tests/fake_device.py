@@ -1,4 +1,4 @@
-"""A device that is none: its memory is the host's, its copies are made when somebody waits."""
+"""A fake device: it uses host memory and runs each copy when it is waited for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEVICE = torch.device("cuda", 0)
 
 
 class FakeEvent:
-    """Done once the work before it was."""
+    """An event that is done once the preceding work is done."""
 
     def __init__(self, device: FakeDevice, work: list[Callable[[], object]]) -> None:
         self.device, self.work, self.done = device, work, False
@@ -38,11 +38,11 @@ class FakeEvent:
 
 
 class FakeDevice:
-    """An accelerator whose copies are made late, and which notes what happens.
+    """An accelerator that delays its copies and logs its operations.
 
     Attributes:
         log: "copy", "host waits" and "stream waits", in order.
-        lazy: copies are made when they are waited for; else when they are asked for.
+        lazy: run copies when they are waited for; otherwise run them immediately.
     """
 
     def __init__(self, lazy: bool = True) -> None:
@@ -51,14 +51,14 @@ class FakeDevice:
         self.log: list[str] = []
         self.fails: Exception | None = None
         self.is_lost = False
-        self.interrupts = 0  # at how many waits from now the host is interrupted; 0: never
+        self.interrupts = 0  # number of waits until the host is interrupted; 0: never
         self._events: deque[FakeEvent] = deque()
-        self._rooms: list[torch.Tensor] = []  # pinned memory; kept, so that no other has its place
+        self._rooms: list[torch.Tensor] = []  # pinned memory, kept to reserve its addresses
 
     def note_copies(self, patch: pytest.MonkeyPatch) -> None:
-        """From now on asynchronous copies from and into pinned memory are noted, with their bytes.
+        """Log all further asynchronous copies from and to pinned memory, with their bytes.
 
-        They are what torch is asked for: "up 12", "down 8". They are made at once.
+        Entries look like "up 12" or "down 8". These copies run immediately.
         """
         plain = torch.Tensor.copy_
 
@@ -73,7 +73,7 @@ class FakeDevice:
 
     @property
     def copies(self) -> list[str]:
-        """Those that were noted."""
+        """Logged copies from and to pinned memory."""
         return [entry for entry in self.log if entry.startswith(("up", "down"))]
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -144,7 +144,7 @@ class FakeDevice:
         return False
 
     def run(self, last: FakeEvent | None = None) -> None:
-        """Do the work up to this event; None: all that there is."""
+        """Run all pending work up to this event, or all of it if `last` is ``None``."""
         while self._events:
             event = self._events.popleft()
             for work in event.work:
@@ -155,7 +155,7 @@ class FakeDevice:
 
 
 class Elsewhere(DeviceTransfer):
-    """The policy's device is told apart from the CPU, though it is the same memory."""
+    """Treat the policy's device as distinct from the CPU, although both share memory."""
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
         return False
@@ -164,7 +164,7 @@ class Elsewhere(DeviceTransfer):
 def place_policies_on(
     device: FakeDevice, monkeypatch: pytest.MonkeyPatch, kind: type[DeviceTransfer] = Elsewhere
 ) -> None:
-    """Every policy of this process is on that device, and its environments are not."""
+    """Place every policy of this process on the device, but none of its environments."""
 
     def transfer(
         device_of_policy: torch.device, outputs: torch.device, explicit: bool = False

@@ -1,7 +1,7 @@
-"""What uploads use of `torch.cuda`, over the fake driver; for processes that have that driver.
+"""The parts of `torch.cuda` that uploads use, over the fake driver in this process.
 
-Device memory is the host's, of torch's CPU tensors, whatever device was asked for. Streams are the
-driver's, and events are the core's over it, so that order and waiting are those of its calls.
+Device memory is host memory of torch's CPU tensors, whichever device is requested. Streams belong
+to the fake driver and events are the core's, so their order and waits follow its calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEVICE = torch.device("cuda", 0)
 
 
 class Driver:
-    """The fake driver, called by name with a context that is current."""
+    """The fake driver; calls run by name, with a current context."""
 
     def __init__(self) -> None:
         self.fake = ctypes.CDLL(os.environ["PYCOLLECT_CUDA_LIBRARY"])
@@ -39,12 +39,12 @@ class Driver:
         return result
 
     def log(self, name: str = "cu") -> list[str]:
-        """The calls of names that begin so, since `forget`."""
+        """Return the calls since `forget` with this prefix."""
         calls = self.fake.fake_cuda_log().decode().splitlines()[self._forgotten :]
         return [call for call in calls if call.startswith(name)]
 
     def forget(self) -> None:
-        """Begin the log anew."""
+        """Clear the log."""
         self._forgotten += len(self.log(""))
 
 
@@ -52,7 +52,7 @@ driver = Driver()
 
 
 class Stream:
-    """A stream by its number; 0 is the learner's."""
+    """A stream with this number; 0 is the learner's."""
 
     current: Stream
 
@@ -68,7 +68,7 @@ def _made_current(stream: Stream) -> Iterator[None]:
 
 
 class Pinned:
-    """Torch's pinned memory: shared memory that is registered for good."""
+    """Torch's pinned memory: shared memory that is never unregistered."""
 
     def __init__(self) -> None:
         self._registrations: list[Registration] = []
@@ -81,7 +81,7 @@ class Pinned:
 
 
 def install() -> CudaAccelerator:
-    """Have torch's CUDA be the fake one; the accelerator that collectors find then."""
+    """Replace torch's CUDA by the fake one; return the accelerator that collectors will use."""
     plain_empty, pinned = torch.empty, Pinned()
 
     def empty(

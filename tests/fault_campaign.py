@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium import spaces
 
 EPISODE = 4
-SILENCE = 120.0  # seconds in which a collector has to deliver batches after a fault
+SILENCE = 120.0  # seconds within which a collector must deliver batches after a fault
 
 
 class BrokeOnRequestError(Exception):
@@ -29,11 +29,11 @@ class BrokeOnRequestError(Exception):
 
 
 class FaultyEnv(gymnasium.Env):
-    """Observation (life, count, episode, step), of which a life is a random number per instance.
+    """Observation (life, count, episode, step); `life` is a random number per instance.
 
-    The count is of steps in a life, so that it grows by one with every frame.
+    `count` is the number of steps in this life, so it grows by one with every frame.
 
-    A test requests a fault by a file, which the next step deletes: "raise", "exit" or "hang".
+    A test requests a fault with a file, which the next step deletes: "raise", "exit" or "hang".
     """
 
     observation_space = spaces.Box(0, 2**62, (4,), np.int64)
@@ -68,11 +68,11 @@ class FaultyEnv(gymnasium.Env):
 
 
 class Frames:
-    """Follows every life of every environment: no frame comes twice, and none is skipped.
+    """Follow every life of every environment: no frame is repeated or skipped.
 
     Attributes:
-        seen: frames that were delivered.
-        skipped: frames that are missing before a delivered one of the same life.
+        seen: number of delivered frames.
+        skipped: number of frames missing before a later delivered frame of the same life.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Frames:
 
 
 class Interrupts:
-    """SIGINT from another thread, which raises KeyboardInterrupt only within `collector.next()`."""
+    """Send SIGINT from another thread; only `collector.next()` raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.armed = self.came = False
@@ -130,21 +130,21 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def send(self, seconds: float) -> None:
-        """Send SIGINT to this thread after that time."""
+        """Send SIGINT to this thread after this delay."""
         self.came = False
         main = threading.get_ident()
         threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT)).start()
 
 
 class Campaign:
-    """Collects batches and commits one random fault after the other.
+    """Collect batches and commit one random fault after the other.
 
     Args:
-        make: makes a collector of environments, given as one entry per worker.
+        make: creates a collector of environments, given as one entry per worker.
         workers: number of workers.
         remote: whether workers are other processes.
         folder: directory for the files that request faults.
-        held: returns the number of shared memory files, to which a closed collector adds none.
+        held: returns the number of shared memory files, which a closed collector must not increase.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Campaign:
         self.committed: list[str] = []
 
     def run(self, faults: int) -> None:
-        """Commit that many faults; make a new collector after a fault that ends one."""
+        """Commit this many faults; create a new collector after a fault that ends it."""
         with self._interrupts:
             while len(self.committed) < faults:
                 before = self._held()
@@ -192,7 +192,7 @@ class Campaign:
             request.unlink(missing_ok=True)
 
     def _slabs(self) -> int:
-        """Return the number of shared slabs, which grows if one is lent and never returned."""
+        """Return the number of shared slabs, which grows if a lent slab is never returned."""
         if not self._remote:
             return 0
         pools = self._collector._source.assembly._shared._pools.values()
@@ -278,7 +278,7 @@ class Campaign:
             self._interrupts.armed = False
         if td is not None:
             self._frames.follow(td)
-        elif not self._remote:  # the environments made steps that were given up
+        elif not self._remote:  # the environments also counted discarded steps
             self._missing = self._ledger()["lost"]
 
     def _ledger(self) -> dict[str, Any]:
@@ -293,7 +293,7 @@ class Campaign:
         return total
 
     def _check(self) -> None:
-        """Check that only batches are missing that an interrupt discarded after their delivery."""
+        """Check that all missing batches were delivered and then discarded by an interrupt."""
         taken = self._ledger()["delivered"] - self._frames.seen
         assert taken >= 0
         assert taken == 0 or "interrupt" in self.committed

@@ -1,8 +1,8 @@
-"""The device of the tests for GPUs: "cuda" on a machine that has it, otherwise "cpu".
+"""The device of the GPU tests: "cuda" if available, otherwise "cpu".
 
-On the CPU these tests compare the CPU with itself. A pass there shows that the test's own code
-runs, so that no test fails on its first GPU because of itself. `stand_in_device` is another device
-for them. Tests that use streams, graphs, pinned memory or the core's driver need a GPU.
+Without a GPU these tests compare the CPU with itself. A pass shows only that the test code runs.
+`stand_in_device` is another device for them. Tests that use streams, graphs, pinned memory or the
+core's driver need a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-if "stand_in_device" in sys.modules:  # a plugin of this run
+if "stand_in_device" in sys.modules:  # loaded as a pytest plugin
     DEVICE = "standin"
 else:
     DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,9 +24,9 @@ needs_device = pytest.mark.skipif(DEVICE == "cpu", reason="needs a device beside
 
 
 def counting_envs(device: str) -> Any:
-    """Three of TorchRL's counting environments that lie on that device.
+    """Return three of TorchRL's counting environments on this device.
 
-    Their `to` leaves tensors behind, so they are made there.
+    They are created there, because their `to` does not move all tensors.
     """
     from torchrl.testing.mocking_classes import CountingBatchedEnv
 
@@ -35,14 +35,14 @@ def counting_envs(device: str) -> Any:
 
 
 def counting_env(device: str, size: tuple[int, ...] = (3,)) -> Any:
-    """TorchRL's counting environment on that device; its `to` moves all of it."""
+    """Return TorchRL's counting environment on this device; its `to` moves all tensors."""
     from torchrl.testing.mocking_classes import CountingEnv
 
     return CountingEnv(batch_size=size, max_steps=3).to(device)
 
 
 def tensors_of(env: Any) -> Iterator[torch.Tensor]:
-    """Every tensor that a TorchRL environment without children holds: attributes and buffers."""
+    """Return all attributes and buffers of a childless TorchRL environment that are tensors."""
     for value in [*vars(env).values(), *env.buffers()]:
         if isinstance(value, torch.Tensor):
             yield value

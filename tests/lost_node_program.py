@@ -1,7 +1,7 @@
-"""A program that loses a node while it collects; it is to be run, and fails if it is told wrong.
+"""A program that loses a node during collection and fails if its statistics are wrong.
 
-Its argument is "central" or nothing. Its Ray is its own: the usual patience with a node that is
-silent is minutes.
+Pass "central" to test central inference. The program starts its own Ray, because Ray by default
+waits minutes for a silent node.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NODE = {"num_cpus": 0, "resources": {"elsewhere": 1}, "object_store_memory": 100
 
 
 def collect(cluster: Any, node: Any, way: Way, reasons: set[str]) -> Any:
-    """Lose the node of worker 1, for one of these reasons; return the one that has its place."""
+    """Lose the node of worker 1, check the reason, and return the replacement node."""
     policy, configs = parity_policy(), [HERE, ELSEWHERE]
     with collecting(way, endless, policy, frames=5, remote_configs=configs) as collector:
         collector.next()
@@ -66,7 +66,7 @@ def collect(cluster: Any, node: Any, way: Way, reasons: set[str]) -> Any:
 
 
 def servers_of(collector: Any) -> set[str]:
-    """The nodes that have one."""
+    """Return the nodes that run an inference server."""
     return set(collector.stats().get("node_servers", ()))
 
 

@@ -1,4 +1,4 @@
-"""What the tests of policies share: environments that only have a shape, and oracles."""
+"""Shared parts of the policy tests: environments that only have a shape, and oracles."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def box(*shape: int, dtype: Any = np.float32) -> gym.spaces.Box:
 
 
 def observation(env: EnvBatch, seed: int = 0) -> dict[Key, torch.Tensor]:
-    """A first observation: random numbers in the env's shapes and dtypes."""
+    """Return a first observation: random numbers in the env's shapes and dtypes."""
     generator = torch.Generator().manual_seed(seed)
     lead = (env.num_envs,) if env.batched else ()
     return {
@@ -81,7 +81,7 @@ def assert_follows(
     kind: Any = "random",
     steps: int = 4,
 ) -> None:
-    """The runner does what the policy does on a TensorDict, in bits and in random numbers drawn."""
+    """Check that the runner matches the policy on a TensorDict, bit for bit, and draws the same."""
     with torch.no_grad(), set_interaction_type(kind):
         for step in range(steps):
             for key, value in observation(env, seed=step + 1).items():

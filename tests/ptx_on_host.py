@@ -1,7 +1,7 @@
-"""PTX as C++ that the host runs: instruction by instruction, as far as the gather kernel needs it.
+"""Translate PTX into C++ for the host, one instruction at a time, for the gather kernel.
 
-The PTX ISA's manual says what each does. What is not known here is refused. An access that is not
-aligned to its own size, which a device would refuse, ends the process.
+The PTX ISA manual defines the instructions; unknown ones are refused. An access that is not aligned
+to its own size ends the process, because a device would refuse it.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ inline uint64_t bfi(uint64_t a, uint64_t b, unsigned at, unsigned bits) {
 
 
 def to_cpp(ptx: str, name: str) -> str:
-    """A function ``ptx::NAME(const void* parameters, uint32_t block, uint32_t thread)``.
+    """Return a C++ function ``ptx::NAME(const void* parameters, uint32_t block, uint32_t thread)``.
 
     Args:
-        ptx: with one entry, of that name, with one parameter.
+        ptx: source with one entry of this name, which has one parameter.
 
     Raises:
-        ValueError: an instruction that is not known here.
+        ValueError: an instruction is unknown.
     """
     body = ptx[ptx.index("{", ptx.index(f".entry {name}(")) + 1 : ptx.rindex("}")]
     lines = [_line(line.strip()) for line in body.splitlines()]
@@ -109,13 +109,13 @@ def _instruction(name: str, parts: list[str]) -> str:
 
 
 def _value(base: str, kind: str, given: list[str]) -> str:
-    """What an instruction that writes one register writes there."""
+    """Return the value that an instruction writes to its only register."""
     own = [_operand(part, kind) for part in given]
     whole = re.fullmatch(r"[a-z]+(\.[a-z]+)?", base)
     if base in ("mov", "cvta.to.global"):
         return own[0]
     if base in _ARITHMETIC:
-        # Integers wrap around: what is signed here is so by its name alone.
+        # Compute signed integers as unsigned, because PTX integers wrap around.
         kind = kind.replace("s", "u")
         return f" {_ARITHMETIC[base]} ".join(_operand(part, kind) for part in given)
     if base in _OPERATORS and kind != "f32":
@@ -170,13 +170,13 @@ def _store(base: str, kind: str, parts: list[str]) -> str:
 
 
 def _address(place: str) -> str:
-    """Of ``[%rd1+8]``; what is added may be negative."""
+    """Return the address in ``[%rd1+8]``; the offset may be negative."""
     register, _, offset = place.strip("[]").partition("+")
     return f"{_operand(register)} + static_cast<uint64_t>(int64_t{{{offset or 0}}})"
 
 
 def _operand(part: str, kind: str | None = None) -> str:
-    """A register, a place, or a number, as that type."""
+    """Return a register, an address or a number as a value of this type."""
     if match := re.fullmatch(r"0d([0-9A-Fa-f]{16})", part):
         return f"std::bit_cast<double>(uint64_t{{0x{match[1]}}})"
     if match := re.fullmatch(r"0f([0-9A-Fa-f]{8})", part):

@@ -30,7 +30,7 @@ def named(text: object) -> list[str]:
 def refused(
     kind: type[Exception] | tuple[type[Exception], ...], *names: str
 ) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """Expect an exception of `kind` whose message starts with the names of these arguments."""
+    """Expect an exception of `kind`; its message must start with these argument names."""
     with pytest.raises(kind) as caught:
         yield caught
     assert named(caught.value) == list(names), f"expected '{', '.join(names)}: ...': {caught.value}"
@@ -47,7 +47,7 @@ def raised(kind: type[Exception], **attributes: Any) -> Iterator[pytest.Exceptio
 
 @contextmanager
 def warned(*names: str, kind: type[Warning] = UserWarning) -> Iterator[pytest.WarningsRecorder]:
-    """Expect a warning of `kind` whose message starts with the names of these arguments."""
+    """Expect a warning of `kind`; its message must start with these argument names."""
     with pytest.warns(kind) as caught:
         yield caught
     heads = [named(w.message) for w in caught if issubclass(w.category, kind)]

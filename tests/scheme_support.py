@@ -1,4 +1,4 @@
-"""Components of our own for CWorkers: environments that count, and actors that act at once."""
+"""Components for the CWorkers tests: environments that count, and actors without delay."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RESOURCES = {"num_cpus": 1, "memory": 1024**3}
 
 
 class Counting(gymnasium.Env[Any, Any]):
-    """Observes (its episode, its step); reward 1; an episode has `length` steps.
+    """Observation (episode, step), reward 1; an episode has `length` steps.
 
     Args:
-        seconds: that a step takes.
-        truncates: whether it ends by truncation.
+        seconds: duration of a step.
+        truncates: episodes end by truncation.
     """
 
     observation_space, action_space = OBSERVATION, ACTIONS
@@ -58,7 +58,7 @@ class Counting(gymnasium.Env[Any, Any]):
 def make_of_each(
     lengths: tuple[int, ...], seconds: dict[int, float], truncates: bool, *place: Any
 ) -> GymEnvs:
-    """Environments with episodes of those lengths; workers of those indices are slow."""
+    """Create environments with these episode lengths; workers in `seconds` are slow."""
     device, index_worker, *_ = place
     wait = seconds.get(index_worker, 0.0)
     makers = [partial(Counting, length, wait, truncates) for length in lengths]
@@ -72,7 +72,7 @@ def on_policy(
     truncates: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Factories by their arguments' names."""
+    """Return on-policy factories by argument name."""
     make = partial(make_of_each, lengths, seconds or {}, truncates)
     return {
         "train_envs_factory": make,
@@ -86,7 +86,7 @@ def on_policy(
 def off_policy(
     lengths: tuple[int, ...] = (5, 7), size: int = 100, truncates: bool = False, **settings: Any
 ) -> dict[str, Any]:
-    """Factories by their arguments' names."""
+    """Return off-policy factories by argument name."""
     return {
         **on_policy(lengths, truncates=truncates),
         "actor_factory": QNetwork.create_factory(OBSERVATION, ACTIONS, 8),

@@ -1,8 +1,8 @@
-"""A device of torch's whose memory is apart from the CPU's, as a GPU's is; no GPU is needed.
+"""A torch device with memory distinct from the CPU's, like a GPU's; it needs no GPU.
 
-As a plugin of pytest (`-p stand_in_device`) it has the tests for GPUs run on it. An operation that
-mixes it with tensors of the CPU raises, with the exceptions that CUDA makes. Values are on the
-host, where the operations are done. It has neither streams nor a random generator of its own.
+Load it as a pytest plugin (`-p stand_in_device`) to run the GPU tests on it. An operation that
+mixes its tensors with CPU tensors raises, with the same exemptions as CUDA. The host stores the
+values and runs the operations. The device has no streams and no random generator.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "standin"
 
-# What may take tensors of both: copies, and indexing with indices of the CPU.
+# Operations that accept tensors of both devices: copies, and indexing with CPU indices.
 _COPIES = ("aten::_copy_from", "aten::_to_copy", "aten::copy_")
 _INDEXING = ("aten::_index_put_impl_", "aten::_unsafe_index", "aten::index", "aten::index_put_")
 
 
 class Tensor(torch.Tensor):
-    """A tensor on the device; `host` has its values, and is no part of what others may see."""
+    """A tensor on the device; the private `host` tensor stores its values."""
 
     host: torch.Tensor
 
@@ -57,20 +57,20 @@ class Tensor(torch.Tensor):
 
 
 class _Module(backend_registration._DummyBackendModule):
-    """`torch.standin`."""
+    """Module `torch.standin`."""
 
     def synchronize(self, device: Any = None) -> None:
-        """Everything is done when it is asked for."""
+        """Return immediately, because operations are synchronous."""
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        return torch.get_rng_state()  # what is drawn is drawn on the host
+        return torch.get_rng_state()  # the host's generator draws all numbers
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
         torch.set_rng_state(state)
 
 
 def _called(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """An operation on the host's values."""
+    """Run an operation on the host's values."""
     name = op._schema.name
     if name == "aten::_local_scalar_dense":
         return args[0].host.item()
@@ -80,7 +80,7 @@ def _called(op: Any, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(own, Tensor) and own.dim():
                 raise RuntimeError(f"{name}: expected tensors on {NAME}, got one on {own.device}")
     wanted = kwargs.get("device")
-    known: dict[int, Tensor] = {}  # what an operation in place returns is what it was given
+    known: dict[int, Tensor] = {}  # in-place operations return their argument
 
     def to_host(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -99,7 +99,7 @@ def _called(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _copied(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> Any:
-    """A copy from one device to the other, or within this one."""
+    """Copy between the CPU and the device, or within the device."""
     hosts = [own.host if isinstance(own, Tensor) else own for own in (target, source)]
     hosts[0].copy_(hosts[1])
     return target

@@ -1,4 +1,4 @@
-"""What the tests of policies with a state share: envs, policies, a plain loop over both."""
+"""Shared parts of the recurrent policy tests: envs, policies, and a plain loop over both."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def three(worker: int) -> Any:
     return env_fns(worker, 3)
 
 
-# Policies. Each one decides by its state, so that a wrong state shows in the rewards too.
+# Each policy decides by its state, so that a wrong state also changes the rewards.
 
 
 class Net(nn.Module):
-    """An RNN layer with a head; `call` says how its state is laid out."""
+    """An RNN layer with a head; `call` defines the layout of its state."""
 
     def __init__(self, layer: nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ def lstm_cell(layer: Any, x: Any, h: Any, c: Any) -> Any:
 
 
 def gru_layers_first(layer: Any, x: Any, h: Any) -> Any:
-    """State [*batch, layers, size]."""
+    """Call a GRU with state [*batch, layers, size]."""
     lead = x.shape[:-1]
     out, h = layer(x.reshape(-1, 1, 3), h.reshape(-1, *h.shape[-2:]).transpose(0, 1).contiguous())
     return out.reshape(*lead, -1), h.transpose(0, 1).reshape(*lead, *h.shape[::2])
 
 
 def lstm_flat(layer: Any, x: Any, h: Any, c: Any) -> Any:
-    """States [*batch, size], where h is projected to another size than c."""
+    """Call an LSTM with states [*batch, size]; h is projected to a smaller size than c."""
     lead = x.shape[:-1]
     hidden = (h.reshape(1, -1, h.shape[-1]), c.reshape(1, -1, c.shape[-1]))
     out, (h, c) = layer(x.reshape(-1, 1, 3), hidden)
@@ -114,13 +114,13 @@ def seeded(name: str) -> tuple[Any, dict[str, tuple[int, ...]]]:
 
 
 class Loop:
-    """A plain loop over envs that are stepped together: what the batches have to be.
+    """A plain loop over envs that are stepped together; it computes the expected batches.
 
     Args:
         fns: the envs.
         policy: called with a TensorDict of the observation, the states and `is_init`.
         initial: the states of one env at a trajectory's first step.
-        batched: the policy sees [P, ...]; else the only env's own shapes.
+        batched: the policy's input has shape [P, ...]; otherwise it has the only env's shape.
         cut: max_frames_per_traj.
     """
 
@@ -149,7 +149,7 @@ class Loop:
         return td.set("is_init", torch.ones(1, dtype=torch.bool))
 
     def rollout(self, steps: int) -> TensorDict:
-        """[T] or [P, T]: what was seen and done, and the states that followed."""
+        """Return [T] or [P, T] frames: observations, actions, and the states that follow."""
         frames = torch.stack([self.step() for _ in range(steps)], -1)
         return frames if self.batched else frames[0]
 
@@ -176,10 +176,10 @@ class Loop:
 
 
 def assert_follows(batch: Any, expected: Any) -> None:
-    """Every entry of the model is in the batch, with its bits."""
+    """Check that the batch has every entry of the model, bit for bit."""
     for key, value in expected.items(True, True):
         if key == "is_init" and batch.get(key, None) is None:
-            continue  # not read
+            continue  # the policy does not read it
         assert batch[key].dtype == value.dtype, key
         assert torch.equal(batch[key], value), key
 
@@ -197,7 +197,7 @@ def entry_of(kind: str) -> tuple[Callable[[int], Any], int, bool]:
 
 
 class Counter(TensorDictModuleBase):
-    """Counts its calls in a state without an RNN layer."""
+    """Count its calls in a state without an RNN layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def plain(*states: str) -> TensorDictModule:
 
 
 def check_states_follow_the_loop(way: Way, kind: str, name: str) -> None:
-    """Two batches of a policy with a state are those of a plain loop for each worker."""
+    """Check that two batches of a recurrent policy equal a plain loop for each worker."""
     (policy, shapes), (entry, count, batched) = seeded(name), entry_of(kind)
     initial = zeros(shapes, torch.float64 if name == "float64" else torch.float32)
     loops = [Loop(env_fns(w, count), policy, initial, batched=batched) for w in range(way.workers)]
@@ -232,4 +232,5 @@ def check_states_follow_the_loop(way: Way, kind: str, name: str) -> None:
         for _ in range(2):
             expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
             batch = collector.next().select(*expected.keys(True, True))
-            torch.testing.assert_close(batch.to_dict(), expected.to_dict())  # of another batch size
+            # As dicts, because the batch sizes differ.
+            torch.testing.assert_close(batch.to_dict(), expected.to_dict())

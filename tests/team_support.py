@@ -1,4 +1,4 @@
-"""What the tests of teams share: what their batches look like, and what is in them."""
+"""Shared parts of the team tests: shape and content of a team's batches."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from echo_envs import LENGTHS, EchoEnv
 
 from pycollect import MultiaSyncDataCollector
 
-T = 7  # of one env in one rollout
+T = 7  # steps per env and rollout
 W = 2  # processes of each team
 
 
 @dataclass(frozen=True)
 class Inner:
-    """What a team's batches look like: how its W processes are joined, P envs of each.
+    """Layout of a team's batches: how its W processes are joined, with P envs each.
 
     Attributes:
-        joined: None: they are not sync.
-        envs: P; 0: one env without a dimension of its own.
+        joined: how their batches are joined; ``None`` if the team is async.
+        envs: P; 0 stands for one env without a batch dimension.
     """
 
     joined: Any = "stack"
@@ -52,13 +52,13 @@ class Inner:
         return {"collector_class": "sync", "collector_kwargs": kwargs}
 
     def entries(self, worker: int) -> list[Any]:
-        """Env p of process w of worker b has the number 10 b + w P + p."""
+        """Return the entries; env p of process w of worker b has the number 10 b + w P + p."""
         count = max(self.envs, 1)
         fns = [partial(EchoEnv, 10 * worker + i, LENGTHS) for i in range(W * count)]
         return [fns[w * count : (w + 1) * count] for w in range(W)] if self.envs else list(fns)
 
     def rows(self, td: Any, worker: int | None) -> list[tuple[int | None, int, Any]]:
-        """(worker, env, its frames) in the order in which ids are numbered."""
+        """Return (worker, env, its frames) in the order in which ids are numbered."""
         assert td.shape == self.shape
         count = max(self.envs, 1)
         if self.joined is None:
@@ -80,7 +80,7 @@ STACK, STACK_2, FIRST = Inner("stack"), Inner("stack", 2), Inner(None)
 
 
 def check_padded(rows: Sequence[tuple[int | None, int, Any]], oracle: FrameOracle) -> list[int]:
-    """How many frames each of these rows has, which zeros follow."""
+    """Check rows that are padded with zeros, and return the number of frames of each."""
     lengths = []
     for worker, env, row in rows:
         length = int(row["collector", "mask"].sum())

@@ -1,4 +1,4 @@
-"""Vector environments of torch tensors that count, and the same of numpy arrays."""
+"""Vector environments that count, with torch tensors or numpy arrays."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ENVS = 5
 
 
 class CountingTensors(VectorEnv[Any, Any, Any]):
-    """Row p shows [episode, step] and ends after 3 + p % 4 steps: terminated if p is even.
+    """Row p observes [episode, step] and ends after 3 + p % 4 steps: terminated if p is even.
 
-    The reward tells episode, step and action: 100 * episode + step + action.
+    The reward is 100 * episode + step + action.
 
     Args:
         mode: Autoreset mode; "SKIPPING" is NEXT_STEP without `reset_mask`.
-        final: Whether the info has the last observations of episodes; "each" as Gymnasium's own
-            environments, one object per row.
+        final: Whether the info has the last observations of episodes; "each" returns one object per
+            row, like Gymnasium's own environments.
         device: Device of all tensors.
     """
 
@@ -72,7 +72,7 @@ class CountingTensors(VectorEnv[Any, Any, Any]):
         done = self._step >= self._limit
         reward = (100 * self._episode + self._step + actions[:, 0]).masked_fill(skips, 0)
         terminated, truncated = done & self._is_even, done & ~self._is_even
-        actions.zero_()  # an environment may change what it is given
+        actions.zero_()  # an environment may overwrite its arguments
         shown, info = self._shown(), {}
         self._ended.copy_(done)
         if self._mode == "SAME_STEP":

@@ -1,4 +1,4 @@
-"""Actions of another dtype than the action space's: cast, or refused, and never wrapped around."""
+"""Actions of another dtype than the action space's: cast or refused, never wrapped around."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def box(dtype: str, *shape: int) -> spaces.Box:
 
 
 def constant(value: Any, dtype: str = "float32") -> Callable[[torch.Tensor], torch.Tensor]:
-    """A policy that gives this action in every environment, of the dtype of another space."""
+    """Return a policy with this constant action, of another dtype than the action space's."""
 
     def act(observation: torch.Tensor) -> torch.Tensor:
         action = torch.tensor(value, dtype=getattr(torch, dtype))
@@ -48,7 +48,7 @@ def constant(value: Any, dtype: str = "float32") -> Callable[[torch.Tensor], tor
 
 
 def late(value: Any, dtype: str = "float32") -> Callable[[torch.Tensor], torch.Tensor]:
-    """The same from the third step on; 1 before."""
+    """Return a policy with action 1 for two steps, and this action afterwards."""
 
     def act(observation: torch.Tensor) -> torch.Tensor:
         action = constant(value, dtype)(observation)
@@ -60,7 +60,7 @@ def late(value: Any, dtype: str = "float32") -> Callable[[torch.Tensor], torch.T
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_action_that_would_wrap_around(way: Way) -> None:
-    """Frames before it are delivered, and it is refused in every way to collect."""
+    """Every collector delivers the frames before it and then refuses it."""
     entry = partial(ActedEnv, box("uint8", 1))
     entries: Any = [entry] * 2 if "env_groups" in way.arguments else entry
     with collecting(way, lambda w: entries, late([-1.0]), frames=2, total_frames=100) as collector:
@@ -134,7 +134,7 @@ KEPT = [
 
 @pytest.mark.parametrize(("space", "value", "dtype", "expected"), KEPT, ids=str)
 def test_a_value_that_it_holds(space: Any, value: Any, dtype: str, expected: Any) -> None:
-    """A float loses its fraction in an integer space."""
+    """A float is truncated in an integer space."""
     env = ActedEnv(space)
     with SyncDataCollector(env, constant(value, dtype), frames_per_batch=2) as collector:
         action = collector.next()["action"]
@@ -175,7 +175,7 @@ def test_compiled_environments() -> None:
 
 
 def test_a_plan_whose_action_is_cast_is_not_written_again() -> None:
-    """A plan writes its memory again in the next step; a cast action has memory of its own."""
+    """A plan overwrites its output memory in each step; a cast action has separate memory."""
     policy = torch.nn.Linear(3, 1)
     torch.nn.init.constant_(policy.weight, 1.0)
     torch.nn.init.constant_(policy.bias, 0.0)

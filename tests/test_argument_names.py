@@ -1,4 +1,4 @@
-"""What is said of an argument by a name that its class does not have."""
+"""Errors name an unknown or invalid argument and suggest classes that accept it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_misspelt_argument_of_another_collector_is_told() -> None:
 
 
 class Odd:
-    """No argument takes one."""
+    """An object that no argument accepts."""
 
 
 ODD_VALUES: list[Any] = [
@@ -129,7 +129,7 @@ SLOW = {
 
 
 class AcceptedError(BaseException):
-    """All arguments were accepted: workers would start now."""
+    """Raised once all arguments are accepted, in place of starting workers."""
 
 
 @pytest.fixture

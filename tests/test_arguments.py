@@ -1,4 +1,4 @@
-"""Bad input for every argument: refused before any process starts, by an error that names it."""
+"""Every invalid argument raises an error with its name before any process starts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def processes(cls: Any = MultiSyncDataCollector, **arguments: Any) -> None:
 
 @pytest.fixture
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process is started: these errors come before."""
+    """Fail if a process starts; errors in arguments must come first."""
 
     def start(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a process was started")
@@ -58,7 +58,7 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_actors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray is not even started: these errors come before."""
+    """Fail if Ray starts; errors in arguments must come first."""
     ray = pytest.importorskip("ray")
 
     def start(*args: Any, **kwargs: Any) -> None:
@@ -104,7 +104,7 @@ COMMON: list[tuple[str, Any, type[Exception]]] = [
         for name in ("device", "storing_device", "env_device", "policy_device")
         for value in ("nowhere", 2.5, ["cpu"] * 3, [])
     ],
-    *[  # an actor may have other devices for its environments and its policy
+    *[  # actors may have other devices
         (name, value, ValueError)
         for name in ("device", "storing_device")
         for value in ("cuda:99", "meta")
@@ -376,7 +376,7 @@ def test_unknown_arguments_name_the_nearest(create: Callable[..., None]) -> None
     for strange in ("xyzzy", "learning_rate"):
         with refused(TypeError, strange) as caught:
             create(**{strange: 3})
-        assert "'" not in str(caught.value)  # no other name is proposed
+        assert "'" not in str(caught.value)  # no suggestion
 
 
 def test_a_misspelt_argument_that_is_required_is_named() -> None:
@@ -504,7 +504,7 @@ def test_seeds(seed: Any) -> None:
         collector.set_seed(seed)
 
 
-# What only a cluster can tell
+# Checks that need a cluster
 
 
 @pytest.mark.ray
@@ -526,7 +526,7 @@ def test_impossible_resources(config: Any, resource: str) -> None:
 
 @pytest.mark.ray
 def test_more_than_memory_holds() -> None:
-    half = psutil.virtual_memory().total // 100  # frames of 50 bytes, of which four rollouts
+    half = psutil.virtual_memory().total // 100  # frames of 50 bytes; four rollouts exist
     with refused(ValueError, "frames_per_batch", "prefetch"):
         actors(frames_per_batch=half, create_env_fn=[ENV], prefetch=3)
 
@@ -562,6 +562,6 @@ def test_the_callers_dicts_are_left_alone() -> None:
         td = collector.next()
     assert [kwargs, config, init, env_kwargs] == before
     assert td.shape == (2, 2)
-    assert td["next", "truncated"][:, 1].all()  # a default gives way to collector_kwargs
-    assert td.device == torch.device("cpu")  # device; storing_device was passed above
+    assert td["next", "truncated"][:, 1].all()  # collector_kwargs override the default
+    assert td.device == torch.device("cpu")  # from `device`; storing_device=None is explicit
     assert ("collector", "policy_version") in td.keys(include_nested=True)

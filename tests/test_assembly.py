@@ -1,4 +1,4 @@
-"""Rollouts become batches, whatever their lengths: nothing stale, lost, or in another order."""
+"""Rollouts of any lengths become batches: nothing is stale, lost or reordered."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPTIONS = StreamOptions(frames_per_batch=1)
 
 
 class StopAt(TextEnv):
-    """A TextEnv in whose given step (from 1, over its life) its rollout is to end."""
+    """A TextEnv that stops its rollout in step `at` (from 1, over its life)."""
 
     def __init__(self, stop: SharedNumber, at: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -53,11 +53,11 @@ class StopAt(TextEnv):
 
 @dataclass
 class Stoppable:
-    """Worker w with `steps` steps (of `envs` envs each, 0: one without a batch), stopped at one."""
+    """A worker that stops at step `at` of `steps`, with `envs` envs (0: one without a batch)."""
 
     worker: Worker
     control: RolloutControl
-    ends: int  # how many steps its rollout really has
+    ends: int  # number of steps in the rollout
 
     @classmethod
     def made(cls, number: int, envs: int, steps: int, at: int, mask: bool) -> Stoppable:
@@ -71,7 +71,7 @@ class Stoppable:
         return cls(worker, RolloutControl(stop, 1), min(steps, at))
 
     def collect(self, rows: SlabRows) -> RolloutReport:
-        """One rollout over memory that holds something else, and its report as it arrives."""
+        """Collect one rollout into dirty memory; return its report after serialization."""
         report = self.worker.collect(rows.slab, rows.row, 0, control=self.control)
         return unpacked_report(plain_report(report))
 
@@ -115,7 +115,7 @@ def stale(slab: Slab) -> Slab:
 
 
 def check_rollout(td: Any, worker: int, ends: int, first_id: int) -> int:
-    """A worker's part of a batch, [T] or [P, T]; the next trajectory's id."""
+    """Check a worker's part of a batch, [T] or [P, T]; return the next trajectory's id."""
     ids: dict[tuple[int, int], int] = {}
     for place in np.ndindex(*td.shape):
         frame = td[place]

@@ -1,4 +1,4 @@
-"""start() and pause(): a replay buffer that fills by itself."""
+"""start() and pause(): a replay buffer that fills in the background."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ T = 5
 
 
 class Buffer(list[Any]):
-    """Keeps batches whole."""
+    """Keep whole batches."""
 
     def extend(self, td: Any) -> None:
         self.append(td)
 
 
 class Estimator(nn.Module):
-    """Has its network as TorchRL's value estimators do: out of sight of `parameters()`."""
+    """Hide its network from `parameters()`, like TorchRL's value estimators."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def test_it_fills_until_it_is_paused(way: Way) -> None:
             state = collector.state_dict()
             assert state["batches"] == size // rollouts == collector.stats()["batches"]
         wait_until(lambda: len(taken) > size)
-        collector.set_seed(3)  # while it runs
+        collector.set_seed(3)  # while collection runs
         collector.update_policy_weights_()
         check(collector.ledger())
         collector.pause()
@@ -146,7 +146,7 @@ def test_what_the_buffer_raises_is_raised_here_too() -> None:
     wait_until(lambda: not collector._background.running)
     with pytest.raises(OSError, match="full"):
         collector.start()
-    collector.start()  # it was told
+    collector.start()  # the error has been raised once
     wait_until(lambda: len(taken) > 3)
     collector.shutdown()
 
@@ -214,7 +214,7 @@ def test_two_threads_share_one_stream() -> None:
 
 
 def in_threads(*functions: Callable[[], Any]) -> None:
-    """Call them all at once; none may raise or hang."""
+    """Call all functions at once; none may raise or hang."""
     with ThreadPoolExecutor(len(functions)) as pool:
         for future in [pool.submit(function) for function in functions]:
             future.result(timeout=60)

@@ -1,4 +1,4 @@
-"""Delivered batches are the user's: nobody changes them, they can be written, views keep them."""
+"""Delivered batches are the user's: they never change, are writable, and views keep them alive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_batches_are_the_users(way: Way) -> None:
-    """Kept ones never change, written ones change nothing else, also the newest."""
+    """Kept batches never change; writes to one affect no other batch, not even the newest."""
     with collecting(way, ENTRIES["list"], frames=3 * T) as collector:
         kept, copies = [], []
         for number in range(BATCHES):
@@ -52,14 +52,14 @@ def test_batches_are_the_users(way: Way) -> None:
             kept.append(td)
             copies.append(copy)
             if number % 4 == 3:
-                del kept[0], copies[0]  # its memory is used again
+                del kept[0], copies[0]  # its memory is reused
     for td, copy in zip(kept, copies, strict=True):
         assert (td == copy).all()
         assert all(tensor.is_contiguous() for tensor in td.values(True, True))
 
 
 def test_what_is_kept_of_a_batch_never_changes() -> None:
-    """A single tensor, a view of a view, a numpy array, a slice: each holds the whole batch."""
+    """A tensor, a view of a view, a numpy array or a slice keeps the whole batch alive."""
     takers = [
         lambda td: td["observation"],
         lambda td: td["observation"][1][2:],
@@ -196,7 +196,7 @@ def test_free_slabs_are_bounded() -> None:
 
 
 def test_poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recycled slab shows 0xA5, one that is still held does not."""
+    """A recycled slab is filled with 0xA5; a slab in use is not."""
     monkeypatch.setenv("PYCOLLECT_POISON", "1")
     pool = make_pool(placement(), 2)
     held, given_back = pool.acquire(), pool.acquire()
@@ -219,7 +219,7 @@ def test_no_poison_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rollout_of_an_earlier_lease_is_refused() -> None:
-    """What a late writer would leave in memory that was lent anew."""
+    """A late writer may leave such a rollout in memory that has been lent again."""
     leaves = BatchLeaves((Leaf(("observation",), "float32", (1,)),), ())
     current = torch.zeros(1)
     recorder = Recorder(leaves.layout(), [(("observation",), current, True)], [], 1, False)
@@ -243,7 +243,7 @@ def test_a_rollout_of_an_earlier_lease_is_refused() -> None:
 
 
 def test_a_collector_recycles_its_slabs() -> None:
-    """A loop that keeps nothing runs on the same few pieces of memory."""
+    """A loop that keeps no batch reuses the same few slabs."""
     with collecting(IN_PROCESS, ENTRIES["list"], frames=3 * T) as collector:
         places = {td["observation"].data_ptr() for td, _ in zip(collector, range(30))}  # noqa: B905
     assert len(places) <= 3
@@ -254,7 +254,7 @@ def test_a_collector_recycles_its_slabs() -> None:
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
 def test_to_tensordict_is_the_public_constructors(device: Any) -> None:
-    """It skips tensordict's checks by a private way; the result has to be the same."""
+    """`to_tensordict` skips tensordict's checks, but must equal the public constructor."""
     leaves = BatchLeaves(
         observation=(Leaf(("pair", "0"), "float32", (3,)), Leaf(("pair", "1"), "uint8", ())),
         outputs=(Leaf(("action",), "int64", ()),),
@@ -304,6 +304,6 @@ def check_operations(td: TensorDict, expected: TensorDict) -> None:
 
 
 def test_mixed_lists_of_callables() -> None:
-    """Batches of one env in a list keep their dimension."""
+    """Batches of a list with one env keep the env dimension."""
     with collecting(IN_PROCESS, lambda w: echo_fns(w, 1), frames=T) as collector:
         assert collector.next().shape == (1, T)

@@ -1,4 +1,4 @@
-"""The driver's end of an actor elsewhere, with an actor that only notes what it is asked."""
+"""The driver's handle of a remote actor, tested with an actor that only records its calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pycollect.worker.options import WorkerOptions
 
 
 class Method:
-    """`RayWorker.call` of an actor: notes its calls; `past` those beside its queue."""
+    """Stand-in for `RayWorker.call` that records calls; `past` marks calls outside the queue."""
 
     def __init__(self, notes: list[Any], past: bool = False) -> None:
         self.notes, self.past = notes, past
@@ -31,7 +31,7 @@ class Method:
 
 
 class Reference:
-    """To an answer that never comes."""
+    """A reference to a result that never arrives."""
 
     def future(self) -> Future[Any]:
         return Future()
@@ -50,7 +50,7 @@ def actor() -> NotingActor:
 
 @pytest.fixture
 def handle(actor: NotingActor) -> CallHandle:
-    """Of a worker that was built."""
+    """Return the handle of a worker that is already built."""
     spec = WorkerSpec(0, None, None, WorkerOptions(5))
     policy = SharedValue(b"", lambda value: value)
     handle = CallHandle(spec, policy, Actor(None, actor, ThreadBell()))
@@ -67,11 +67,11 @@ def test_a_rollout_is_stopped_by_one_message_past_the_queue(
     asked = [arguments[0] for name, past, arguments in actor.notes if not past]
     assert asked == [1, 2, 3]
     actor.notes.clear()
-    for _ in range(3):  # the collector asks for it as long as it waits
+    for _ in range(3):  # the collector repeats this while it waits
         handle.stop()
     assert actor.notes == [("stop", True, (1,))]
     handle.pop()
-    assert len(actor.notes) == 1  # those behind it go on
+    assert len(actor.notes) == 1  # the queued rollouts continue
     handle.stop()
     handle.stop()
     assert actor.notes[1:] == [("stop", True, (2,))]

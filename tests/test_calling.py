@@ -24,14 +24,14 @@ from pycollect import SyncDataCollector
 
 @pytest.fixture(autouse=True)
 def distributions_check_their_arguments() -> Iterator[None]:
-    """As before the test: ``torch.compile`` switches the checks off, for the whole process."""
+    """Restore validation of distributions, which ``torch.compile`` disables process-wide."""
     before = torch.distributions.Distribution._validate_args
     yield
     torch.distributions.Distribution.set_default_validate_args(before)
 
 
 class Net(nn.Module):
-    """The action is the parity of the episode and the step, plus what the parameter says."""
+    """Return the parity of episode and step as action, and the observation plus the parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ def module() -> TensorDictModule:
 
 
 class Bare(Net):
-    """A module over tensors that returns the action alone."""
+    """A module over tensors that returns only the action."""
 
     def forward(self, observation: torch.Tensor) -> Any:
         return super().forward(observation)[0]
 
 
 class Whole(TensorDictModuleBase):
-    """The same, but only as a function of a TensorDict."""
+    """The same network as a module that needs a TensorDict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Whole(TensorDictModuleBase):
 
 
 class Spy:
-    """A backend of torch.compile that counts and changes nothing."""
+    """A torch.compile backend that counts graphs and leaves them unchanged."""
 
     def __init__(self) -> None:
         self.graphs = 0

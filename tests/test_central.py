@@ -1,6 +1,6 @@
-"""Central inference: one call for all workers, live weights, and what it does not go with.
+"""Central inference: one call for all workers, live weights, and unsupported combinations.
 
-That frames are right, deaths, seeds and accounts: the tests over ways to collect have it as one.
+The tests over all ways to collect also cover its frames, deaths, seeds and ledgers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.processes(usual=2)
 
 
 class Watched(nn.Module):
-    """The parity policy; it notes the batch shapes that it is called with, once it is watched."""
+    """The parity policy; it records the shape of every observation batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def test_a_factorys_policy_is_built_once_and_here() -> None:
 
 
 class Failing(nn.Module):
-    """Raises at the call whose number it is given."""
+    """Raise in call number `left`."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -227,12 +227,12 @@ def test_an_interrupt_of_the_policy_loses_nothing() -> None:
 
 
 def one_waits(gate: Path, worker: int) -> Any:
-    """Worker 1's environment waits for a file in its third step."""
+    """Return worker 0's environment, or worker 1's, which waits for a file in its third step."""
     return partial(GateEnv, gate, 3, number=10) if worker else partial(CountingEnv)
 
 
 class Opening(Watched):
-    """Opens the gate once it was called so often for one worker alone."""
+    """Open the gate after STEPS - 2 calls with a single worker."""
 
     def __init__(self, gate: Path) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ class Opening(Watched):
 
 @contextmanager
 def without_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whoever sleeps too long is not woken by the look that a driver takes every now and then."""
+    """Disable the driver's periodic checks, so that a lost wake-up exceeds the time limit."""
     seconds = 60.0
     with monkeypatch.context() as patched:
         patched.setattr("pycollect.transport.waiting.POLL_SECONDS", seconds)
@@ -269,7 +269,7 @@ def test_others_go_on_while_one_steps(
     with running as collector, without_looks(monkeypatch):
         batch = collector.next()
     assert batch.shape == (2, STEPS)
-    assert (batch["observation"][:, :, 2] == torch.arange(STEPS) % 5).all()  # the episodes' length
+    assert (batch["observation"][:, :, 2] == torch.arange(STEPS) % 5).all()  # length of an episode
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_server_sleeps_no_longer_than_it_waits_for_somebody(
 
 
 class HangsOnce(CountingEnv):
-    """Hangs in its third step, unless another one did before."""
+    """Hang in the third step, but only once over all instances."""
 
     def __init__(self, hung: Path) -> None:
         super().__init__(number=10)
@@ -310,7 +310,7 @@ class HangsOnce(CountingEnv):
 
 
 def test_who_waits_for_the_policy_has_not_stalled(tmp_path: Path) -> None:
-    """Worker 1 hangs and is replaced; worker 0, which waits for it, is not."""
+    """Worker 1 hangs and is replaced; worker 0 waits for its request and is not replaced."""
     hung = tmp_path / "hung"
     with collecting(
         CENTRAL,
@@ -368,7 +368,7 @@ def test_workers_that_cannot_open_the_servers_memory_say_so() -> None:
 
 
 class Asked(Exception):
-    """For actors with these options."""
+    """Raised with the requested options of actors."""
 
 
 @pytest.mark.parametrize(("inference", "gpus"), [("central", 0), (None, 0.2)])
@@ -379,7 +379,7 @@ def test_actors_ask_for_no_gpu_that_the_policy_alone_needs(
         raise Asked(actor_options(configs, devices)["num_gpus"])
 
     monkeypatch.setattr("pycollect.api.ray.actor_options", asked)
-    there = partial(check_devices, other_machines=True)  # there need not be one here
+    there = partial(check_devices, other_machines=True)  # this machine may have no GPU
     monkeypatch.setattr("pycollect.api.central.check_devices", there)
     arguments = {"policy_factory": parity_policy, "policy_device": "cuda", "inference": inference}
     with pytest.raises(Asked) as raised:
@@ -399,7 +399,7 @@ def test_actors_that_have_processes_call_it_there() -> None:
 
 
 def test_first_come_first_served_where_workers_are_not_sync(tmp_path: Path) -> None:
-    """Worker 1 hangs until worker 0 has delivered twice, whatever `min_batch_size` is."""
+    """Worker 1 hangs until worker 0 has delivered twice, for any `min_batch_size`."""
     gate = tmp_path / "gate"
     for arguments in ({}, {"min_batch_size": 2}):
         gate.unlink(missing_ok=True)
@@ -445,7 +445,7 @@ def test_workers_may_come_and_go() -> None:
 
 
 def test_while_the_driver_sleeps_settings_are_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its other threads draw from the global generators, and call policies, too."""
+    """The program's other threads may draw random numbers and call policies during the wait."""
     seen: list[tuple[Any, Any]] = []
     make = ServingBell.__init__
 
@@ -471,6 +471,6 @@ def test_while_the_driver_sleeps_settings_are_the_programs(monkeypatch: pytest.M
         seen.clear()
         with set_interaction_type(InteractionType.MEAN):
             collector.next()
-            asleep = [*seen]  # before it is closed
+            asleep = [*seen]  # before shutdown
     assert asleep
     assert all(mode is InteractionType.MEAN and torch.equal(own, state) for mode, own in asleep)

@@ -1,6 +1,6 @@
-"""Central inference with a policy on another device: what crosses, and states that stay there.
+"""Central inference with a policy on another device: its copies, and states that stay there.
 
-The device is none: its memory is the host's, and what is copied to and from it is noted.
+The device is fake: it uses host memory and logs the copies from and to the device.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pycollect.policy.device_transfer import DeviceTransfer
 
 pytestmark = pytest.mark.processes(usual=2)
 
-FIRST = 5  # what a trajectory's count begins with
+FIRST = 5  # initial count of a trajectory
 
 
 class Apart(DeviceTransfer):
-    """The policy is on a device, and so is what it keeps, though it is the same memory."""
+    """Treat the policy and its stored states as on a device, although they share host memory."""
 
     is_separate = True
 
@@ -40,14 +40,14 @@ class Apart(DeviceTransfer):
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
-    """Every policy of this process is on another device than its environments."""
+    """Place every policy of this process on another device than its environments."""
     device = FakeDevice()
     place_policies_on(device, monkeypatch, Apart)
     return device
 
 
 class Counting(nn.Module):
-    """Counts the steps of each trajectory in a state; raises at a call, where it is told to."""
+    """Count the steps of each trajectory in a state; raise in call number `raises_at`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class Counting(nn.Module):
 
 
 def counting() -> tuple[Counting, dict[str, Any]]:
-    """It, and the arguments of a collector with it."""
+    """Return the module, and the collector arguments that use it."""
     module = Counting()
     policy = TensorDictModule(module, ["observation", "count"], ["action", ("next", "count")])
     return module, {"policy": policy, "policy_state": {"count": torch.tensor([float(FIRST)])}}
 
 
 def check_counts(batch: Any) -> None:
-    """An observation tells the step of its episode, and so of its trajectory."""
+    """Check that each state counts the steps of its trajectory."""
     mask = batch.get(("collector", "mask"), None)
     frames = batch[mask] if mask is not None else batch.flatten()
     assert len(frames)
@@ -78,7 +78,7 @@ def check_counts(batch: Any) -> None:
 
 
 def side_by_side(*sizes: int) -> int:
-    """Bytes of tensors of which each begins at a multiple of 64."""
+    """Return the total bytes of tensors that each start at a multiple of 64."""
     return sum(-(-own // 64) * 64 for own in sizes[:-1]) + sizes[-1]
 
 
@@ -89,7 +89,7 @@ def test_states_follow_the_loop(kind: str, name: str, apart: FakeDevice) -> None
 
 
 def test_what_crosses_in_a_step(apart: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Observations go up in one copy; a state only where an environment begins anew."""
+    """Observations are uploaded in one copy; states only for environments that restart."""
     policy, _ = seeded("LSTMCell")
     with (
         monkeypatch.context() as patch,
@@ -103,7 +103,7 @@ def test_what_crosses_in_a_step(apart: FakeDevice, monkeypatch: pytest.MonkeyPat
     assert 0 < sum(begin[1:] > 0) < 2 * STEPS - 1
     expected = []
     for count in begin.tolist():
-        if count:  # which environments these are, and four numbers of either state
+        if count:  # their indices, and four numbers of each state
             expected.append(f"up {side_by_side(8 * count, 16 * count, 16 * count)}")
         expected += [f"up {6 * 12}", f"down {side_by_side(6 * 8, 6 * 16, 6 * 16)}"]
     assert copies == expected
@@ -147,7 +147,7 @@ def test_states_of_every_kind_of_environment(
 
 
 def test_random_actions_come_first(apart: FakeDevice) -> None:
-    """They pass zeros on, which are no first values."""
+    """Random steps return zeros as states, which differ from the initial values."""
     _, own = counting()
     arguments = {**own, "init_random_frames": 6 * STEPS, "reset_at_each_iter": True}
     with collecting(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **arguments) as collector:
@@ -198,9 +198,10 @@ def test_states_of_a_policy_that_raised(apart: FakeDevice) -> None:
 
 
 def test_an_answer_that_was_not_given_is_not_gone_on_from(apart: FakeDevice) -> None:
-    """What the policy returns does not fit, when the device has kept its state already.
+    """The policy's output is refused after the device has stored the next state.
 
-    The answer before was what a trajectory begins with, so that the board does not show it.
+    The previous state equals the initial one, so the slots in shared memory do not reveal the
+    error.
     """
     calls_left = [0]
 
@@ -216,7 +217,7 @@ def test_an_answer_that_was_not_given_is_not_gone_on_from(apart: FakeDevice) -> 
         CENTRAL, lambda worker: partial(EchoEnv, 10 * worker, (9,)), policy, frames=6, **arguments
     ) as collector:
         collector.next()
-        calls_left[0] = 1  # the first one of a rollout, after an even number of them
+        calls_left[0] = 1  # the first call of a rollout, after an even number of calls
         for _ in range(2):
             batch = collector.next()
             assert torch.equal(batch["is_odd"], batch["observation"][..., 2:] % 2)
@@ -224,7 +225,7 @@ def test_an_answer_that_was_not_given_is_not_gone_on_from(apart: FakeDevice) -> 
 
 
 def test_an_interrupt_while_the_device_is_waited_for(apart: FakeDevice) -> None:
-    """It has kept the next states already, but no worker was answered."""
+    """The device has stored the next states, but no worker has received its reply."""
     _, own = counting()
     with collecting(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **own) as collector:
         check_counts(collector.next())

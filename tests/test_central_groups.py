@@ -1,6 +1,6 @@
-"""Central inference with env_groups=2: a worker steps one half while the other half is acted for.
+"""Central inference with env_groups=2: a worker steps one half during the other's policy call.
 
-That frames are right, deaths, seeds and accounts: the tests over ways to collect have it as one.
+The tests over all ways to collect also cover its frames, deaths, seeds and ledgers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.processes(usual=2)
 
 
 def batches_of(way: Way, entry: Callable[[int], Any], envs: int, **arguments: Any) -> list[Any]:
-    """Three of a run with a seed."""
+    """Return three batches of a seeded run."""
     with collecting(way, entry, frames=envs * STEPS, **arguments) as collector:
         collector.set_seed(3)
         return [collector.next().clone() for _ in range(3)]
@@ -53,7 +53,7 @@ def batches_of(way: Way, entry: Callable[[int], Any], envs: int, **arguments: An
 @pytest.mark.parametrize("envs", [2, 3, 4])
 @pytest.mark.parametrize("limit", [0, 2])
 def test_the_same_data_as_in_one_group(envs: int, limit: int) -> None:
-    """Two, one of which is no batch; a half that is larger; halves."""
+    """Cover halves of one env each, unequal halves, and equal halves."""
     arguments = {
         "policy": parity_policy(),
         "max_frames_per_traj": limit,
@@ -69,7 +69,7 @@ def test_the_same_data_as_in_one_group(envs: int, limit: int) -> None:
 
 
 class Noisy(nn.Module):
-    """Actions and numbers that it draws."""
+    """Return random actions and numbers."""
 
     def forward(self, observation: torch.Tensor) -> Any:
         lead = observation.shape[:-1]
@@ -107,13 +107,14 @@ def test_states_are_of_each_environment(name: str) -> None:
         for _ in range(2):
             expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
             batch = collector.next().select(*expected.keys(True, True))
-            torch.testing.assert_close(batch.to_dict(), expected.to_dict())  # of another batch size
+            # As dicts, because the batch sizes differ.
+            torch.testing.assert_close(batch.to_dict(), expected.to_dict())
 
 
 class Opening(nn.Module):
-    """Opens a gate in its second call for an environment of that number; says who was seen.
+    """Open a gate in the second call for the env `number`; also return the observation.
 
-    Where workers are not sync, others that wait may be in the same call.
+    If workers are async, the call may include other waiting environments.
     """
 
     def __init__(self, gate: Path, number: int) -> None:
@@ -129,7 +130,7 @@ class Opening(nn.Module):
 
 @pytest.mark.parametrize("way", [GROUPS, GROUPS_ASYNC], ids=lambda way: way.name)
 def test_one_half_steps_while_the_policy_is_called_for_the_other(way: Way, tmp_path: Path) -> None:
-    """The second environment's first step ends once the first one's second action is chosen."""
+    """The second env's first step ends only after the first env's second action is chosen."""
     gate = tmp_path / "gate"
     policy = TensorDictModule(Opening(gate, 0), ["observation"], ["action", "seen"])
     one = Way(way.name, 1, way.arguments)
@@ -165,7 +166,7 @@ def test_calls_of_one_half_of_all_workers() -> None:
 
 @pytest.mark.parametrize("arguments", [{"server_timeout": 0.01}, {"min_batch_size": 1}])
 def test_others_go_on_while_one_steps(tmp_path: Path, arguments: dict[str, Any]) -> None:
-    """Worker 1 waits in its second half until worker 0 has made all of its steps."""
+    """Worker 1 waits in its second half until worker 0 has finished all of its steps."""
     gate = tmp_path / "gate"
 
     class Done(nn.Module):
@@ -185,7 +186,7 @@ def test_others_go_on_while_one_steps(tmp_path: Path, arguments: dict[str, Any])
 
 
 def test_shares_that_differ() -> None:
-    """Who has fewer steps is waited for no more."""
+    """A worker with fewer steps no longer delays the calls after its last step."""
     steps = [2, STEPS]
     oracle = FrameOracle()
     with MultiSyncDataCollector(
@@ -205,7 +206,7 @@ def test_shares_that_differ() -> None:
 
 
 def test_a_worker_that_dies_within_a_step_is_replaced(tmp_path: Path) -> None:
-    """Its second half steps, and the question of its first one is never taken back."""
+    """It dies while its second half steps and its first half's request is still pending."""
     gate = tmp_path / "gate"
 
     def entry(worker: int) -> Any:
@@ -241,7 +242,7 @@ def test_a_server_that_dies_is_replaced_with_its_workers() -> None:
 
 
 class BreaksOnce(EchoEnv):
-    """Raises in its third step, unless another one did before."""
+    """Raise in the third step, but only once over all instances."""
 
     def __init__(self, broke: Path, number: int) -> None:
         super().__init__(number, LENGTHS)

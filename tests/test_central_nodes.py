@@ -1,6 +1,6 @@
-"""Central inference on other nodes: a server on each calls the policy for the workers there.
+"""Central inference on other nodes: a server on each node calls the policy for its workers.
 
-The other node is a second one of the session's Ray, on this machine: what decides is Ray's id.
+The other node is a second node of the session's Ray on this machine; only Ray's node id counts.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from pycollect.transport.ray.servers import ServerActor, ServerEngine
 __all__ = ["other_node"]
 
 pytestmark = pytest.mark.ray
-MIXED = {"remote_configs": [HERE, ELSEWHERE]}  # of worker 0 and of worker 1
+MIXED = {"remote_configs": [HERE, ELSEWHERE]}  # worker 0, worker 1
 ASIDE = {"remote_configs": ELSEWHERE}
 WAYS = pytest.mark.parametrize("way", [RAY_CENTRAL, RAY_CENTRAL_ASYNC], ids=lambda way: way.name)
 
 
 def node_server(collector: Any) -> dict[str, Any]:
-    """What is told of the only one."""
+    """Return the statistics of the only node server."""
     (told,) = collector.stats()["node_servers"].values()
     return dict(told)
 
 
 def killed(collector: Any) -> int:
-    """It is ended from outside; its former process."""
+    """Kill the node server and return its pid."""
     pid: int = node_server(collector)["pid"]
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: is_gone(pid), PATIENCE)
@@ -63,12 +63,12 @@ def killed(collector: Any) -> int:
 
 
 def number_of(frames: Any) -> int:
-    """The worker of a rollout."""
+    """Return the worker of a rollout."""
     return int(frames["observation"].flatten()[0]) // 10
 
 
 def rollouts(way: Way, batch: Any) -> list[Any]:
-    """Of single environments, of each worker in the batch."""
+    """Return each worker's rollout in a batch of single environments."""
     return [*batch] if way.sync else [batch]
 
 
@@ -122,7 +122,8 @@ def test_states_follow_the_loop(other_node: Any, kind: str, name: str) -> None:
         for _ in range(2):
             expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
             batch = collector.next().select(*expected.keys(True, True))
-            torch.testing.assert_close(batch.to_dict(), expected.to_dict())  # of another batch size
+            # As dicts, because the batch sizes differ.
+            torch.testing.assert_close(batch.to_dict(), expected.to_dict())
 
 
 @pytest.mark.slow
@@ -206,7 +207,7 @@ def test_a_server_that_dies_is_replaced_with_the_workers_of_its_node(
 
 
 def after_its_end(note: Path, worker: int) -> Any:
-    """An environment that is built once the process is gone whose number is noted there."""
+    """Kill the process that the note names, if there is a note; then build the environment."""
     if note.exists():
         pid = int(note.read_text())
         note.unlink()
@@ -219,7 +220,7 @@ def after_its_end(note: Path, worker: int) -> Any:
 def test_a_worker_that_comes_when_its_server_dies(
     other_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has its seat, and finds the memory gone before anybody else has heard of it."""
+    """The worker finds its server's memory gone before the driver notices the death."""
     note, policy = tmp_path / "pid", parity_policy()
     gone, news = vars(ServerActor)["is_gone"].fget, {}
 
@@ -261,7 +262,7 @@ def test_past_the_limit_the_servers_death_is_told(other_node: Any) -> None:
 
 @pytest.mark.slow
 def test_a_call_that_does_not_return_is_given_up(other_node: Any, tmp_path: Path) -> None:
-    """And not the workers that wait for it."""
+    """The workers that wait for the call do not time out."""
     policy = TensorDictModule(HangsIn(tmp_path / "hung", 10), ["observation"], ["action", "seen"])
     arguments = {"worker_timeout": 3.0, **ASIDE}
     with collecting(
@@ -287,7 +288,7 @@ def test_what_the_policy_raises_is_the_callers(other_node: Any, way: Way) -> Non
 
 
 class NotThere(Watched):
-    """It is built in this process alone."""
+    """A policy that only the driver can build."""
 
     def __init__(self, driver: int) -> None:
         if os.getpid() != driver:
@@ -312,7 +313,7 @@ def test_a_policy_that_cannot_be_built_there_is_the_callers_error(other_node: An
 
 @pytest.mark.slow
 def test_a_factorys_policy_is_the_same_on_all_nodes(other_node: Any) -> None:
-    """That which was built here, whatever its factory makes there."""
+    """All nodes use the driver's weights, even if the factory creates others there."""
 
     def factory() -> Any:
         module, policy = watched()
@@ -347,7 +348,7 @@ def test_workers_may_come_to_other_nodes(other_node: Any) -> None:
 
 
 def frames_of(collector: Any, worker: int) -> Any:
-    """The next ones that this worker delivers."""
+    """Return the next frames of this worker."""
     while True:
         for own in rollouts(RAY_CENTRAL_ASYNC, collector.next()):
             if number_of(own) == worker:
@@ -357,7 +358,7 @@ def frames_of(collector: Any, worker: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["removed", "stopped"])
 def test_a_server_ends_with_the_last_worker_of_its_node(other_node: Any, end: str) -> None:
-    """Another one is started once a worker comes there again."""
+    """A new server starts when a worker joins this node again."""
     _, policy = watched()
     with collecting(RAY_CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **MIXED) as collector:
         collector.set_seed(3)
@@ -382,10 +383,10 @@ def test_a_server_ends_with_the_last_worker_of_its_node(other_node: Any, end: st
 
 @pytest.mark.slow
 def test_a_server_ends_when_its_workers_go_on_elsewhere(other_node: Any, ray_cluster: Any) -> None:
-    """As another actor has the place of the one that died."""
+    """Another actor takes the resources of the dead worker's actor, so the worker moves."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    whole = {**ELSEWHERE, "resources": {"elsewhere": 4}}  # of a node
+    whole = {**ELSEWHERE, "resources": {"elsewhere": 4}}  # all of a node
     arguments = {"remote_configs": [HERE, whole]}
     policy = parity_policy()
     with (
@@ -426,21 +427,21 @@ def test_a_state_goes_on_in_another_run(other_node: Any, way: Way) -> None:
 
 
 class Asked(Exception):
-    """For a server with these options."""
+    """Raised with the requested options of a server."""
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cuda:1", 0.2), ("cpu", 0), (None, 0)])
 def test_what_a_servers_actor_asks_for(
     device: str | None, gpus: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of a GPU where the policy is called on one, and what its workers run in."""
+    """A server requests part of a GPU for a policy on it, and its workers' runtime environment."""
 
     def asked(engine: Any, gpus: float) -> None:
         of_worker = {"num_cpus": 4, "runtime_env": {"env_vars": {}}}
         raise Asked(ServerEngine(engine, gpus).server_options("there", of_worker))
 
     monkeypatch.setattr("pycollect.api.ray.ServerEngine", asked)
-    there = partial(check_devices, other_machines=True)  # there need not be one here
+    there = partial(check_devices, other_machines=True)  # this machine may have no GPU
     monkeypatch.setattr("pycollect.api.central.check_devices", there)
     with pytest.raises(Asked) as raised:
         RAY_CENTRAL_ASYNC.collector(

@@ -1,4 +1,4 @@
-"""The process that calls the policy where workers are not sync: its weights, its death, its end."""
+"""The process that calls the policy for async workers: its weights, death and shutdown."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def server(collector: Any) -> dict[str, Any]:
 
 
 def killed(collector: Any) -> None:
-    """Its server is ended from outside."""
+    """Kill the server."""
     os.kill(server(collector)["pid"], signal.SIGKILL)
 
 
@@ -59,12 +59,12 @@ def test_workers_go_on_while_nobody_awaits_a_batch(tmp_path: Path) -> None:
     steps = tmp_path / "steps"
     entry = partial(tally, steps)
     with collecting(CENTRAL_ASYNC, entry, parity_policy(), frames=STEPS) as collector:
-        collector.next()  # whose worker is asked for another one
+        collector.next()  # its worker starts another one
         wait_until(lambda: steps.stat().st_size == 3 * STEPS, PATIENCE)
 
 
 class Where(nn.Module):
-    """Says in which process it is called."""
+    """Output the pid of the process that calls the policy."""
 
     def forward(self, observation: torch.Tensor) -> Any:
         action, seen = parity(observation)
@@ -166,7 +166,7 @@ def test_a_server_that_dies_is_replaced_with_its_workers() -> None:
 
 
 def test_calls_of_workers_whose_server_died() -> None:
-    """Nobody is told, and all go on."""
+    """The calls return normally, and all workers continue."""
     _, policy = watched()
     arguments = {"max_worker_restarts": 10}
     with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
@@ -186,15 +186,15 @@ def test_calls_of_workers_whose_server_died() -> None:
 
 
 def first_waits(gate: Path, worker: int) -> Any:
-    """The first worker's environment waits in its first rollout."""
+    """Make the first worker's environment wait in its first rollout."""
     return partial(CountingEnv, number=10) if worker else partial(GateEnv, gate, 3)
 
 
 def test_a_question_to_a_worker_whose_server_died(tmp_path: Path) -> None:
-    """It would answer after its rollout, with which it cannot go on: the asker is told."""
+    """The worker cannot reply, because it cannot finish its rollout first; the call raises."""
     gate, entry = tmp_path / "gate", partial(first_waits, tmp_path / "gate")
     with collecting(CENTRAL_ASYNC, entry, parity_policy(), frames=STEPS) as collector:
-        collector.next()  # of the other worker
+        collector.next()  # from the other worker
         wait_until(gate.with_suffix(".reached").exists, PATIENCE)
         pid = server(collector)["pid"]
         killed(collector)
@@ -212,14 +212,14 @@ def test_a_question_to_a_worker_whose_server_died(tmp_path: Path) -> None:
         ("restart", "before"),
         ("await_replaced", "before"),
         ("await_replaced", "after"),
-        ("replace", "before"),  # of the first worker
+        ("replace", "before"),  # the first worker
         ("replace", "after"),
     ],
 )
 def test_an_interrupt_while_a_server_is_replaced(
     name: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It and its workers are replaced all the same, each of them once."""
+    """The server and its workers are still replaced, each exactly once."""
     original, interrupted = getattr(WorkerGroup, name), []
 
     def with_interrupt(group: WorkerGroup, *arguments: Any) -> None:
@@ -248,7 +248,7 @@ def test_an_interrupt_while_a_server_is_replaced(
 
 @pytest.mark.usefixtures("no_garbage_collection")
 def test_deaths_of_the_server_leave_no_memory_behind() -> None:
-    """A kept death must not hold the frames, and so the slabs, of the call that noticed it."""
+    """A recorded death must not keep frames and slabs of the call that noticed it."""
     before = shared_files()
     with collecting(
         CENTRAL_ASYNC, ENTRIES["one"], parity_policy(), frames=STEPS, max_worker_restarts=9
@@ -263,7 +263,7 @@ def test_deaths_of_the_server_leave_no_memory_behind() -> None:
                 collector.next()
         created = sum(pool.stats().created for pool in shared._pools.values())
         check(collector.ledger())
-    assert created == 2 * (2 + 1)  # two workers, each with one slab to write and two spare ones
+    assert created == 2 * (2 + 1)  # two workers, each with one slab in use and two spare
     del collector
     assert shared_files() == before
 
@@ -282,7 +282,7 @@ def test_past_the_limit_the_servers_death_is_told() -> None:
 
 
 class HangsIn(nn.Module):
-    """Its call number `at` does not return, unless another process has come to it before."""
+    """Hang in call number `at`, but only once over all processes."""
 
     def __init__(self, hung: Path, at: int) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ def test_a_shutdown_leaves_nothing() -> None:
 
 
 def ours_running() -> set[psutil.Process]:
-    """Workers, and processes that call a policy, of this program."""
+    """Return the worker and inference server processes of this program."""
     found = set()
     for own in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -413,7 +413,7 @@ def test_workers_may_come_and_go() -> None:
 
 
 class Sizes(nn.Module):
-    """Says for how many environments it is called."""
+    """Output the number of environments in the call."""
 
     def forward(self, observation: torch.Tensor) -> Any:
         action, _ = parity(observation)
@@ -421,7 +421,7 @@ class Sizes(nn.Module):
 
 
 def test_a_call_waits_for_so_many() -> None:
-    """Two workers ask, one after the other; a call of one alone would come first."""
+    """Two workers ask in turn; a call with only one of them would otherwise come first."""
     policy = TensorDictModule(Sizes(), ["observation"], ["action", "size"])
     arguments = {"min_batch_size": 2, "server_timeout": PATIENCE}
     with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:

@@ -1,4 +1,4 @@
-"""Who waits for whom in central inference: `pycollect.inference.server`."""
+"""Waiting rules of central inference, from `pycollect.inference.server`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pycollect.inference.group import PolicyGroup, ServedPolicy
 from pycollect.inference.options import InferenceOptions
 from pycollect.inference.server import BatchScheduler, Client
 
-ENVS = 4  # of each worker
+ENVS = 4  # per worker
 OWING = 5
 
 
 def table(**options: Any) -> BatchScheduler:
-    """One of eight workers."""
+    """Return the scheduler of eight workers."""
     policy = ServedPolicy(None, torch.device("cpu"), explicit=False)
     return BatchScheduler(policy, InferenceOptions(**{"central": True, **options}), 8)
 
 
 def asking(count: int) -> list[Client]:
-    """So many of them."""
+    """Return this many clients."""
     group = cast(
         PolicyGroup, SimpleNamespace(needs=SimpleNamespace(env=SimpleNamespace(num_envs=ENVS)))
     )
@@ -35,14 +35,14 @@ def test_all_who_may_ask_are_awaited() -> None:
     assert own.holds_back(3)
     assert own.awaited(3, OWING) == 3
     assert not own.holds_back(0)
-    assert own.awaited(0, OWING) == OWING  # once more, all of them
+    assert own.awaited(0, OWING) == OWING  # all of them again
     assert own.awaited(0, 0) == 0
 
 
 def test_a_least_size_is_had_by_one_more_perhaps() -> None:
     own = table(min_batch_size=2 * ENVS, max_batch_size=None, server_timeout=None)
     assert [own.lacking(asking(count), OWING) for count in (0, 1, 2)] == [1, 1, 0]
-    assert own.lacking(asking(1), 1) == 0  # nobody else may come
+    assert own.lacking(asking(1), 1) == 0  # no further worker can ask
     assert [own.awaited(lacking, OWING) for lacking in (0, 1)] == [1, 1]
 
 

@@ -1,4 +1,4 @@
-"""The environment checker: one faulty environment for each fault, and no false alarm."""
+"""The environment checker finds each fault in a faulty environment and reports no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pycollect.__main__ import main
 from pycollect.check import calls, single, vector
 from pycollect.check.report import FIXES, Report
 
-SECONDS = 5.0  # more than is needed: the number of steps ends a check
+SECONDS = 5.0  # more than needed: the number of steps ends a check
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sound(gymnasium.Env):
-    """A random walk that ends, without a fault; the environments below change one method."""
+    """A correct random walk that terminates; the environments below override one method."""
 
     def __init__(self) -> None:
         self.observation_space: Any = spaces.Box(-10.0, 10.0, (3,), np.float32)
@@ -413,7 +413,7 @@ def test_a_slow_environment_is_checked_in_bounded_time() -> None:
 
 
 class IsNoEnvWithin(Sound):
-    """Like a wrapper around an environment of another interface."""
+    """Like a wrapper around an environment with a foreign interface."""
 
     @property
     def unwrapped(self) -> Any:
@@ -453,7 +453,7 @@ def test_the_global_generator_is_named() -> None:
 
 
 class Rows(VectorEnv):
-    """Random walks in a mode that is set by class; each row has its own generator."""
+    """Random walks with autoreset mode as a class attribute; each row has its own generator."""
 
     mode: Any = AutoresetMode.NEXT_STEP
     declared: Any = AutoresetMode.NEXT_STEP

@@ -1,4 +1,4 @@
-"""`Collector(num_collectors=..., sync=..., backend=...)`: which collector it makes."""
+"""The collector that `Collector(num_collectors=..., sync=..., backend=...)` creates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENV = echo_fns(0)[0]
 
 @pytest.fixture(autouse=True)
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process and no Ray: these errors come before."""
+    """Fail if a process or Ray starts; errors in arguments must come first."""
 
     def start(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("something was started")

@@ -1,4 +1,4 @@
-"""Processes into which no other may look, not even of the same user: memory is handed over."""
+"""Processes closed to inspection, even by the same user, still receive shared memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pycollect import MultiSyncDataCollector
 from pycollect._core import SharedMemoryError
 
 T = 5
-LONG = 100_000  # bytes: more than an answer's page holds
+LONG = 100_000  # bytes; more than a page of replies holds
 _PR_SET_DUMPABLE = 4
 
-# Root may look into all, but the next program not after this: prctl(PR_CAPBSET_DROP, ...PTRACE).
+# Root may inspect all processes, unless it drops this right: prctl(PR_CAPBSET_DROP, ...PTRACE).
 LIKE_OTHERS = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(24, 19, 0, 0, 0)
@@ -31,18 +31,18 @@ os.execv(sys.executable, [sys.executable, sys.argv[1]])
 
 
 def close_process() -> None:
-    """Nobody may look into this process from now on, but for who may look into all."""
+    """Close this process to inspection, except by privileged processes."""
     assert ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) == 0
 
 
 def check_closed(pid: int) -> None:
-    """It may not be looked into that process from this one."""
+    """Check that this process may not inspect that process."""
     with pytest.raises(PermissionError):
         os.open(f"/proc/{pid}/fd/0", os.O_RDONLY)
 
 
 class ClosedEnv(CountingEnv):
-    """In a closed process of a closed parent. Raises a long error after its step number `at`."""
+    """An env in a closed process with a closed parent; it raises a long error after `at` steps."""
 
     def __init__(self, at: int) -> None:
         super().__init__(length=1000)
@@ -59,12 +59,12 @@ class ClosedEnv(CountingEnv):
 
 
 def action_0(observation: torch.Tensor) -> torch.Tensor:
-    """Of one env."""
+    """Return action 0 for one env."""
     return observation[..., 0].long() * 0
 
 
 def collect() -> None:
-    """The driver."""
+    """Run the driver."""
     close_process()
     entries = [partial(ClosedEnv, 3 * T)]
     with MultiSyncDataCollector(entries, action_0, frames_per_batch=T) as collector:

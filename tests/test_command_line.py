@@ -1,4 +1,4 @@
-"""`python -m pycollect`: its help, its version, its examples, and what `bench cpu` measures."""
+"""`python -m pycollect`: its help, version, examples, and the measurements of `bench cpu`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""C++ environments in Python's collectors: batches are what the environments saw.
+"""C++ environments in Python's collectors: batches equal the environments' own logs.
 
-They stand behind the same table as in C++; `tests/embed` has some that a compiler made.
+They use the same table as in C++; `tests/embed` has compiled ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def collected(env: LoggedEnvs, policy: Any = chosen, batches: int = 3, **options
 
 
 def ids_begin_with_episodes(batches: list[Any]) -> bool:
-    """One id for each episode of each environment."""
+    """Return whether each episode of each environment has exactly one id."""
     cells = [
         (*row[:2], p, i)
         for batch in batches
@@ -140,7 +140,7 @@ def test_a_policy_may_write_into_what_it_is_given_and_return_it() -> None:
         observation += 1000
         return action, observation
 
-    env = LoggedEnvs(3)  # which asserts that its memory is its own
+    env = LoggedEnvs(3)  # asserts that no other code writes its memory
     (batch,) = collected(env, policy, batches=1)
     assert frames_of(batch) == env.log
     assert (batch["output1"].movedim(1, 0) == torch.stack(seen[-7:]) + 1000).all()

@@ -1,4 +1,4 @@
-"""Workers import tensordict without torch's compiler, which finds its marks when it is imported."""
+"""Workers import tensordict without torch's compiler; its marks are applied on a later import."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if __name__ == "__main__":
 
 
 def said_by(*arguments: str | Path) -> str:
-    """What Python prints, given these; it has to succeed."""
+    """Run Python with these arguments, check that it succeeds, and return its output."""
     command = [sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -66,13 +66,13 @@ def said_by(*arguments: str | Path) -> str:
 
 
 def found(first: str) -> Any:
-    """What a program says that begins so."""
+    """Return the marks that a program prints if it starts with this code."""
     return json.loads(said_by("-c", MARKED.format(first=first)).splitlines()[-1])
 
 
 def test_all_marks_are_made_when_the_compiler_is_imported() -> None:
     alone = found("")
-    # Who asks whether it is installed does not import it.
+    # `find_spec` does not import the module.
     late = found("import pycollect, importlib.util as u; assert u.find_spec('tensordict')")
     assert alone[0], "tensordict no longer imports the compiler, and this is of no use"
     assert not late[0]

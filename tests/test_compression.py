@@ -1,4 +1,4 @@
-"""Rollouts that travel compressed, leaf by leaf."""
+"""Rollouts that are compressed leaf by leaf for transport."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_slab_comes_back_as_it_was() -> None:
     whole[:] = 0
     sizes = leaf_sizes(slab)
     assert sum(sizes) == whole.nbytes
-    assert len(sizes) == len(leaves.layout().leaves) + 1  # headers too
+    assert len(sizes) == len(leaves.layout().leaves) + 1  # includes headers
     noise = np.random.default_rng(0).integers(0, 256, whole.nbytes // 2, np.uint8)
     whole[: len(noise)] = noise
     packed = packed_slab(slab)
@@ -51,7 +51,7 @@ def test_it_is_refused_where_lz4_is_not_there(monkeypatch: pytest.MonkeyPatch) -
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PackedBuffer]]:
-    """The packed rollouts that arrive here."""
+    """Record the packed rollouts that arrive in this process."""
     seen: list[PackedBuffer] = []
     opened = PackedBuffer.open
 

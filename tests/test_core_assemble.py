@@ -1,4 +1,4 @@
-"""`place_rollout` and `TrajectoryIds` against a model in numpy."""
+"""`place_rollout` and `TrajectoryIds` compared with a numpy model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def header_of(placement: Placement, worker: int, lengths: list[int]) -> bytes:
 
 
 def rollout_of(placement: Placement, worker: int, values: dict[Any, np.ndarray]) -> np.ndarray:
-    """The bytes of a worker's slab with these leaves, each [P, T, *frame], by the book."""
+    """Return the bytes of a worker's slab with these leaves, each [P, T, *frame]."""
     result = np.full(placement.bytes, 0x5A, np.uint8)
     header = header_of(placement, worker, [placement.steps] * placement.envs)
     result[: len(header)] = np.frombuffer(header, np.uint8)
@@ -70,7 +70,7 @@ def rollout_of(placement: Placement, worker: int, values: dict[Any, np.ndarray])
 
 
 def leaf_arrays(slab: Any, order: str) -> dict[Any, np.ndarray]:
-    """The leaves of a batch's slab as [B, P, T, *frame]."""
+    """Return the leaves of a batch's slab as [B, P, T, *frame]."""
     placement, memory = slab.placement, slab.array()
     batch = (placement.workers, placement.envs, placement.steps)
     at = header_bytes(placement.envs) * placement.workers
@@ -123,7 +123,7 @@ def test_rollouts_become_rows(case: tuple) -> None:
             for leaf in layout.leaves
         }
         values[MASK][:] = True
-        whole = np.zeros(placement.bytes + shift, np.uint8)  # shifted: not aligned
+        whole = np.zeros(placement.bytes + shift, np.uint8)  # shifted, so unaligned
         whole[shift:] = rollout_of(placement, int(worker), values)
         whole.flags.writeable = False
         header = _core.place_rollout(slab, int(worker), whole[shift:], placement)
@@ -175,7 +175,7 @@ def test_bad_rollouts_are_refused() -> None:
 
 
 class Ids:
-    """What TrajectoryIds does, as a dictionary."""
+    """A dictionary model of TrajectoryIds."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, int, int, int], int] = {}
@@ -192,7 +192,7 @@ class Ids:
 
 @st.composite
 def local_ids(draw: st.DrawFn, start: np.ndarray) -> np.ndarray:
-    """Ids of one rollout that go on from `start` [P], which moves on."""
+    """Draw the ids of one rollout, which continue from `start` [P]; advance `start`."""
     steps = draw(st.integers(0, 6))
     ids = np.empty((len(start), steps), np.int64)
     for env, t in np.ndindex(ids.shape):

@@ -1,4 +1,4 @@
-"""`_core.copy` against numpy, over shapes, dtypes and strides."""
+"""`_core.copy` compared with numpy, over shapes, dtypes and strides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pycollect import _core
 
 
 def model(values: np.ndarray, dtype: str) -> np.ndarray:
-    """The casting rules of copy.h, in numpy."""
+    """Apply the casting rules of copy.h in numpy."""
     target = np.dtype(dtype)
     if target.kind == "b":
         return values != 0
@@ -58,7 +58,7 @@ def test_copies_and_casts_like_numpy(case: tuple) -> None:
     expected[...] = model(values, target_dtype)
     _core.copy(target, source)
     np.testing.assert_array_equal(target, expected)
-    np.testing.assert_array_equal(memory, expected_memory)  # and nothing beside it
+    np.testing.assert_array_equal(memory, expected_memory)  # nor anything around it
 
 
 @given(shapes, st.sampled_from(DTYPES), st.integers(0, 2**32))
@@ -114,7 +114,7 @@ raise SystemExit(status != 0)
 
 
 def test_a_child_of_fork_copies_too() -> None:
-    """In a program of its own: other libraries' threads may not survive a fork of this one."""
+    """Fork in a separate program, because other libraries' threads may not survive a fork here."""
     subprocess.run([sys.executable, "-c", _FORKS], check=True, timeout=60)
 
 

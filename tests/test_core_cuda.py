@@ -1,4 +1,4 @@
-"""CUDA's part of the core, with a fake driver in a process of its own."""
+"""The core's CUDA code, with a fake driver in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device's gather against the host's: the fake driver runs the kernel's twin on the host."""
+"""The device's gather compared with the host's; the fake driver runs the kernel on the host."""
 
 from __future__ import annotations
 

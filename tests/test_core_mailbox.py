@@ -1,4 +1,4 @@
-"""Mailboxes between processes: questions, answers, the bell, and what ends a wait."""
+"""Mailboxes between processes: questions, answers, the bell, and interrupted waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG = 60.0
 
 
 def echo(mailbox: Any, bell: Any) -> None:
-    """Answer every question with itself, until an empty one."""
+    """Answer each question with a copy of it, until an empty question arrives."""
     end = WorkerMailbox(mailbox, bell)
     while True:
         while not end.wait_ask(LONG):
@@ -76,7 +76,7 @@ def interrupt(parent: int, mailbox: Any, bell: Any) -> None:
     end = WorkerMailbox(mailbox, bell)
     assert end.wait_ask(LONG)
     os.kill(parent, signal.SIGINT)
-    os._exit(0)  # without an answer
+    os._exit(0)  # do not answer
 
 
 def test_an_interrupt_ends_a_wait() -> None:

@@ -1,4 +1,4 @@
-"""`MultiStepPlan` against a naive model in numpy."""
+"""`MultiStepPlan` compared with a naive numpy model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pycollect._core import MultiStepPlan, SplitPlan
 
 
 def naive_ends(done: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """For each cell the last one of its segment in that row; -1 for an uncollected one."""
+    """Return, for each cell, the last cell of its segment; -1 for an uncollected cell."""
     here = (ids != -1) & mask
     ends = np.full(done.shape, -1)
     for cell in np.ndindex(done.shape):

@@ -1,4 +1,4 @@
-"""Shared memory between real processes: who sees it, who cannot, and what is left behind."""
+"""Shared memory between real processes: access, refusals and leaks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def placement() -> Placement:
 
 
 def run_in_process(target: Any, *arguments: Any) -> Any:
-    """What `target` sends from a spawned process."""
+    """Return the value that `target` sends from a spawned process."""
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=target, args=(theirs, *arguments))
     process.start()
@@ -130,7 +130,7 @@ def test_a_limit_of_address_space_is_heeded() -> None:
 
 
 def test_no_descriptor_is_left() -> None:
-    Memory.share(1)  # a socket stays, once
+    Memory.share(1)  # one socket stays open
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         pool = SharedSlabPool(placement(), 2, 1)

@@ -1,4 +1,4 @@
-"""Slots between processes: many workers ask one server, and sleep until they are answered."""
+"""Slots between processes: many workers ask one server and sleep until it answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMES = 50
 
 
 def asks(slots: Any, slot: int, bell: Any) -> None:
-    """Ask so often, and look at each answer."""
+    """Ask TIMES questions and check each answer."""
     end = WorkerSlot(slots, slot, bell)
     for number in range(TIMES):
         end.ask(str(number).encode())

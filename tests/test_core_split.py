@@ -1,4 +1,4 @@
-"""`SplitPlan` against a model in numpy."""
+"""`SplitPlan` compared with a numpy model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pycollect._core import SplitPlan
 def model(
     done: np.ndarray | None, ids: np.ndarray | None, mask: np.ndarray | None
 ) -> list[list[tuple[int, ...]]]:
-    """The trajectories as lists of cells, each an index into the batch dimensions."""
+    """Return the trajectories as lists of cells, each an index into the batch dimensions."""
     shape = next(signal.shape for signal in (done, ids) if signal is not None)
     result: list[list[tuple[int, ...]]] = []
     for row in np.ndindex(shape[:-1]):
@@ -46,7 +46,7 @@ def signals(draw: st.DrawFn) -> tuple:
     done = rng.random(shape) < rate
     ids = np.cumsum(rng.random(shape) < 0.3, axis=-1)
     if draw(st.booleans()):
-        ids = rng.integers(-1, 3, shape)  # repeated, and uncollected
+        ids = rng.integers(-1, 3, shape)  # repeated and uncollected ids
     mask = rng.random(shape) < 0.8
     which = draw(st.sampled_from(["d", "i", "di", "dm", "im", "dim"]))
 

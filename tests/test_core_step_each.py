@@ -1,4 +1,4 @@
-"""StepEach: environments of one list, stepped one after the other."""
+"""StepEach: environments of one list, stepped one after another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARED = np.zeros(2, np.float32)
 
 
 def step_of(number: int, **changed: Any) -> Callable[[Any], Any]:
-    """An environment that shows its number and the sum of its actions."""
+    """Return an environment's `step`, which observes its number and the sum of its actions."""
     total = 0
 
     def step(action: Any) -> Any:

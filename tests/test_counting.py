@@ -1,7 +1,7 @@
 """Counting environments: frame by frame, nothing is lost, repeated or shifted.
 
-Observation = (env, episode, step), reward = step + 100 * action; the policy also returns what it
-saw. Ids are numbered in order of first delivery, by (worker, env, time).
+Observation = (env, episode, step), reward = step + 100 * action; the policy also returns its
+observation. Ids are numbered in order of first delivery, by (worker, env, time).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from echo_envs import ENTRIES, MODES, envs_of
 BATCHES = 5
 SWITCHES = list(product((0, 2), (False, True), (False, True)))
 PLAIN = (0, False, False)
-# These do not honour reset_mask: the step after a done is a dummy.
+# These ignore reset_mask: the step after a done is a dummy.
 DUMMIES = ("ignores masks", "AsyncVectorEnv NEXT_STEP pipes")
 
 
@@ -51,7 +51,7 @@ def check_counting(way: Way, kind: str, switches: tuple[int, bool, bool], policy
         max_frames=max_frames,
         reset_each=reset_each,
         set_truncated=set_truncated,
-        # A reset at the batch's start follows the one at an episode's end; pipes step on first.
+        # A reset at the start of a batch follows the automatic one; with pipes, a step comes first.
         exact=not reset_each and "pipes" not in kind,
         skips=kind in DUMMIES,
         acts=policy is not None,
@@ -78,7 +78,7 @@ def refused(kind: str, switches: tuple[int, bool, bool]) -> bool:
 @pytest.mark.parametrize(
     ("kind", "switches"),
     [
-        # Processes of the environment's own take seconds to start.
+        # Environments with processes take seconds to start.
         pytest.param(kind, switches, marks=[pytest.mark.slow] if "Async" in kind and place else [])
         for kind in ENTRIES
         for place, switches in enumerate(
@@ -98,7 +98,7 @@ def test_random_actions_in_process(kind: str) -> None:
     check_counting(IN_PROCESS, kind, PLAIN, None)
 
 
-# One env meets every switch in sync and in async; every other kind and way of joining meets some.
+# One env covers every switch in sync and async; each other kind and layout covers some.
 @pytest.mark.ray(usual=4)
 @pytest.mark.parametrize(
     ("way", "kind", "switches"),
@@ -158,8 +158,9 @@ def test_every_frame_from_ranks(way: Way, kind: str, switches: tuple[int, bool, 
     check_counting(way, kind, switches, parity_policy())
 
 
-# {autoreset mode} x {1, 3 envs} x {limit on, off} x {reset at each batch, or not}: complete above
-# for this process, and here for actors; those of one collector share the modes and resets out.
+# {autoreset mode} x {1, 3 envs} x {limit on, off} x {reset at each batch, or not}: in-process tests
+# above cover the full product; the test below covers it with actors. Modes and resets vary over the
+# actors of one collector.
 ACTORS_OF_THE_MATRIX = list(product(MODES, (False, True)))
 
 
@@ -190,7 +191,7 @@ def test_the_matrix_from_actors(how: dict[str, Any], count: int, max_frames: int
         **arguments,
     ) as collector:
         batches = 0
-        # An async actor that is slow to begin is waited for, while the others go on.
+        # Wait for async actors that start slowly, while the others deliver batches.
         while batches < BATCHES * (1 if way.sync else workers) or not all(
             oracle.frames for oracle in oracles
         ):

@@ -1,4 +1,4 @@
-"""A policy on another device: what crosses, in which order, who waits; and the same batches."""
+"""A policy on another device: its copies, their order and waits; batches stay the same."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from pycollect.data.devices import CPU
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
-    """Every policy is on another device than its environment."""
+    """Place every policy on another device than its environment."""
     device = FakeDevice()
     place_policies_on(device, monkeypatch)
     return device
 
 
 def test_pinned_memory_is_written_again_only_after_its_copy() -> None:
-    """Where nothing is fetched, nothing else waits for the device."""
+    """If no output is copied back, only this check waits for the device."""
     device = FakeDevice()
     transfer = Elsewhere(CPU, torch.device("meta"))
     transfer.use(device)
@@ -47,7 +47,7 @@ def test_pinned_memory_is_written_again_only_after_its_copy() -> None:
 
 
 class Keys(gymnasium.Env[Any, Any]):
-    """Two observations, of which a policy may read one; episodes of three steps."""
+    """Two observations, one of which the policy may ignore; episodes have three steps."""
 
     observation_space = spaces.Dict(
         {"seen": spaces.Box(-9, 9, (3,)), "unseen": spaces.Box(-9, 9, (1000,))}
@@ -98,7 +98,7 @@ def sampled() -> Any:
 
 
 class Counter(nn.Module):
-    """Counts its calls since a trajectory began in a state of its own."""
+    """Count the calls since the start of the trajectory in its own recurrent state."""
 
     in_keys = ("observation", "count", "is_init")
     out_keys = ("action", ("next", "count"))
@@ -109,7 +109,7 @@ class Counter(nn.Module):
 
 
 def whole(td: Any) -> Any:
-    """A policy that takes the TensorDict itself."""
+    """A policy over the TensorDict itself."""
     return td.set("action", (td["observation"][..., 2] % 2).long())
 
 
@@ -150,7 +150,7 @@ def test_one_wait_per_step_and_only_what_is_read_crosses(
         collector.next()
         assert apart.log.count("host waits") == 10
         pinned = [entry for entry in apart.log if entry.startswith("pinned")]
-        assert pinned == ["pinned (8,)"]  # the action; its room is used again at each step
+        assert pinned == ["pinned (8,)"]  # the action; each step reuses its memory
         apart.log.clear()
         collector.next()
         assert apart.log == ["up 12", "down 8", "host waits"] * 10
@@ -170,7 +170,7 @@ def test_one_copy_each_way_whatever_is_read_and_returned(
         with SyncDataCollector([[Keys] * 3], policy, frames_per_batch=12) as collector:
             apart.log.clear()
             batch = collector.next()
-    # What is behind another one begins at 64 bytes, or a multiple of them.
+    # Each tensor starts at a multiple of 64 bytes.
     up, down = f"up {64 + 3 * 4000}", f"down {2 * 64 + 3}"
     assert apart.copies == [up, down] * 4
     assert apart.log.count("host waits") == 4
@@ -202,7 +202,7 @@ def test_tensors_of_every_form_lie_side_by_side(monkeypatch: pytest.MonkeyPatch)
     assert all(own.data_ptr() % 16 == 0 for own in mirrors.values())
 
     def outputs() -> Any:
-        """The same values, one of them with gaps."""
+        """Return the same values, one of them with gaps."""
         outs = {key: mirrors[key].clone() for key in sources}
         outs["3",] = outs["3",].repeat(2, 2)[::2, :3]
         return tuple(outs.values())
@@ -265,7 +265,7 @@ def test_outputs_of_another_shape_are_noticed(apart: FakeDevice) -> None:
 def test_actions_are_cast_and_checked_on_the_host(
     apart: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To look at the values on the device would be one more wait in each step."""
+    """Checking the values on the device would add a wait to each step."""
     wrong = [False]
 
     def act(seen: torch.Tensor) -> dict[str, torch.Tensor]:

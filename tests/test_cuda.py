@@ -1,4 +1,4 @@
-"""Every mix of CPU and GPU against the CPU alone; see `gpu_support` for machines without a GPU."""
+"""Every mix of CPU and GPU compared with the CPU; see `gpu_support` for runs without a GPU."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REMOTE = [
 
 
 def table_policy() -> TensorDictModule:
-    """Actions and outputs by exact arithmetic."""
+    """Return a policy with exact arithmetic in its actions and outputs."""
     return parity_policy()
 
 
@@ -64,7 +64,7 @@ def mlp_policy() -> TensorDictModule:
 
 
 class Recurrent(nn.Module):
-    """Its state counts the steps of a trajectory; the action is the state's parity."""
+    """Count the steps of a trajectory in a state; the action is the state's parity."""
 
     in_keys = ("observation", "count", "is_init")
     out_keys = ("action", ("next", "count"))
@@ -203,7 +203,7 @@ def test_an_environment_lies_on_its_device_as_a_whole(make: Callable[[str], Any]
 
 
 def env_cases() -> Iterator[Any]:
-    """Every argument on every mix of devices. Of the mixes with an argument, most are slow."""
+    """Yield every argument on every mix of devices; mark most mixes with an argument as slow."""
     usual = (DEVICE, None), ("cpu", DEVICE)
     for arguments in (
         {},
@@ -286,7 +286,7 @@ def test_batches_stay_as_they_are_while_later_ones_come() -> None:
 
 @needs_gpu
 def test_a_busy_stream_gets_the_right_batches() -> None:
-    """The learner's stream is behind by whole batches; copies do not overtake what it reads."""
+    """The learner's stream lags by whole batches; copies must not overtake its reads."""
     matrix = torch.randn(2048, 2048, device="cuda")
     sums = []
     for td in batches(IN_PROCESS, table_policy(), 12, storing_device="cuda"):
@@ -341,7 +341,7 @@ def test_split_of_a_batch_on_the_device() -> None:
 
 
 def test_a_policy_on_the_gpu_is_found_there() -> None:
-    """Its parameters say where it is called, and it is live."""
+    """The policy runs on the device of its parameters, with live weights."""
     policy = TensorDictModule(nn.Linear(3, 2, device=DEVICE), ["observation"], ["values"])
     pick = TensorDictModule(lambda values: values.argmax(-1), ["values"], ["action"])
     with SyncDataCollector(
@@ -373,10 +373,10 @@ def test_a_copy_gets_its_weights_when_it_is_told() -> None:
 
 
 def test_seeds_decide_what_the_generator_of_the_device_draws() -> None:
-    policy = sampling_policy()  # which seeds for itself
+    policy = sampling_policy()  # seeds itself
     runs = []
     for noise in range(2):
-        torch.manual_seed(noise)  # the GPU's generator, too
+        torch.manual_seed(noise)  # also seeds the GPU's generator
         stream = batches(IN_PROCESS, policy, 3, seed=5, policy_device=DEVICE)
         runs.append([td["action"] for td in stream])
     for ours, theirs in zip(*runs, strict=True):
@@ -384,7 +384,7 @@ def test_seeds_decide_what_the_generator_of_the_device_draws() -> None:
 
 
 def test_the_callers_generator_is_left_alone() -> None:
-    policy = sampling_policy()  # which seeds for itself
+    policy = sampling_policy()  # seeds itself
     torch.manual_seed(3)
     expected = torch.randn(4, device=DEVICE)
     torch.manual_seed(3)
@@ -398,7 +398,7 @@ def test_the_callers_generator_is_left_alone() -> None:
     [
         pytest.param({"cudagraph_policy": True}, marks=needs_gpu),
         pytest.param({"cudagraph_policy": {"warmup": 3}}, marks=needs_gpu),
-        # Inductor needs tens of seconds, and Triton a C compiler with Python's headers.
+        # Inductor needs tens of seconds, and Triton needs a C compiler and Python's headers.
         pytest.param({"compile_policy": True}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -438,7 +438,7 @@ def test_graphs_of_a_policy_on_the_cpu_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def name_of_cudas() -> Iterator[Path]:
-    """A file like those that CUDA keeps in /dev/shm; it is there until the module ends."""
+    """Create a file like CUDA's in /dev/shm; it exists until the module ends."""
     path = Path(f"/dev/shm/cuda.shm.0.{os.getpid():x}.1")
     if not path.parent.is_dir():
         pytest.skip("needs /dev/shm")
@@ -448,7 +448,7 @@ def name_of_cudas() -> Iterator[Path]:
 
 
 def test_shared_memory_of_cudas_may_stay(request: pytest.FixtureRequest) -> None:
-    """Or the check after each test would fail the first one that uses CUDA in this process."""
+    """Otherwise the leak check would fail the first test that uses CUDA in this process."""
     assert request.getfixturevalue("name_of_cudas").exists()
 
 
@@ -463,7 +463,7 @@ def pendulum() -> Any:
 
 
 class Buffer(list[Any]):
-    """Keeps batches whole."""
+    """Keep whole batches."""
 
     def extend(self, td: Any) -> None:
         self.append(td)
@@ -472,7 +472,7 @@ class Buffer(list[Any]):
 @needs_gpu
 @pytest.mark.parametrize("central", [False, True])
 def test_a_policy_beside_a_busy_learner_goes_on(central: bool) -> None:
-    """A learner queues work for seconds. An update is what the policy waits for."""
+    """The policy waits for a weight update, but not for seconds of queued learner work."""
     buffer = Buffer()
     policy = nn.Linear(3, 1).cuda()
     arguments: dict[str, Any] = {"frames_per_batch": 16, "replay_buffer": buffer}
@@ -485,7 +485,7 @@ def test_a_policy_beside_a_busy_learner_goes_on(central: bool) -> None:
     )
     with collector:
         collector.start()
-        wait_until(lambda: len(buffer) > 4)  # by then it is captured
+        wait_until(lambda: len(buffer) > 4)  # captured by now
         torch.cuda._sleep(4 << 30)
         slept = torch.cuda.Event()
         slept.record()
@@ -501,7 +501,7 @@ def test_a_policy_beside_a_busy_learner_goes_on(central: bool) -> None:
 @needs_gpu
 @pytest.mark.parametrize("graphed", [False, True])
 def test_a_batch_has_the_weights_of_the_step_before(graphed: bool) -> None:
-    """Also where the step is still queued when the batch is asked for."""
+    """This holds even if the learner's step is still queued when the batch is requested."""
     policy = nn.Linear(3, 1).cuda()
     with SyncDataCollector(
         pendulum, policy, frames_per_batch=8, cudagraph_policy=graphed

@@ -1,4 +1,4 @@
-"""Split and n-step of batches on a GPU: equal to the host's, by the core's kernel."""
+"""Split and n-step of batches on a GPU by the core's kernel: they equal the host's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def assert_equal(got: TensorDict, want: TensorDict) -> None:
 
 
 def strided(td: TensorDict) -> TensorDict:
-    """The same on the device, in memory that has gaps between steps."""
+    """Return the same data on the device, in memory with gaps between steps."""
     steps = (*[slice(None)] * (td.ndim - 1), slice(None, None, 2))
     return td.apply(lambda leaf: leaf.to(DEVICE).repeat_interleave(2, td.ndim - 1)[steps])
 
@@ -81,7 +81,7 @@ def test_n_step(shape: tuple[int, ...], n_steps: int) -> None:
 def test_gradients_go_through_torch() -> None:
     td = batch((5, 40)).to(DEVICE)
     td["observation"].requires_grad_()
-    td["none"].requires_grad_()  # no elements
+    td["none"].requires_grad_()  # has no elements
     MultiStep(0.5, 3)(td)
     split_trajectories(td)["observation"].sum().backward()
     assert td["observation"].grad is not None

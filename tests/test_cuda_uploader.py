@@ -1,4 +1,4 @@
-"""`pycollect.cuda`: its reasons where there is no GPU, and its Uploader against torch on one."""
+"""`pycollect.cuda`: its errors without a GPU, and its Uploader compared with torch on one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TestOnAGPU:
         assert torch.equal(target.cpu(), expected)
 
     def test_shared_memory_is_read_where_it_was_written(self) -> None:
-        uploader = cuda.Uploader("cuda")  # torch initializes CUDA, which `is_pinned` does not
+        uploader = cuda.Uploader("cuda")  # initializes CUDA for torch; `is_pinned` does not
         memory = Memory.share(1 << 20)
         array = torch.from_numpy(memory.array())
         registration = cuda.Registration(memory, 0)
@@ -90,7 +90,7 @@ class TestOnAGPU:
                 try:
                     uploader.upload(source, target).wait()
                     cuda.Registration(Memory.share(1 << 16), 0)
-                except Exception as error:  # whatever it is, the other thread is to tell it
+                except Exception as error:  # the main thread reports it
                     failures.append(error)
                     return
 
@@ -110,7 +110,7 @@ class TestOnAGPU:
         assert not failures
 
     def test_pinned_memory_has_the_size_that_was_asked_for(self) -> None:
-        torch.cuda.init()  # which `is_pinned` does not
+        torch.cuda.init()  # `is_pinned` does not initialize CUDA
         memory = host_memory(0, (1 << 20) + 4096)
         assert memory.bytes == (1 << 20) + 4096
         assert torch.from_numpy(memory.array()).is_pinned()
@@ -123,7 +123,7 @@ class TestOnAGPU:
             batch = torch.full((2048, 2048), float(k), pin_memory=True)
             target = uploader.empty(batch.shape, batch.dtype)
             uploader.upload(batch, target)
-            results.append((target @ weights == k).all())  # exact in any order, and as TF32
+            results.append((target @ weights == k).all())  # exact in any order, also with TF32
             del target
         assert all(result.item() for result in results)
         uploader.wait()

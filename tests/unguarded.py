@@ -16,7 +16,7 @@ class Env(CountingEnv):
 
 
 class Policy(nn.Module):
-    """Action 0, whatever is observed."""
+    """Return action 0 for any observation."""
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         return torch.zeros(observation.shape[:-1], dtype=torch.int64)
@@ -27,10 +27,10 @@ def hook(*_: Any) -> None:
 
 
 def _workers_above() -> int:
-    """Number of worker processes that have started one another to start this one."""
+    """Return the number of worker processes among the ancestors of this process."""
     chain = [process.name() for process in (psutil.Process(), *psutil.Process().parents())]
     return sum(name.startswith(("pyc-worker", "pyc-policy", "ray::")) for name in chain)
 
 
-if _workers_above() < 2:  # a collector that does not refuse is not to start more
+if _workers_above() < 2:  # limit the recursion if the collector does not refuse
     STARTS[-1](Env, Policy, hook)

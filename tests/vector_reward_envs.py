@@ -1,4 +1,4 @@
-"""Counting environments with three rewards per step. No torch here, as in `echo_envs`."""
+"""Counting environments with three rewards per step. No torch, for the reason in `echo_envs`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SPACE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 
 def several(reward: Any) -> Any:
-    """What an EchoEnv's reward is here: itself, minus half of it, and nothing."""
+    """Return three rewards: the reward, minus half of it, and zero."""
     return np.multiply.outer(reward, WEIGHTS)
 
 
 class Several:
-    """Before the class of an environment: its step gives several rewards."""
+    """Mixin for environments: makes `step` return several rewards."""
 
     reward_space = SPACE
 
@@ -32,11 +32,11 @@ class Several:
 
 
 class SeveralEnv(Several, EchoEnv):
-    """As EchoEnv; rewards are float64 [3]."""
+    """An EchoEnv with rewards of float64 [3]."""
 
 
 class SeveralOfList(EchoEnv):
-    """The same as a list of Python's numbers, with a space that is not the class's."""
+    """A SeveralEnv with a list of floats as rewards and its space as an instance attribute."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -48,7 +48,7 @@ class SeveralOfList(EchoEnv):
 
 
 class SeveralOfDict(SeveralEnv):
-    """The general way to step: the observation is a Dict."""
+    """A SeveralEnv with a Dict observation, which is stepped by the general code."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -68,11 +68,11 @@ class SeveralOfDict(SeveralEnv):
 
 
 class SeveralSync(Several, SyncVectorEnv):
-    """Gymnasium's, which holds one number per environment: they become several behind it."""
+    """Gymnasium's SyncVectorEnv, which supports one reward; the mixin expands its result."""
 
 
 class SeveralAsync(AsyncVectorEnv):
-    """The same; a step may be begun and awaited."""
+    """Gymnasium's AsyncVectorEnv with several rewards; it has `step_async` and `step_wait`."""
 
     reward_space = SPACE
 
@@ -82,7 +82,7 @@ class SeveralAsync(AsyncVectorEnv):
 
 
 class SeveralRows(Several, CountingVectorEnv):
-    """A foreign vector environment, whose space is that of all rows."""
+    """A foreign vector environment with a reward space for all rows."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -90,13 +90,13 @@ class SeveralRows(Several, CountingVectorEnv):
 
 
 class SeveralPool(CompactVectorEnv):
-    """As EnvPool: steps and resets some rows; its space is that of one row."""
+    """Like EnvPool: steps and resets selected rows; its reward space is that of one row."""
 
     single_reward_space = SPACE
 
     def step(self, actions: Any, env_id: Any = None) -> Any:
         observation, reward, *rest = super().step(actions, env_id)
-        # A step of some rows is a step of the class above, too: then it has several already.
+        # A step of selected rows can call this method twice: rewards are then already expanded.
         return observation, several(reward) if reward.ndim == 1 else reward, *rest
 
 
