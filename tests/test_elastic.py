@@ -57,7 +57,7 @@ def endless(worker: int) -> Any:
 
 
 def numbers(td: Any) -> list[int]:
-    """Return the numbers of the workers whose frames are in a batch."""
+    """Return the numbers of the workers that collected a batch."""
     return sorted({int(number) // 10 for number in td["observation"][..., 0].flatten().tolist()})
 
 

@@ -117,7 +117,7 @@ def pendulums(sizes: tuple[int, ...]) -> list[Callable[[], Any]]:
 
 
 def steering() -> TensorDictModule:
-    """Return a policy whose result for one environment does not depend on the others."""
+    """Return a policy that computes each environment's action independently of the others."""
     return TensorDictModule(
         lambda own: (own[..., :1] * 2, own[..., 1:]), ["observation"], ["action", "seen"]
     )
@@ -238,7 +238,7 @@ def test_some_environments_are_reset_alone() -> None:
 
 
 class InterruptedEnv(EchoEnv):
-    """An environment whose fifth step raises KeyboardInterrupt."""
+    """An environment that raises KeyboardInterrupt in its fifth step."""
 
     def step(self, action: Any) -> Any:
         if len(self.actions) == 4:

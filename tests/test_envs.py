@@ -269,7 +269,7 @@ class TestCallables:
 
 
 class ObservationOnlyEnv(CountingEnv):
-    """An environment whose reset returns only an observation, as in Gym."""
+    """An environment with Gym's old reset, which returns only an observation."""
 
     def reset(self, **kwargs: Any) -> Any:
         return super().reset(**kwargs)[0]

@@ -81,7 +81,7 @@ def takes_another_dtype(observation: torch.Tensor) -> torch.Tensor:
 
 
 class Bytes(CountingEnv):
-    """An environment whose action is one byte."""
+    """An environment with a one-byte action."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,14 +89,14 @@ class Bytes(CountingEnv):
 
 
 class OldReset(CountingEnv):
-    """An environment whose reset returns only an observation, as in Gym."""
+    """An environment with Gym's old reset, which returns only an observation."""
 
     def reset(self, **kwargs: Any) -> Any:
         return super().reset(**kwargs)[0]
 
 
 class TwoRewards(CountingEnv):
-    """An environment whose step returns two rewards."""
+    """An environment that returns two rewards per step."""
 
     def step(self, action: Any) -> Any:
         observation, reward, *rest = super().step(action)

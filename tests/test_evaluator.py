@@ -26,7 +26,7 @@ class Counting(CountingEnv):
 
 
 class Worth(torch.nn.Module):
-    """A policy whose action is its parameter."""
+    """A policy that returns its only parameter as the action."""
 
     def __init__(self) -> None:
         super().__init__()
