@@ -1,6 +1,6 @@
 """Workers and drivers killed at random moments: batches are whole, and no process is left behind.
 
-Fifty kills in all, most of them in slow cases. test_process_engine.py has the drivers that start
+Fifty kills in all, most of them in slow cases. test_process_engine.py kills drivers that start
 processes. The clock only chooses the moment of a kill; no test waits for a fixed time.
 """
 

@@ -1,4 +1,4 @@
-"""The Python code around CUDA, without a driver: graphs, and the transfer of actions back."""
+"""Python code around CUDA, tested without a driver: loading the kernel, and CUDA graphs."""
 
 from __future__ import annotations
 
