@@ -1,4 +1,4 @@
-"""A program that sets torch's default device, as many do for a GPU, collects what others do."""
+"""Setting torch's default device, as many programs do for a GPU, does not change the batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAMES = 3 * 7
 
 @contextmanager
 def elsewhere() -> Iterator[None]:
-    """As after `torch.set_default_device`; what is made on that device by mistake has no data."""
+    """Set the default device to "meta": a tensor created there by mistake has no data."""
     torch.set_default_device("meta")
     try:
         yield

@@ -1,4 +1,4 @@
-"""The demo: its PPO against a plain model, its command line as a user runs it."""
+"""The demo: its PPO against a plain model, and its command line as a user runs it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def random_batch(seed: int, batch: list[int], steps: int) -> TensorDict:
-    """Make a batch [*batch, steps] with the collectors' keys.
+    """Return a random batch of shape [*batch, steps] with the collectors' keys.
 
-    Trajectories have random lengths; they are terminated, truncated or just cut, and a cell without
-    a frame may follow.
+    Trajectories have random lengths. They are terminated, truncated or just cut, and may be
+    followed by a cell without a frame.
     """
     rng = torch.Generator().manual_seed(seed)
     shape = (*batch, steps)
@@ -48,7 +48,7 @@ def random_batch(seed: int, batch: list[int], steps: int) -> TensorDict:
     offset = 100 * torch.arange(math.prod(batch)).reshape(*batch, 1)
     ids = first.cumsum(-1) + offset
     ids[first & (torch.rand(shape, generator=rng) < 0.5)] = -1
-    ending = torch.randint(3, shape, generator=rng)  # 2: an id change without a done
+    ending = torch.randint(3, shape, generator=rng)  # 2: the id changes without a done flag
     flags = [(last & (ids >= 0) & (ending == kind)).unsqueeze(-1) for kind in (0, 1)]
     states = torch.randn(*batch, steps + 1, 3, generator=rng)
     following = states[..., 1:, :].clone()
@@ -72,7 +72,7 @@ def random_batch(seed: int, batch: list[int], steps: int) -> TensorDict:
 
 
 def naive_advantages(net: ActorCritic, batch: TensorDict, config: PPOConfig) -> dict[int, list]:
-    """Trajectory by trajectory, by the definition: a sum of discounted one-step errors."""
+    """Compute each trajectory's advantages from the definition: a sum of discounted errors."""
     result = {}
     ids = batch["collector", "traj_ids"].flatten()
     frames = batch.reshape(-1)
@@ -144,7 +144,7 @@ def test_the_surrogate_is_clipped_on_the_profitable_side_only(
 ) -> None:
     torch.manual_seed(0)
     net = ActorCritic((3,), 2)
-    old = torch.full((8,), 0.1).log()  # every action has become far more likely than that
+    old = torch.full((8,), 0.1).log()  # every action is now far more likely
     loss = ppo_loss(
         net,
         PPOConfig(value_weight=0.0, entropy_weight=0.0),
@@ -243,7 +243,7 @@ def test_no_panel_of_the_plot_is_empty(returns: list[float], panels: int, tmp_pa
 
 
 def demo(*arguments: str, folder: Path) -> subprocess.Popen[str]:
-    """The command as a user runs it, in another directory, in a process group of its own."""
+    """Run the command as a user does, in another directory and in its own process group."""
     return subprocess.Popen(
         [sys.executable, "-m", "pycollect", "demo", *arguments],
         cwd=folder,
@@ -278,7 +278,7 @@ def test_the_command(backend: str, tmp_path: Path) -> None:
 def test_ctrl_c_ends_with_the_summary_and_leaves_nothing(
     backend: str, to_group: bool, tmp_path: Path
 ) -> None:
-    """A terminal sends SIGINT to the whole group, `kill -INT` to the process alone."""
+    """A terminal sends SIGINT to the whole group, `kill -INT` only to the process."""
     process = demo(
         *("--backend", backend, "--frames", "100000000", "--target", "1000"), folder=tmp_path
     )
@@ -335,7 +335,7 @@ def test_without_ctrl_c_the_handler_is_put_back() -> None:
 
 
 def await_progress(process: subprocess.Popen[str]) -> None:
-    """Read the progress bar until it shows a return, which is after the first batch."""
+    """Read the progress bar until it shows a return, which means that the first batch is done."""
     assert process.stderr is not None
     seen, end = "", time.monotonic() + 120
     while ", return" not in seen:

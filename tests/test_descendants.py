@@ -1,4 +1,4 @@
-"""Processes that environments start end with their worker, however detached they are."""
+"""Processes started by environments end with their worker, even if they are detached."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONG = 300.0
 
 
 def started_by(folder: Path, worker: int) -> list[int]:
-    """Return the programs of a worker's process."""
+    """Return the pids of the programs that a worker's environments started."""
     return [int(path.name) for path in (folder / str(worker)).iterdir()]
 
 
@@ -44,7 +44,7 @@ def all_started(folder: Path) -> list[int]:
 
 
 def check_they_end(collector: Any, folder: Path) -> None:
-    """Kill a worker, then shut down. The programs of each worker end with the worker."""
+    """Kill a worker, then shut down, and check that each worker's programs end with it."""
     with collector:
         collector.next()
         workers = collector.stats()["workers"]
@@ -135,7 +135,7 @@ def test_detached_programs_end_with_a_driver_that_is_killed(kind: str, tmp_path:
 
 
 def test_programs_of_another_driver_with_the_same_number_go_on() -> None:
-    """Two containers may use one process id; the start time of the driver differs."""
+    """In two containers, drivers can share a process id; their start times still differ."""
     mark = f"{os.getpid()}.1.{1 << 30}.1"
     program = subprocess.Popen(["sleep", "60"], env={**os.environ, "PYCOLLECT_WORKER": mark})
     try:

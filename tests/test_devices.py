@@ -1,4 +1,4 @@
-"""Which devices the parts of a worker lie on, and what workers see of them."""
+"""Devices of a worker's environment, policy and batches, and their visibility to workers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_worker_process_has_the_device_that_is_current_here(
     named = given(policy_device="cuda", env_device="cuda:0", storing_device="cpu")
     second = torch.device("cuda", 1)
     assert check_devices(named) == Devices(storing=CPU, env=GPU, policy=second)
-    # Another machine has its own.
+    # Another machine has its own current device.
     assert check_devices(named, other_machines=True).policy == torch.device("cuda")
 
 

@@ -1,4 +1,4 @@
-"""One environment in two places of a batch is refused: its steps would be counted twice."""
+"""Passing one environment twice raises an error: its steps would be counted twice."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
 
 @contextmanager
 def refuses_same(*numbers: str) -> Iterator[None]:
-    """Expect an error that names which of the environments are the same one."""
+    """Expect an error that names the positions of the repeated environment."""
     with refused(ValueError, "create_env_fn") as caught:
         yield
     assert any(own in str(caught.value) for own in numbers or ("[0, 1]",)), caught.value
 
 
 class Same:
-    """Returns one and the same environment in each call; it pickles with it."""
+    """Return the same environment from each call, and pickle it with the callable."""
 
     def __init__(self, make: Callable[[], Any] = CountingEnv) -> None:
         self.env = make()
@@ -61,7 +61,7 @@ def vector_of(fns: Any) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_list_of_a_worker(way: Way) -> None:
-    """Callables that share an environment share a copy of it in each worker."""
+    """Callables that share an environment share one copy of it in each worker."""
     same = Same()
     with (
         refuses_same(),
@@ -100,7 +100,7 @@ def test_the_places_are_counted_from_0() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["groups", "shared between groups", "one vector"])
 def test_groups(kind: str) -> None:
-    """The same vector environment twice, or environments that two of them share."""
+    """Refuse a vector environment passed twice, and two that share an environment."""
     same = Same()
     entry: Any = {
         "groups": [same, same],
@@ -145,7 +145,7 @@ def test_environments_of_the_scheme() -> None:
 
 
 class View(gymnasium.Env):
-    """A part of a simulator that all parts share; as an environment it is one of its own."""
+    """An environment that shares its simulator with other views, but is itself distinct."""
 
     def __init__(self, simulator: object) -> None:
         inner = CountingEnv()
@@ -162,7 +162,7 @@ def test_environments_of_their_own_that_share_something() -> None:
 
 @pytest.mark.processes
 def test_workers_have_copies() -> None:
-    """Each process unpickles an environment of its own, so the same callable may be given twice."""
+    """Each process unpickles its own environment, so a callable may be passed twice."""
     same = Same(partial(EchoEnv, 0))
     with MultiSyncDataCollector([same, same], None, frames_per_batch=4) as collector:
         assert collector.next()["observation"][..., 2].tolist() == [[0, 1], [0, 1]]

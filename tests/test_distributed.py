@@ -1,6 +1,6 @@
-"""Workers that are ranks of torch.distributed: how they are met, asked, lost and ended.
+"""Workers that are ranks of torch.distributed: start, requests, failure and shutdown.
 
-What holds for all workers elsewhere is tested with ranks, too: see `collect_support.marked`.
+Tests that apply to every kind of worker also run with ranks: see `collect_support.marked`.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_past_the_limit_a_rank_is_named(way: Way) -> None:
 @pytest.mark.processes
 @EACH
 def test_a_rank_that_answers_nothing_is_replaced(way: Way) -> None:
-    """Stopped, as if its node were gone: no connection breaks."""
+    """Stop the rank without breaking its connection, as if its node were gone."""
     with collecting(way, endless, frames=T, worker_timeout=1.0) as collector:
         collector.next()
         os.kill(collector.stats()["workers"][0]["pid"], signal.SIGSTOP)
@@ -214,7 +214,7 @@ def test_a_collector_that_is_shut_down_while_a_rank_hangs(way: Way, tmp_path: Pa
 def test_a_worker_that_hears_nothing_has_little_time_to_close(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was stopped while nothing was asked of it; another one may take its time."""
+    """An idle worker that does not respond is killed soon; other workers get their full time."""
     monkeypatch.setattr("pycollect.transport.waiting._RESPOND_SECONDS", 0.5)
     monkeypatch.setattr("pycollect.transport.waiting._CLOSE_SECONDS", PATIENCE)
     with collecting(way, endless, frames=T) as collector:
@@ -245,7 +245,7 @@ def test_ranks_in_step_are_updated_after_so_many_batches(interval: int) -> None:
 
 @pytest.mark.processes
 def test_the_programs_own_group_is_left_alone(tmp_path: Path) -> None:
-    """A learner that trains with torch.distributed has its default group, before and after."""
+    """A learner that uses torch.distributed keeps its default group."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/own", rank=0, world_size=1)
     try:
         with elsewhere(), DistributedDataCollector([CountingEnv], launcher="mp") as collector:

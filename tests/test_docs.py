@@ -1,4 +1,4 @@
-"""The pages of docs/ name tests, files and classes that exist; the example runs."""
+"""The pages in docs/ name only tests, files and classes that exist, and the example runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMED = re.compile(r"`([\w/]+\.py)::([\w:]+)`")
 
 @cache
 def functions_of(path: str) -> set[str]:
-    """The tests of a file, those of a class as class::name."""
+    """Return the names of a file's tests, with those in classes as class::name."""
     names = set()
     for node in ast.parse((TESTS / path).read_text()).body:
         inside = node.body if isinstance(node, ast.ClassDef) else [node]
@@ -61,7 +61,7 @@ def test_every_difference_names_a_test() -> None:
 
 
 def test_before_and_after() -> None:
-    """The imports are all that differs; both run, and yield the same."""
+    """The two programs differ only in their imports; both run and yield the same shapes."""
     pytest.importorskip("torchrl")
     before, after = re.findall(r"^```python\n(.*?)^```$", COMING, re.M | re.S)
     changed = set(before.splitlines()) ^ set(after.splitlines())
@@ -76,7 +76,7 @@ def test_before_and_after() -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    """What its pages ask of autodoc; that there is such a thing is for Sphinx to find."""
+    """Check the names passed to autodoc; Sphinx itself checks that these exist."""
     pages = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
     asked = set(re.findall(r"^\.\. auto\w+:: (?:pycollect\.)?(\S+)", pages, re.M))
     mentioned = set(re.findall(r"`(\w+)`", pages))
@@ -87,7 +87,7 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def in_architecture(pattern: str) -> set[str]:
-    """The names in code style on the architecture page that match a pattern."""
+    """Return the code-styled names on the architecture page that match a pattern."""
     return {
         name for name in re.findall(r"`([^`\n]+)`", ARCHITECTURE) if re.fullmatch(pattern, name)
     }

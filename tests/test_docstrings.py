@@ -1,4 +1,4 @@
-"""`help()` of what users hold answers by itself: arguments, results, errors."""
+"""`help()` of the public classes is self-contained: arguments, results and errors."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ HELD = [
     pycollect.scheme.CWorker,
     pycollect.scheme.CWorkerSet,
 ]
-NOT_TOLD = {"self", "_ray_trace_ctx"}  # the other one Ray adds to a class that it has been given
-PLAIN = ("None", "bool", "int", "float", "str")  # which the text itself tells
+NOT_TOLD = {"self", "_ray_trace_ctx"}  # Ray adds the second to a class
+PLAIN = ("None", "bool", "int", "float", "str")  # results that need no section
 SENDS_ELSEWHERE = re.compile(
     r"^(See\b|The same|As `|As the other)|^`\w+`\.$|: as :\w+:`|^The argument"
 )
 
 
 def own_methods(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The public methods that this package gives a class, by name."""
+    """Yield the public methods that this package defines on a class, with their names."""
     for name, method in inspect.getmembers(cls, inspect.isfunction):
         if name[0] != "_" and method.__module__.startswith("pycollect."):
             yield name, method
 
 
 def told(doc: str, section: str) -> str:
-    """A section of a docstring."""
+    """Return one section of a docstring."""
     found = re.search(rf"^{section}:\n((?:(?: .*)?\n)*)", f"{doc}\n", re.M)
     return found[1] if found else ""
 
@@ -56,7 +56,7 @@ def arguments_told(doc: str) -> set[str]:
 
 
 def raised(method: Callable[..., Any]) -> set[str]:
-    """The types of errors that a method's own lines raise."""
+    """Return the error types in the method's own raise statements."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
     calls = (node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise))
     return {ast.unparse(call.func) for call in calls if isinstance(call, ast.Call)}
@@ -70,7 +70,7 @@ def test_every_argument_of_a_class_is_told(cls: type) -> None:
 
 @pytest.mark.parametrize("cls", COLLECTORS)
 def test_a_collector_tells_the_shape_of_what_it_yields(cls: type) -> None:
-    if cls is pycollect.MultiCollector:  # makes one of two others
+    if cls is pycollect.MultiCollector:  # creates one of two other classes
         pytest.skip("it makes one of two others, which tell theirs")
     assert re.search(r"\[(B, )?T\]", told(inspect.getdoc(cls) or "", "Yields"))
 

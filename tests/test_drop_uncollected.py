@@ -1,4 +1,4 @@
-"""Cells without a frame: what is said of them, and batches without them."""
+"""Cells without a frame: their mask and warning, and batches that omit them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAYS = marked(IN_PROCESS, MULTI_STACK, STACK)
 
 
 def whole_and_flat(way: Way, entry: Any, **more: Any) -> tuple[TensorDictBase, TensorDictBase]:
-    """The same batch as it is, and without its empty cells."""
+    """Return the same batch with its empty cells and without them."""
     tds = []
     for drop in (False, True):
         with collecting(

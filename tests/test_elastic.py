@@ -1,4 +1,4 @@
-"""Workers that come and go while batches are collected."""
+"""Adding and removing workers during collection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
 
 
 def ways(usual: list[Way], others: list[Way]) -> list[Any]:
-    """As parameters; the others are slow, as they only schedule otherwise, and so are ranks."""
+    """Return test parameters; ranks and `others`, which only schedule differently, are slow."""
     others = [*others, *(own for way in usual if way.multi for own in of_ranks(way))]
     return [
         pytest.param(
@@ -57,12 +57,12 @@ def endless(worker: int) -> Any:
 
 
 def numbers(td: Any) -> list[int]:
-    """Which workers a batch is of."""
+    """Return the numbers of the workers that collected a batch."""
     return sorted({int(number) // 10 for number in td["observation"][..., 0].flatten().tolist()})
 
 
 def changed(collector: Any, change: Callable[[], Any], warning: str) -> list[Any]:
-    """The three batches after a change: what was asked for before comes first."""
+    """Return three batches after a change; batches requested before it come first."""
     with pytest.warns(UserWarning, match=warning):
         return [change(), *itertools.islice(collector, 3)][1:]
 
@@ -90,7 +90,7 @@ def test_sync_shares_are_recomputed(way: Way) -> None:
         wait_until(lambda: not psutil.pid_exists(pid))
         batches = changed(collector, lambda: collector.add_collectors(endless(3)), "3 workers")
         cells += sum(batch.numel() for batch in batches)
-        assert numbers(batches[-1]) == [1, 2, 3]  # ids are not given again
+        assert numbers(batches[-1]) == [1, 2, 3]  # ids are not reused
         total = check(collector.ledger())
     assert total["reasons"] == {}
     assert total["delivered"] == cells
@@ -103,7 +103,7 @@ def test_who_takes_a_workers_place_has_the_new_share(way: Way, moment: str) -> N
         collector.next()
         if moment == "while it starts":
             kill(collector, 1)
-            collector.reset()  # which finds it dead, and begins to replace it
+            collector.reset()  # finds it dead, and starts its replacement
         collector.add_collectors([endless(2)])
         if moment == "just before":
             kill(collector, 1)
@@ -132,7 +132,7 @@ def test_async_workers_come_and_go_at_once(way: Way) -> None:
         owed = {w: in_flight[w]["in_flight"] for w in (0, 2)}
         late = {0: 0, 2: 0}
         after = 0
-        while after < 10:  # batches after the last that they owed: none of them is theirs
+        while after < 10:  # later batches contain none of their frames
             td = collector.next()
             (worker,) = numbers(td)
             if worker in late:
@@ -189,7 +189,7 @@ def test_what_cannot_be_removed_or_added(way: Way) -> None:
 def test_whoever_is_leaving_has_no_part_in_a_new_seed() -> None:
     with collecting(MULTI_AHEAD, endless, frames=T) as collector:
         collector.next()
-        collector.remove_collectors(0)  # of whom one more batch was asked for
+        collector.remove_collectors(0)  # one more batch was requested of it
         with pytest.warns(UserWarning, match="1 worker"):
             assert collector.set_seed(3) == next_seed(3)
         assert numbers(collector.next()) == [1]

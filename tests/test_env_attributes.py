@@ -1,4 +1,4 @@
-"""What `quicken` does to an environment: nothing that can be seen, but for the time of a step."""
+"""`quicken` makes steps faster and changes nothing else about an environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def chain() -> gymnasium.Env[Any, Any]:
 def test_each_env_of_a_chain_has_a_dict_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     env = chain()
     before = [vars(env), vars(env.unwrapped)]
-    monkeypatch.setattr("sys.getrefcount", lambda kept: 3)  # as if nobody kept them
+    monkeypatch.setattr("sys.getrefcount", lambda kept: 3)  # as if nothing else kept them
     quicken(env)
     assert vars(env) is not before[0]
     assert vars(env.unwrapped) is not before[1]

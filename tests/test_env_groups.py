@@ -1,4 +1,4 @@
-"""env_groups=2: while one half of the environments steps, the policy is called for the other."""
+"""With env_groups=2, the policy runs for one half of the environments while the other steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVENTS: list[str] = []
 
 
 class Late:
-    """A vector env that steps when it is asked for the result, as one that stepped elsewhere."""
+    """A vector environment that steps in `recv`, as if the step ran elsewhere."""
 
     name = ""
 
@@ -70,7 +70,7 @@ KINDS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def counting_groups(kind: str, worker: int) -> list[Callable[[], Any]]:
-    """Two groups of the worker's environments."""
+    """Return factories for two groups of the worker's environments."""
 
     def make(first: int, count: int) -> Any:
         numbers = range(10 * worker + first, 10 * worker + first + count)
@@ -117,7 +117,7 @@ def pendulums(sizes: tuple[int, ...]) -> list[Callable[[], Any]]:
 
 
 def steering() -> TensorDictModule:
-    """Its result for one environment does not depend on the others."""
+    """Return a policy that computes each environment's action independently of the others."""
     return TensorDictModule(
         lambda own: (own[..., :1] * 2, own[..., 1:]), ["observation"], ["action", "seen"]
     )
@@ -163,7 +163,7 @@ def test_two_runs_resumed_from_one_state_are_the_same() -> None:
 
 
 class Counting(torch.nn.Module):
-    """Counts the steps of each trajectory in a state of its own."""
+    """A policy that counts the steps of each trajectory in its recurrent state."""
 
     def forward(self, observation: torch.Tensor, h: torch.Tensor) -> Any:
         return torch.zeros(observation.shape[:-1], dtype=torch.int64), h + 1
@@ -238,7 +238,7 @@ def test_some_environments_are_reset_alone() -> None:
 
 
 class InterruptedEnv(EchoEnv):
-    """Meets an interrupt in its fifth step."""
+    """An environment that raises KeyboardInterrupt in its fifth step."""
 
     def step(self, action: Any) -> Any:
         if len(self.actions) == 4:

@@ -1,4 +1,4 @@
-"""Environments by id, and those that the caller's program alone has registered."""
+"""Environments by id, including ids registered only in the caller's program."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NO_PICKLE = threading.Lock()
 
 
 class Known(CountingEnv):
-    """Counts, under an id."""
+    """A counting environment registered under an id."""
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_an_id_that_nobody_registered_is_refused_before_anything_starts() -> Non
 
 @pytest.mark.parametrize("given", ["env_id_module:PycollectTests/Imported-v0", "CartPole"])
 def test_what_gymnasium_makes_of_an_id_is_made(given: str, tmp_path: Path) -> None:
-    """A module in front of it is imported; without a version it is the newest."""
+    """A module prefix is imported, and an id without a version means the newest version."""
     (tmp_path / "env_id_module.py").write_text(
         "import gymnasium\n"
         "gymnasium.register('PycollectTests/Imported-v0', 'envs_for_tests:CountingEnv')\n"
@@ -117,7 +117,7 @@ def test_a_module_that_is_not_there_is_told() -> None:
 
 @pytest.fixture
 def registry() -> Any:
-    """Registrations that a test adds are gone after it."""
+    """Remove the registrations that a test adds."""
     before = dict(gymnasium.registry)
     yield gymnasium.registry
     gymnasium.registry.clear()
@@ -125,7 +125,7 @@ def registry() -> Any:
 
 
 class Number:
-    """An object among the keyword arguments of an environment."""
+    """An object passed as a keyword argument to an environment."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -136,7 +136,7 @@ def with_number(config: Number) -> Any:
 
 
 def make_all() -> Any:
-    """Make all that `test_registrations_reach_every_worker` has registered."""
+    """Make every environment that `test_registrations_reach_every_worker` registers."""
     numbers = [
         int(env.reset()[0].flat[0])
         for env in (
@@ -156,7 +156,7 @@ def make_all() -> Any:
 def test_registrations_reach_every_worker(
     way: Way, registry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Entry points and keyword arguments of every kind, and a changed one of Gymnasium's."""
+    """Cover entry points and keyword arguments of every kind, and a changed Gymnasium spec."""
     monkeypatch.setattr(sys.modules["__main__"], "Own", CountingEnv, raising=False)
     cartpole = replace(gymnasium.spec("CartPole-v1"), max_episode_steps=3)
     registry["CartPole-v1"] = cartpole
@@ -219,7 +219,7 @@ def make_twice() -> Any:
 def test_the_import_of_a_package_does_not_undo_a_registration(
     registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program has registered another number than the package does when it is imported."""
+    """The program's own registration differs from the one made by importing the package."""
     (tmp_path / "registers_a_default.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(str(tmp_path))
     entry_point = "registers_a_default:CountingEnv"
@@ -230,7 +230,7 @@ def test_the_import_of_a_package_does_not_undo_a_registration(
 
 
 def made_of_space() -> Any:
-    """A policy that needs an environment to be built."""
+    """Return a policy that needs an environment to be built."""
     space = gymnasium.make(OURS).action_space
     return lambda observation: torch.full(observation.shape[:-1], int(space.n) - 1)
 

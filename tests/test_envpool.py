@@ -1,6 +1,7 @@
-"""The real EnvPool: every frame is what EnvPool itself gives when it is stepped by hand.
+"""The real EnvPool: every frame equals the one EnvPool returns when stepped by hand.
 
-Skipped where EnvPool is not installed; where it is and cannot be imported, the tests fail.
+The tests are skipped if EnvPool is not installed. If it is installed but cannot be imported, they
+fail.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def make(task: str = "CartPole-v1", **kwargs: Any) -> Any:
 
 
 def as_tree(observation: Any) -> Any:
-    """EnvPool's observation with the keys that collectors give to it."""
+    """Return EnvPool's observation under the keys that collectors use."""
     if isinstance(observation, tuple):
         observation = {str(place): entry for place, entry in enumerate(observation)}
     if isinstance(observation, dict):
@@ -55,10 +56,10 @@ def row(tree: Any, number: int) -> Any:
 
 
 def by_hand(env: Any, actions: np.ndarray) -> list[list[tuple[Any, Any, float, bool, bool]]]:
-    """Step EnvPool itself until each env did all of its `actions` [P, T].
+    """Step EnvPool itself until each env has executed all of its `actions` [P, T].
 
-    EnvPool resets an env in the step after its end and ignores that step's action: those steps
-    are no frames.
+    EnvPool resets an env in the step after its end and ignores that step's action: such steps
+    are not frames.
     """
     rows: list[list[Any]] = [[] for _ in range(ENVS)]
     ended = np.zeros(ENVS, bool)
@@ -79,7 +80,7 @@ def expect_same(td: Any, tree: Any) -> None:
         if isinstance(entry, dict):
             expect_same(td[key], entry)
         else:
-            # In the dtype of the space: EnvPool gives some Discrete entries as int32.
+            # Compare in the dtype of the space: EnvPool returns some Discrete entries as int32.
             assert torch.equal(td[key], entry.reshape(td[key].shape))
 
 
@@ -93,7 +94,7 @@ def test_frames_are_those_of_envpool_stepped_by_hand(task: str) -> None:
     assert td.batch_size == (ENVS, STEPS)
     assert td["next", "done"].any()
     env = make(task)
-    make_env_batch(env)  # the same probe at construction, after which the random streams are equal
+    make_env_batch(env)  # repeat the collector's probe, so that the random streams are equal
     for i, own in enumerate(by_hand(env, td["action"].numpy())):
         for t, (root, following, reward, terminated, truncated) in enumerate(own[:STEPS]):
             frame = td[i, t]
@@ -117,7 +118,7 @@ def test_what_catches_up_is_stepped_alone() -> None:
     assert resets == []
     together, alone = asked[:STEPS], asked[STEPS:]
     assert together == [None] * STEPS
-    # A step more for each episode that ended before a row's last frame.
+    # One more step for each episode that ended before a row's last frame.
     ended = td["next", "done"][:, :-1, 0].sum(1)
     assert len(alone) == int(ended.max())
     for place, ids in enumerate(alone):

@@ -1,4 +1,4 @@
-"""Single environments and lists of them as an EnvBatch: the same frames, however episodes end."""
+"""Single environments and lists as an EnvBatch: the same frames, however episodes end."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class TestCallables:
 
 
 class ObservationOnlyEnv(CountingEnv):
-    """Its reset returns what gym's did."""
+    """An environment with Gym's old reset, which returns only an observation."""
 
     def reset(self, **kwargs: Any) -> Any:
         return super().reset(**kwargs)[0]

@@ -1,7 +1,7 @@
-"""Whole sentences of errors and warnings: one per kind of check.
+"""Full texts of errors and warnings, one per kind of check.
 
-This file alone holds sentences. Every other test checks the class of an error, the argument that it
-names and values that matter, so that a rewritten sentence changes a line here and nothing else.
+Only this file contains full sentences. Every other test checks an error's class, the argument it
+names and the relevant values, so rewording a message changes one line here and nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pycollect.transport.processes.engine import ProcessEngine
 
 @pytest.fixture(autouse=True)
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process is started: these errors come before."""
+    """Fail if a process is started: these errors are raised earlier."""
 
     def start(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a process was started")
@@ -81,7 +81,7 @@ def takes_another_dtype(observation: torch.Tensor) -> torch.Tensor:
 
 
 class Bytes(CountingEnv):
-    """Its action is one byte."""
+    """An environment with a one-byte action."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,14 +89,14 @@ class Bytes(CountingEnv):
 
 
 class OldReset(CountingEnv):
-    """Its reset returns what Gym's did."""
+    """An environment with Gym's old reset, which returns only an observation."""
 
     def reset(self, **kwargs: Any) -> Any:
         return super().reset(**kwargs)[0]
 
 
 class TwoRewards(CountingEnv):
-    """A step returns two rewards."""
+    """An environment that returns two rewards per step."""
 
     def step(self, action: Any) -> Any:
         observation, reward, *rest = super().step(action)
@@ -104,7 +104,7 @@ class TwoRewards(CountingEnv):
 
 
 class Telling(CountingEnv):
-    """Each info has the same entry."""
+    """An environment that returns the same info entry in each step."""
 
     def step(self, action: Any) -> Any:
         *rest, _ = super().step(action)
@@ -129,7 +129,7 @@ def after_shutdown() -> None:
 
 
 class Named(CountingEnv):
-    """Its text is always the same."""
+    """An object with a fixed repr."""
 
     def __str__(self) -> str:
         return "<Named>"
@@ -139,7 +139,7 @@ class Named(CountingEnv):
 
 same = Named()
 
-# (what is done, class of the error, its whole text)
+# (call, class of the error, full text)
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # Numbers
     (lambda: single(frames_per_batch=2.5), TypeError, "frames_per_batch: expected an int, got 2.5"),
@@ -447,7 +447,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
 ]
 
-# (what is done, its whole text)
+# (call, full text)
 WARNINGS: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: single(create_env_fn=[CountingEnv] * 2, frames_per_batch=5),
@@ -470,7 +470,7 @@ WARNINGS: list[tuple[Callable[[], Any], str]] = [
 
 
 def name(value: Any) -> str:
-    """Return what a message names first, for the name of its case."""
+    """Return the first name in a message, as the id of its test case."""
     return value.partition(":")[0] if isinstance(value, str) else ""
 
 

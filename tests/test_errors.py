@@ -1,4 +1,4 @@
-"""What goes wrong in an environment, in a policy or to a process, and what is left afterwards."""
+"""Failures of an environment, a policy or a process, and the state after them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def names(value: Any) -> str | None:
 
 
 def breaking(worker: int) -> Any:
-    """Worker 1, or the only one, breaks in step 13; worker 0 of several never does."""
+    """Return an environment that breaks in step 13."""
     return partial(RaisingEnv, at=13, number=10 * worker)
 
 
@@ -84,7 +84,7 @@ def test_an_env_that_raises_in_process() -> None:
 
 @pytest.mark.parametrize("way", REMOTE_WAYS, ids=names)
 def test_an_env_that_raises_in_an_actor(way: Way) -> None:
-    """What was complete before it is delivered first, and whole."""
+    """Batches completed before the failure are delivered first, and whole."""
     frames = {0: 0, 1: 0}
 
     def count(collector: Any) -> None:
@@ -128,7 +128,7 @@ def test_an_exception_with_a_cause_of_its_own() -> None:
 
 
 class OddError(Exception):
-    """Cannot be pickled, nor made from its `args`."""
+    """An error that cannot be pickled, nor recreated from its `args`."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} is odd")
@@ -174,7 +174,7 @@ def test_a_policy_that_raises(way: Way) -> None:
 
 
 def test_an_interrupt_is_no_failure() -> None:
-    """The rollout is given up; the next one begins with a reset."""
+    """The rollout is discarded, and the next one begins with a reset."""
 
     class Interrupting(CountingEnv):
         calls = 0
@@ -217,7 +217,7 @@ def test_a_failed_constructor_closes_the_envs(envs: int) -> None:
 
 
 def test_a_failed_constructor_leaves_no_env_process() -> None:
-    """The watch over what tests leave behind would fail it."""
+    """The check for leftover processes would fail this test."""
     fns = echo_fns(0)
     policy = TensorDictModule(lambda o: o.clone(), ["observation"], ["other"])
     with refused(ValueError, "policy"):
@@ -262,7 +262,7 @@ def test_a_killed_actor(way: Way) -> None:
         assert str(pid) in told
         if way.children:
             assert "SIGKILL" in told
-        else:  # and not what may be done about it
+        else:  # without Ray's advice
             assert "Worker exit type" not in told
             death = caught.value.__cause__
             assert isinstance(death, WorkerDied)
@@ -314,7 +314,10 @@ def test_the_end_of_iteration_does_not_shut_down() -> None:
 
 
 class Closing(CountingEnv):
-    """Writes its pid into a folder when it is closed; step T + 1 waits for the gate, if any."""
+    """An environment that writes its pid into a folder when it is closed.
+
+    If there is a gate, step T + 1 waits for it.
+    """
 
     def __init__(self, folder: str, gate: str | None = None) -> None:
         super().__init__()
@@ -347,7 +350,7 @@ def test_shutdown_closes_the_envs_of_actors(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 def test_shutdown_during_a_rollout_that_hangs(tmp_path: Path) -> None:
-    """Nobody waits for the rollouts that are queued."""
+    """Shutdown does not wait for queued rollouts."""
     entry = partial(Closing, str(tmp_path), str(tmp_path / "never"))
     with collecting(ONE_ACTOR, lambda w: entry, frames=T, prefetch=3) as collector:
         collector.next()

@@ -1,4 +1,4 @@
-"""Evaluator: what the newest weights are worth, beside training."""
+"""Evaluator: measure the return of the newest weights during training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pycollect import Evaluator
 
 
 class Counting(CountingEnv):
-    """Episodes of the lengths in turns; each step is worth what the action is."""
+    """An environment that cycles through its episode lengths and rewards with the action."""
 
     def step(self, action: Any) -> Any:
         observation, _, *rest = super().step(action)
@@ -26,7 +26,7 @@ class Counting(CountingEnv):
 
 
 class Worth(torch.nn.Module):
-    """Its action is its parameter."""
+    """A policy that returns its only parameter as the action."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The programs in examples/ run as they stand."""
+"""The programs in examples/ run unmodified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_sac_learns_and_holds_its_ratio() -> None:
     pytest.importorskip("gymnasium")
     episode_return, frames = runpy.run_path(str(EXAMPLES / "sac.py"))["main"]()
     assert episode_return > -250
-    assert 6_000 <= frames <= 6_020  # 1,000 and one per update, in batches of 20
+    assert 6_000 <= frames <= 6_020  # 1,000 plus one per update, in batches of 20
 
 
 def test_the_guide_shows_the_sac_program() -> None:

@@ -1,4 +1,4 @@
-"""Extras: text, ragged and other leaves without a fixed shape, from an environment to a batch."""
+"""Extras: text, ragged and other leaves without a fixed shape, from environment to batch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ENTRIES: dict[str, Callable[[int], Any]] = {
 
 
 def echo(td: TensorDictBase) -> TensorDictBase:
-    """Acts by the length of the text, and says it again."""
+    """Choose the action by the length of the text, and repeat the text as an output."""
     batch = td.batch_size
     texts = td.get("hint").tolist() if batch else [td["hint"]]
     action = torch.tensor([len(text) % 2 for text in texts])
@@ -78,12 +78,12 @@ def echo(td: TensorDictBase) -> TensorDictBase:
 
 
 def cells(td: TensorDictBase) -> list[Any]:
-    """The frames one by one."""
+    """Return the frames of a batch as a list."""
     return [td[place] for place in np.ndindex(*td.batch_size)]
 
 
 def assert_true(frame: Any, acts: bool = True) -> None:
-    """What a frame says and shows is what it counts."""
+    """Assert that the text and shape of a frame match its counter."""
     if frame["collector", "traj_ids"] < 0:
         assert frame["hint"] is frame["next", "hint"] is None
         assert frame["deep", "rows"].shape == frame["next", "deep", "rows"].shape == (0, 2)
@@ -117,7 +117,7 @@ def test_in_process(kind: str, arguments: dict[str, Any]) -> None:
 
 
 def test_lost_texts_of_a_trajectory() -> None:
-    """True successors at an episode's end, the reset text at the next root."""
+    """An episode ends with its true successor, and the next root has the text of the reset."""
     with collecting(IN_PROCESS, ENTRIES["one"], echo, frames=6) as collector:
         td = collector.next()
     assert td["hint"] == ["0 0 0", "0 0 1", "0 0 2", "0 1 0", "0 2 0", "0 2 1"]
@@ -194,7 +194,7 @@ def test_split_trajs_and_postproc() -> None:
 
 
 class NotesEnv(TextEnv):
-    """Shows one and the same list each time, longer and longer."""
+    """An environment that returns the same list each time, one item longer."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -251,7 +251,7 @@ def test_texts_that_are_the_environments() -> None:
         assert collector.next()["extra"] == ["a text"] * 3
     with SyncDataCollector(TextEnv, silent, frames_per_batch=3) as collector:
         said = collector.next()["extra"]
-        assert said[1] == said[2] != said[0]  # as it left it
+        assert said[1] == said[2] != said[0]  # keeps the last value
     with (
         SyncDataCollector(TextEnv, forgetful, frames_per_batch=3) as collector,
         refused(ValueError, "policy") as caught,

@@ -1,4 +1,4 @@
-"""Random faults in every way to collect, with the garbage collector disabled."""
+"""Random faults in every kind of collection, with the garbage collector disabled."""
 
 from __future__ import annotations
 

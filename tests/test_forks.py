@@ -1,4 +1,4 @@
-"""A collector belongs to the process that made it, and not to forks of it or of its workers."""
+"""A collector belongs to the process that created it, not to forks of it or of its workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FORKS_AT = 4
 
 
 def in_child(function: Callable[[], Any]) -> int:
-    """Run the function in a fork of this process; return the exit code, 0 if nothing was raised."""
+    """Run the function in a fork of this process and return the exit code, 0 on success."""
     pid = os.fork()
     if pid == 0:
         signal.alarm(LONG)
@@ -54,7 +54,7 @@ def in_child(function: Callable[[], Any]) -> int:
 
 
 def check_refuses(collector: Any, driver: int) -> None:
-    """Each call raises an error that names the driver; to shut it down does nothing."""
+    """Check that each call raises an error naming the driver, and that shutdown does nothing."""
     refused: list[Callable[[], Any]] = [
         collector.next,
         lambda: next(iter(collector)),
@@ -105,10 +105,10 @@ def test_a_forked_child_cannot_use_an_evaluator() -> None:
 
 
 def fork_once(owner: Any, end: str) -> None:
-    """Fork; the child returns or raises, and the parent waits for its end.
+    """Fork; the child returns, exits or raises, and the parent waits until the child has ended.
 
     Raises:
-        AssertionError: the child goes on.
+        AssertionError: the child did not end in time.
     """
     pid = os.fork()
     if pid == 0:
@@ -128,7 +128,7 @@ def fork_once(owner: Any, end: str) -> None:
 
 
 class ForkingEnv(EchoEnv):
-    """An environment that forks in one of its steps or resets, see `fork_once`."""
+    """An environment that forks in one of its steps or resets; see `fork_once`."""
 
     is_child = False
 
@@ -167,7 +167,7 @@ class ForkingEnv(EchoEnv):
 def test_a_child_that_an_environment_forks_ends(
     way: Way, where: str, end: str, tmp_path: Path
 ) -> None:
-    """It neither steps once more nor answers; the worker's frames are its own."""
+    """The child neither steps again nor answers, and the worker delivers only its own frames."""
     oracle, log = FrameOracle(), tmp_path / "log"
 
     def entry(worker: int) -> Any:
@@ -182,7 +182,7 @@ def test_a_child_that_an_environment_forks_ends(
 
 
 class ForkingPolicy(nn.Module):
-    """Action 0; one of its calls forks, and the child returns."""
+    """A policy with action 0 that forks in one call; the child returns."""
 
     is_child = False
 
@@ -215,7 +215,7 @@ def test_a_child_that_a_policy_forks_ends(way: Way) -> None:
 
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_a_child_that_an_environment_of_this_process_forks(where: str, tmp_path: Path) -> None:
-    """Its call of `next` raises; the parent goes on."""
+    """In the child, `next` raises; the parent continues."""
     driver, log = os.getpid(), tmp_path / "log"
     make = partial(ForkingEnv, log, where, "return", 0)
     with SyncDataCollector(make, frames_per_batch=20) as collector:

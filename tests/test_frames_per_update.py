@@ -1,4 +1,4 @@
-"""max_frames_per_update: start() keeps pace with the learner."""
+"""max_frames_per_update: background collection keeps pace with the learner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAYS = [
 
 
 class Buffer(list[Any]):
-    """Keeps batches whole."""
+    """A replay buffer that stores whole batches."""
 
     def extend(self, td: Any) -> None:
         self.append(td)
@@ -41,7 +41,10 @@ class Buffer(list[Any]):
 
 
 def filling(way: Way = IN_PROCESS, **options: Any) -> Any:
-    """A collector whose batches of T frames go to a Buffer; of 2 * T with two sync workers."""
+    """Return a collector that writes batches to a Buffer.
+
+    A batch has T frames, or 2 * T with two synchronous workers.
+    """
 
     def entry(worker: int) -> Any:
         return partial(CountingEnv, 10 * worker, 3)
@@ -65,7 +68,7 @@ def test_the_frames_of_each_update(way: Way) -> None:
         for updates in range(1, 4):
             collector.update_policy_weights_()
             assert settled(collector, 4 * T * (1 + updates))
-        for _ in range(5):  # at once
+        for _ in range(5):  # without waiting in between
             collector.update_policy_weights_()
         assert settled(collector, 4 * T * 9)
         assert collector.is_running()

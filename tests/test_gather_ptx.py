@@ -1,4 +1,4 @@
-"""The committed PTX of the gather kernel against its source, where there is a CUDA toolkit."""
+"""Check the committed PTX of the gather kernel against its source, given a CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ for number in range(PLANS):
 
 @pytest.mark.parametrize("kernel", ["twin", "PTX"])
 def test_the_kernel_on_the_host(script: ModuleType, kernel: str) -> None:
-    """The twin in C++, and the committed PTX itself, instruction by instruction."""
+    """Run the kernel's C++ twin, and the committed PTX instruction by instruction."""
     text = "" if kernel == "twin" else to_cpp(script.committed()[1], "pycollect_gather")
     plans = "5" if kernel == "twin" else "60"
     run_with_fake(_RANDOM_PLANS.replace("SEED", "4").replace("PLANS", plans), text)

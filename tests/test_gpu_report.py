@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu_report`: files of figures become one table."""
+"""`python -m benchmarks.gpu_report`: combine result files into one table."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_files_become_one_table(script: ModuleType, tmp_path: Path) -> None:
     assert "Commit abc123." in text
     assert "- `bench limit`\n- `bench rest`" in text
     assert "- gpu: a card" in text
-    assert "- memory: 10; 9" in text  # machines may grow theirs
+    assert "- memory: 10; 9" in text  # the machines' memory may differ
     assert "| upload | 100 | 20 | 5 |  | 50% |" in text
     assert "| upload: of a pinned copy | 0.95 | 0.50 | no |" in text
-    assert "| call | 2.00 |" in text  # the first run's time over the second's
+    assert "| call | 2.00 |" in text  # the first run's time divided by the second's
     command, facts, rows = read_json(folder / "gpu.json")
     assert command == "bench limit; bench rest"
     assert facts["commit"] == "abc123"

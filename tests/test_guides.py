@@ -1,13 +1,14 @@
-"""Every block of Python in docs/ runs, as its page shows it.
+"""Run every block of Python in docs/ as its page shows it.
 
-The blocks of a page are one program. One after a comment is a program of its own, or none:
+The blocks of a page form one program. A comment in front of a block makes it a separate program, or
+only compiles it:
 
-    <!-- needs mujoco -->         skipped where that cannot be imported; "needs A and B" for two
-    <!-- needs wandb, in a process of its own -->    likewise, where it leaves threads behind
-    <!-- with ray -->             on the one local Ray of the tests
-    <!-- only compiled: why -->   it has to be Python; what it needs is nowhere in the tests
+    <!-- needs mujoco -->         skip if it cannot be imported; "needs A and B" for two
+    <!-- needs wandb, in a process of its own -->    likewise, if it leaves threads behind
+    <!-- with ray -->             on the tests' local Ray cluster
+    <!-- only compiled: why -->   check the syntax; the tests lack a dependency
 
-The README's block is run by test_readme.py, and those of coming-from-torchrl.md by test_docs.py.
+test_readme.py runs the README's block, and test_docs.py runs the blocks of coming-from-torchrl.md.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ RUN_ELSEWHERE = ["coming-from-torchrl.md"]
 
 
 def programs() -> Iterator[Any]:
-    """What each page asks to be run: the blocks, the modules they need, the text of one alone."""
+    """Yield each page's blocks, the modules they need, and the source of a separate program."""
     for path in sorted(DOCS.rglob("*.md")):
         page = str(path.relative_to(DOCS))
         together = []
@@ -64,7 +65,7 @@ def test_it_runs(
     for module in modules.split(" and ") if modules else ():
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
-    # As TorchRL's first import leaves them: its TanhNormal does not stand torch's checks.
+    # Match the state after TorchRL's first import: its TanhNormal fails torch's validation.
     monkeypatch.setattr(Distribution, "_validate_args", False)
     if alone is not None:
         subprocess.run([sys.executable, "-c", alone], check=True, timeout=300)

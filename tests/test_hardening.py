@@ -1,4 +1,4 @@
-"""Odd things that users bring, each of which once went wrong."""
+"""Unusual inputs from users, each of which once caused a bug."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pycollect import SyncDataCollector
 
 
 class Flipped(gym.Env[Any, Any]):
-    """Observes an array with negative strides; an episode lasts three steps."""
+    """An environment with negative strides in its observation and episodes of three steps."""
 
     observation_space = Box(-10.0, 10.0, (2, 2), np.float32)
     action_space = Box(-1.0, 1.0, (1,), np.float32)
@@ -161,4 +161,4 @@ def test_cat_results_in_process_is_refused_with_the_reason() -> None:
 
 def test_any_negative_count_is_off() -> None:
     collector = SyncDataCollector(Flipped, None, frames_per_batch=4, trajs_per_batch=-5)
-    assert collector.next().shape == (4,)  # frames, of more than one trajectory
+    assert collector.next().shape == (4,)  # frames from more than one trajectory

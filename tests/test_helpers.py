@@ -1,4 +1,4 @@
-"""TorchRL's helper functions: which collectors they make, and of what."""
+"""TorchRL's helper functions: the collectors they create, and the arguments they pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Config = OnPolicyCollectorConfig | OffPolicyCollectorConfig
 
 
 class Recorder:
-    """Stands for a collector: what it was made with."""
+    """A stand-in for a collector that records the arguments it was created with."""
 
     def __init__(self, kind: str, create_env_fn: Any, **arguments: Any) -> None:
         self.kind, self.entries, self.arguments = kind, create_env_fn, arguments
@@ -44,13 +44,13 @@ class Recorder:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Helpers give Recorders, so that no process starts."""
+    """Replace the collectors by Recorders, so that no process starts."""
     for name in ("SyncDataCollector", "MultiSyncDataCollector", "MultiaSyncDataCollector"):
         monkeypatch.setattr(helpers, name, partial(Recorder, name))
 
 
 def small(kind: type[Any], **values: Any) -> Any:
-    """A config of few frames."""
+    """Return a config with few frames."""
     return kind(**{"frames_per_batch": 12, "total_frames": 24, "num_workers": 1, **values})
 
 
@@ -176,14 +176,14 @@ def test_an_async_collector_from_a_config() -> None:
     assert isinstance(collector, MultiaSyncDataCollector)
     with collector:
         td = collector.next()
-    assert td.shape[0] == 4  # two envs, the trajectories of four and of two steps of each
+    assert td.shape[0] == 4  # two envs, each with a trajectory of four and one of two steps
     first = td["next", "reward"][0, :4, 0].tolist()
     single = td["next", "original_reward"][0, :4, 0].tolist()
     assert first == [a + 0.5 * b for a, b in zip(single, [*single[1:], 0.0], strict=True)]
 
 
 class Batch:
-    """A `make_env` that makes a batch of its own."""
+    """A `make_env` that creates its own vector environment."""
 
     def __init__(self, fns: list[Callable[[], CountingEnv]]) -> None:
         self.fns = fns

@@ -1,4 +1,4 @@
-"""Errors that name the remedy: pickling by value, limits, rewards and policies that do not fit."""
+"""Errors that name the remedy: pickling by value, limits, and unsuitable rewards or policies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAYS = marked(IN_PROCESS, MULTI_STACK, STACK)
 
 
 def env_without_name() -> Any:
-    """A class that is pickled by value; cloudpickle does not see the name in the string."""
+    """Return a class that is pickled by value; cloudpickle misses the name in its string."""
 
     class Local(CountingEnv):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -112,7 +112,7 @@ class TwoRewards(CountingEnv):
 
 
 class TwoRewardsOfDict(gymnasium.Env[Any, Any]):
-    """Takes the general way to step."""
+    """An environment of dict observations, which takes the general code path for steps."""
 
     observation_space: Any = spaces.Dict(a=spaces.Box(-9, 9, (1,)), b=spaces.Box(-9, 9, (1,)))
     action_space = spaces.Discrete(2)

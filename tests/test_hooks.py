@@ -1,4 +1,4 @@
-"""Hooks, init_fn, and the arguments that say what of a frame is delivered."""
+"""Hooks, init_fn, and the arguments that select the delivered entries of a frame."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def one(worker: int) -> Any:
 
 
 class Diary:
-    """Writes down what is called in which process; pickles."""
+    """A picklable log of calls, with one file per process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Diary:
 
 
 class DiaryEnv:
-    """What makes an env, writing that down."""
+    """An environment factory that logs its calls."""
 
     def __init__(self, diary: Diary, make: Any) -> None:
         self.diary, self.make = diary, make
@@ -96,7 +96,7 @@ def test_hooks_run_around_every_rollout_where_it_is_collected(way: Way, tmp_path
         assert page[:2] == ["init", "env"]
         assert page[2:] == ["before", f"after:{T}"] * (len(page) // 2 - 1)
     assert sum(len(page) // 2 - 1 for page in pages) == 2 * way.workers
-    for td in batches:  # what the hook writes into its rollout is delivered
+    for td in batches:  # changes made by the hook are delivered
         assert (td["next", "reward"] >= 1000.0).all()
 
 
@@ -241,7 +241,7 @@ def test_workers_are_updated_after_so_many_batches_at_the_latest(way: Way) -> No
             seen.append((td["bias"].unique().tolist(), td["collector", "policy_version"].max()))
             with torch.no_grad():
                 policy.module.bias += 1.0
-            if batch == 2:  # an update by hand starts the count anew
+            if batch == 2:  # a manual update restarts the count
                 collector.update_policy_weights_()
     biases = [values for values, _ in seen]
     assert all(len(values) == 1 for values in biases)

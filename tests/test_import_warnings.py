@@ -1,4 +1,4 @@
-"""What is warned of while workers import others' packages, and what else is warned of there."""
+"""Warnings while workers import installed packages, and other warnings in workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def use():
 
 
 class ImportingEnv(CountingEnv):
-    """Imports two packages, of which one is installed, and keeps what that says."""
+    """An environment that imports an installed and a user's package, and keeps their output."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class ImportingEnv(CountingEnv):
 
 
 def said_by_imports(folder: Path) -> str:
-    """What is shown of the warnings of an installed package and of one of the user's own."""
+    """Return the warnings shown for an installed package and for one of the user's own."""
     before, sys.stderr = sys.stderr, io.StringIO()
     sys.path[:0] = [str(folder), str(folder / "site-packages")]
     try:
@@ -82,7 +82,7 @@ def shown(*arguments: Any) -> None:
 
 @contextmanager
 def as_in_a_worker() -> Iterator[None]:
-    """Warnings are shown, not kept for pytest, of modules that nobody has imported yet."""
+    """Show warnings instead of recording them for pytest, and forget the imported modules."""
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.showwarning = shown

@@ -34,7 +34,7 @@ KEYS = ["steps", "half", "place", ("deep", "even"), "word"]
 
 
 class InfoEnv(CountingEnv):
-    """Tells its step, half of it, a place, whether it is even, a word; "end" in last steps."""
+    """An environment with info entries of several kinds; "end" appears only in last steps."""
 
     def info(self) -> dict[str, Any]:
         return {
@@ -65,7 +65,7 @@ def vector(mode: str, worker: int = 0) -> Any:
 
 
 class Wrapped(gymnasium.vector.VectorWrapper):
-    """Keeps the vector env in its mode."""
+    """A wrapper that leaves the autoreset mode of the vector environment unchanged."""
 
 
 ENTRIES: dict[str, Callable[[int], Any]] = {
@@ -137,7 +137,7 @@ def test_per_actor(ray_cluster: Any) -> None:
     )
     kinds: set[frozenset[str]] = set()
     with collector:
-        while len(kinds) < 2:  # first ready, first served: the other one may take its time
+        while len(kinds) < 2:  # the other worker may be slow
             kinds.add(frozenset(collector.next()["next"].keys()) & {"steps", "half"})
     assert kinds == {frozenset({"steps"}), frozenset({"half"})}
 
@@ -240,7 +240,7 @@ def test_an_entry_that_changes_its_form_is_named() -> None:
 
 
 class Telling(CountingEnv):
-    """Tells the same value in each step."""
+    """An environment that returns the same info in each step."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(length=3)
@@ -251,7 +251,7 @@ class Telling(CountingEnv):
 
 
 def told(value: Any, keys: Any, kind: str = "one") -> torch.Tensor:
-    """The only value that is recorded under "x"."""
+    """Return the only value recorded under "x"."""
     make = partial(Telling, value)
     entry = {"one": make, "list": [make, make], "vector": lambda: SyncVectorEnv([make, make])}[kind]
     with SyncDataCollector(entry, None, frames_per_batch=8, info_keys=keys) as collector:
@@ -398,7 +398,7 @@ def test_what_a_wrapper_of_a_vector_env_counts(
 
 @pytest.mark.parametrize("name", ["final_obs", "terminal_observation"])
 def test_terminal_observations_in_a_list_of_infos(name: str) -> None:
-    """As SuperSuit gives them, by a name of its own."""
+    """SuperSuit returns such lists, and uses another key for the observation."""
 
     class Listed(vector_wrappers.DictInfoToList):
         def step(self, actions: Any) -> Any:

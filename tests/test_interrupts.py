@@ -1,4 +1,4 @@
-"""SIGINT at any moment: what was collected comes in the next batch, or is lost by name."""
+"""SIGINT at any moment: collected frames come in the next batch, or the ledger reports a loss."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def raise_limit(number: int, frame: Any) -> None:
 
 @pytest.fixture
 def time_limit() -> Iterator[None]:
-    """SIGUSR1 raises a TimeoutError, as programs have SIGALRM do."""
+    """Make SIGUSR1 raise TimeoutError, as programs do with SIGALRM."""
     before = signal.signal(signal.SIGUSR1, raise_limit)
     yield
     signal.signal(signal.SIGUSR1, before)
@@ -172,7 +172,7 @@ class LimitedEnv(EchoEnv):
 def test_a_time_limit_within_an_environment_of_this_process(
     time_limit: None, where: str, trajs: int
 ) -> None:
-    """It is raised once; the rollout is given up, and the next call collects another one."""
+    """The error is raised once, its rollout is discarded, and the next call collects another."""
     with SyncDataCollector(
         partial(LimitedEnv, where), frames_per_batch=STEPS, trajs_per_batch=trajs or None
     ) as collector:
@@ -186,7 +186,7 @@ def test_a_time_limit_within_an_environment_of_this_process(
 
 
 class LimitedPolicy(nn.Module):
-    """Action 0; a signal arrives during one of its calls."""
+    """A policy with action 0 that receives a signal during one of its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def test_a_batch_that_a_time_limit_interrupted_comes_next(
 
 
 def test_an_error_of_the_environment_is_no_interrupt() -> None:
-    """A TimeoutError that it raises itself is raised again by every later call."""
+    """A TimeoutError from the environment itself is raised again by every later call."""
     with SyncDataCollector(partial(LateEnv, 0), frames_per_batch=STEPS) as collector:
         for _ in range(2):
             with pytest.raises(TimeoutError):
@@ -226,7 +226,7 @@ def test_an_error_of_the_environment_is_no_interrupt() -> None:
 
 
 class LateEnv(EchoEnv):
-    """An environment whose step raises TimeoutError, with the caller's frame in a variable."""
+    """An environment with a step that raises TimeoutError and keeps the caller's frame."""
 
     def step(self, action: Any) -> Any:
         return self.simulated()
@@ -244,7 +244,7 @@ def check_interrupted(
     number: signal.Signals = signal.SIGINT,
     error: type[BaseException] = KeyboardInterrupt,
 ) -> None:
-    """Six batches, and an interrupt before the fourth: nothing is lost, nothing comes twice."""
+    """Interrupt the fourth of seven calls: no frame is lost, and none comes twice."""
     oracle, envs = FrameOracle(), len(echo_fns(0))
     with collecting(way, echo_fns, parity_policy(), frames=STEPS * envs) as collector:
         for at in range(6):
@@ -265,9 +265,9 @@ def check_interrupted(
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (assembly, "_numbering"),  # within the joining
-        (assembly, "Batch"),  # when all rollouts are in their rows
-        (base, "assemble"),  # on the way to the caller
+        (assembly, "_numbering"),  # while joining
+        (assembly, "Batch"),  # after all rollouts are copied
+        (base, "assemble"),  # during delivery
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -300,7 +300,7 @@ def test_an_answer_that_was_being_read_is_not_lost(
 def test_a_finished_batch_that_was_interrupted_comes_next(
     monkeypatch: pytest.MonkeyPatch, way: Way, trajs: int | None
 ) -> None:
-    """Its delivery is over when the time of the call is taken."""
+    """The interrupt arrives when the batch is finished and the time of the call is recorded."""
     with collecting(
         way, echo_fns, parity_policy(), frames=20 * STEPS, trajs_per_batch=trajs
     ) as own:
@@ -321,7 +321,7 @@ def test_a_finished_batch_that_was_interrupted_comes_next(
 def test_a_batch_whose_processing_was_interrupted_is_lost_by_name(
     monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
-    """What `postproc` has changed is not given to it again."""
+    """A batch that `postproc` has already changed is not passed to it again."""
     frames, lost = 0, 0
     with collecting(way, echo_fns, parity_policy(), frames=20 * STEPS) as own:
         for _ in range(3):
@@ -345,7 +345,7 @@ def count(batch: Any) -> int:
 def test_a_worker_whose_replacement_was_interrupted(
     monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
-    """It is replaced once, and what was asked of it is lost once."""
+    """The worker is replaced once, and its pending frames are lost once."""
     with collecting(way, endless, parity_policy(), frames=STEPS) as collector:
         collector.next()
         kill(collector, 1)
@@ -363,7 +363,7 @@ def test_a_worker_whose_replacement_was_interrupted(
 def patch_once(
     patch: pytest.MonkeyPatch, module: Any, name: str, number: signal.Signals = signal.SIGINT
 ) -> None:
-    """Have the function send a signal to this process when it is called next."""
+    """Make the next call of a function send a signal to this process."""
     whole = getattr(module, name)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Exceptions that a collector or its caller keeps hold no slab, or at least stop nothing."""
+"""Exceptions kept by a collector or its caller hold no slab, or at least block nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = 5
 
 
 class OddError(ValueError):
-    """An exception whose `args` do not fit its constructor."""
+    """An exception with `args` that do not fit its constructor."""
 
     def __init__(self, code: int, *, hint: str) -> None:
         super().__init__(f"{hint} ({code})")
@@ -44,7 +44,7 @@ class OddError(ValueError):
 
 @dataclass(frozen=True)
 class FrozenError(Exception):
-    """An exception that refuses to have an attribute set."""
+    """An exception that does not allow setting attributes."""
 
     code: int
 
@@ -114,7 +114,7 @@ class TestWithoutFrames:
 
 
 class Failing(CountingEnv):
-    """An environment whose step number `at` raises or exits its process."""
+    """An environment that raises or exits its process in its step number `at`."""
 
     def __init__(self, failure: str, at: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -130,7 +130,7 @@ class Failing(CountingEnv):
 
 
 def fail_twice(collector: Any, kind: type[Exception]) -> list[str]:
-    """Collect until the collector has raised twice; return both errors as text."""
+    """Collect until the collector has raised twice, and return both errors as text."""
     texts = []
     while len(texts) < 2:
         try:
@@ -147,7 +147,7 @@ def fail_twice(collector: Any, kind: type[Exception]) -> list[str]:
     marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]),
 )
 def test_a_collector_that_failed_is_freed_with_its_last_reference(way: Way, failure: str) -> None:
-    """Its slabs and workers are freed without a shutdown and without garbage collection."""
+    """The collector's slabs and workers are freed without shutdown or garbage collection."""
     if failure == "exits" and not way.remote:
         pytest.skip("its environment is in this process")
     before = shared_files()

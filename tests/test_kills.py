@@ -1,7 +1,7 @@
-"""Workers and drivers killed at random moments: what comes is whole, and nothing is left behind.
+"""Workers and drivers killed at random moments: batches are whole, and no process is left behind.
 
-Fifty kills in all, most of them in slow cases; test_process_engine.py has those of drivers that
-start processes. When a process is killed is up to a clock; nothing is waited for by it.
+Fifty kills in all, most of them in slow cases. test_process_engine.py kills drivers that start
+processes. The clock only chooses the moment of a kill; no test waits for a fixed time.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from test_restarts import check_ledger, endless
 
 T = 5
 LONG = 300.0
-ACTOR = "ray::RayWorker"  # what its command line tells
+ACTOR = "ray::RayWorker"  # in the command line of an actor
 
 
 def workers(of: psutil.Process) -> list[psutil.Process]:
-    """The processes below that one which run workers, also those that only start."""
+    """Return the descendants of a process that run workers, including those still starting."""
     found = worker_processes(of.pid)
     for process in of.children(recursive=True):
         with suppress(psutil.Error):
@@ -49,7 +49,7 @@ def workers(of: psutil.Process) -> list[psutil.Process]:
 
 
 def kill_some(count: int, moments: random.Random, done: threading.Event) -> None:
-    """Kill that many workers of this process, one by one."""
+    """Kill this number of this process's workers, one by one."""
     killed: set[psutil.Process] = set()
     while len(killed) < count:
         time.sleep(moments.random() / 2)
@@ -64,7 +64,7 @@ def kill_some(count: int, moments: random.Random, done: threading.Event) -> None
 
 @contextmanager
 def killing(count: int) -> Iterator[threading.Event]:
-    """Workers are killed meanwhile; the event is set once it were so many."""
+    """Kill workers in the background, and set the event after the last kill."""
     done = threading.Event()
     thread = threading.Thread(target=kill_some, args=(count, random.Random(count), done))
     thread.start()
@@ -73,7 +73,7 @@ def killing(count: int) -> Iterator[threading.Event]:
 
 
 def shared_files() -> list[str]:
-    """This process's own shared memory, by what its descriptors lead to."""
+    """Return the shared memory of this process, found through its file descriptors."""
     targets = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
@@ -142,7 +142,7 @@ with collecting([STACK, ASYNC[2]][int(sys.argv[2]) % 2], endless, frames=5) as c
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", range(12))
 def test_drivers_of_actors_that_are_killed(ray_cluster: Any, moment: int, tmp_path: Path) -> None:
-    """Every third while its actors start, the others while they collect."""
+    """Kill every third driver while its actors start, and the others during collection."""
     free = ray_cluster.available_resources()["CPU"]
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)

@@ -43,7 +43,7 @@ def one(worker: int) -> Any:
 
 
 def check(ledger: dict[str, Any]) -> dict[str, Any]:
-    """The equation, and the total as the sum of the workers."""
+    """Check the equation, and that the total is the sum of the workers."""
     assert set(ledger) == {"total", "workers"}
     for account in (ledger["total"], *ledger["workers"].values()):
         assert set(account) == {"issued", "delivered", "in_flight", "lost", "reasons"}
@@ -57,7 +57,7 @@ def check(ledger: dict[str, Any]) -> dict[str, Any]:
 
 
 class EndingEnv(CountingEnv):
-    """Shuts its collector down in a step, and may raise an exception then."""
+    """An environment that shuts its collector down in a step, and may then raise an exception."""
 
     collector: SyncDataCollector | None = None
     error: Exception | None = None
@@ -178,7 +178,7 @@ def test_a_run_to_its_end_loses_nothing(way: Way) -> None:
 def test_what_is_in_flight_is_lost_by_name(way: Way) -> None:
     prefetch = way.arguments.get("prefetch", 0)
     with collecting(way, one, parity_policy(), frames=T) as collector:
-        # Async, the actor that did not deliver has a rollout to go even with nothing ahead.
+        # An async actor that did not deliver has one rollout pending even without prefetch.
         ahead = {0: {0, T} if way.remote and not way.sync else {0}}.get(
             prefetch, {2 * prefetch * T}
         )
@@ -195,7 +195,7 @@ def test_what_is_in_flight_is_lost_by_name(way: Way) -> None:
             in_flight = check(collector.ledger())["in_flight"]
             assert in_flight in ahead
             act()
-            if reason == "load_state_dict":  # the ledger is the loaded one's
+            if reason == "load_state_dict":  # the ledger now comes from the loaded state
                 expected = {}
             if in_flight:
                 expected[reason] = in_flight
@@ -205,7 +205,7 @@ def test_what_is_in_flight_is_lost_by_name(way: Way) -> None:
 
 
 def test_what_a_run_has_lost_stays_lost_where_it_goes_on() -> None:
-    """Whoever loads the state has the other's accounts, and nothing of them in flight."""
+    """A loaded state brings its ledger, with no frames in flight."""
     arguments: dict[str, Any] = {"frames": 7, "trajs_per_batch": 1}
     with collecting(IN_PROCESS, one, None, **arguments) as first:
         first.next()
@@ -246,7 +246,7 @@ def test_an_exception_loses_its_rollout(way: Way) -> None:
 
 
 class InterruptingEnv(RaisingEnv):
-    """As if the user pressed Ctrl-C in its step number `at`."""
+    """An environment that raises KeyboardInterrupt in its step number `at`."""
 
     def step(self, action: Any) -> Any:
         try:
@@ -261,13 +261,13 @@ def test_an_interrupted_rollout_is_incomplete() -> None:
     with pytest.raises(KeyboardInterrupt):
         collector.next()
     assert check(collector.ledger())["reasons"] == {"incomplete": T}
-    collector.next()  # an interrupt ends nothing
+    collector.next()  # collection continues after an interrupt
     assert check(collector.ledger())["delivered"] == 2 * T
     collector.shutdown()
 
 
 def test_trajectories_that_are_complete_outlive_an_interrupt() -> None:
-    """Of episodes of five frames there are three, and one frame of the fourth, before it."""
+    """The interrupt comes after three episodes of five frames, and one frame of a fourth."""
     collector = SyncDataCollector(
         partial(InterruptingEnv, at=18),
         None,
@@ -286,7 +286,7 @@ def test_trajectories_that_are_complete_outlive_an_interrupt() -> None:
 
 
 class Program(RuleBasedStateMachine):
-    """Any program of calls of a collector in process keeps the equation."""
+    """The equation holds after any sequence of calls to an in-process collector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -367,7 +367,7 @@ def test_what_a_buffer_refuses_is_lost_by_name() -> None:
 @pytest.mark.parametrize("trajectories", [None, 1])
 @pytest.mark.parametrize("name", ["set_seed", "reset", "shutdown"])
 def test_a_buffer_may_call_its_collector(name: str, trajectories: int | None) -> None:
-    """What is on its way into the buffer is not in flight any more, and not lost."""
+    """Frames being written to the buffer are neither in flight nor lost."""
 
     class Calling:
         taken = 0
@@ -397,7 +397,7 @@ def test_a_buffer_may_call_its_collector(name: str, trajectories: int | None) ->
 
 @pytest.mark.parametrize("name", ["set_seed", "reset", "shutdown"])
 def test_a_hook_may_call_its_collector(name: str) -> None:
-    """What it drops is lost once; trajectories of it are not delivered."""
+    """The call drops frames, which are lost once, and their trajectories are not delivered."""
     calls: list[int] = []
 
     def hook(td: Any) -> None:
@@ -427,7 +427,7 @@ def test_a_hook_may_call_its_collector(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["set_seed", "reset", "shutdown"])
 def test_a_hook_before_a_rollout_may_call_its_collector(name: str) -> None:
-    """Nothing is in flight then: what is collected behind it counts once."""
+    """No frames are in flight then, and frames collected afterwards count once."""
     calls: list[int] = []
 
     def hook() -> None:

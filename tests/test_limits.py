@@ -1,4 +1,4 @@
-"""Limits of the operating system: an error names the limit, and the collector goes on later."""
+"""Limits of the operating system: the error names the limit, and collection can continue later."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def no_process_starts(number: int) -> Iterator[None]:
 
 
 def exhaust(collector: Any) -> None:
-    """Ask for batches until that fails."""
+    """Collect batches until a call fails."""
     for _ in range(100):
         collector.next()
 

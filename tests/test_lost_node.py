@@ -1,4 +1,4 @@
-"""A node that is lost takes its actors with it; others take their place on the nodes there are."""
+"""When a node is lost, its actors are replaced on the remaining nodes."""
 
 from __future__ import annotations
 

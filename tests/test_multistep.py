@@ -21,7 +21,7 @@ FLAGS = ("done", "terminated", "truncated")
 def make(
     shape: tuple[int, ...], seed: int, *, ids: bool = True, mask: bool = False, done: float = 0.2
 ) -> TensorDict:
-    """A batch whose uncollected cells hold what nobody may read."""
+    """Return a batch with data in its uncollected cells, which must not be read."""
     g = torch.Generator().manual_seed(seed)
 
     def flags() -> torch.Tensor:
@@ -61,7 +61,7 @@ def collected(td: TensorDict) -> torch.Tensor:
 
 
 def looks_ahead(td: TensorDict, cell: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
-    """The cells whose rewards are summed for this one, by the words of the contract."""
+    """Return the cells that add to the reward of one cell, as docs/contract.md defines them."""
     here, ids = collected(td), td.get(("collector", "traj_ids"), None)
     if not here[cell]:
         return []
@@ -77,7 +77,7 @@ def looks_ahead(td: TensorDict, cell: tuple[int, ...], n: int) -> list[tuple[int
 
 
 def check(td: TensorDict, out: TensorDict, n: int, gamma: float, shift_done: bool = True) -> None:
-    """Every leaf, cell by cell."""
+    """Check every leaf, cell by cell."""
     added = {"steps_to_next_obs", "gamma", "nonterminal", ("next", "original_reward")}
     assert set(out.keys(True, True)) == set(td.keys(True, True)) | added
     assert out.shape == td.shape
@@ -120,7 +120,7 @@ def test_every_frame_looks_n_steps_ahead(
     out = MultiStep(0.9, n, shift_done)(td)
     check(before, out, n, 0.9, shift_done)
     assert set(td.keys(True, True)) == set(before.keys(True, True))
-    for key, leaf in before.items(True, True):  # the input is as it was
+    for key, leaf in before.items(True, True):  # the input is unchanged
         torch.testing.assert_close(td[key], leaf, rtol=0, atol=0, equal_nan=True)
 
 
@@ -209,7 +209,7 @@ def test_flags_are_those_of_the_next_observation() -> None:
 def test_rewards_and_dones_of_groups() -> None:
     reward = torch.arange(12.0).reshape(4, 3, 1)
     done = torch.zeros(4, 3, 1, dtype=torch.bool)
-    done[1, 2] = True  # one agent of three: the segment ends for all
+    done[1, 2] = True  # one agent of three is done: the segment ends for all
     td = TensorDict({}, [4])
     td["next"] = TensorDict({"flag": torch.arange(4)}, [4])
     td["next", "agents"] = TensorDict({"reward": reward, "done": done}, [4, 3])
@@ -346,7 +346,7 @@ def test_where_it_looks_can_be_set() -> None:
 
 @pytest.mark.parametrize("last", [(3,), (3, 1), (2, 3)])
 def test_flags_of_a_frame_end_trajectories_of_their_own(last: tuple[int, ...]) -> None:
-    """All leaves have the flags' dimensions: as many batches of one flag each."""
+    """If all leaves have the flags' dimensions, each flag is processed as its own batch."""
     g = torch.Generator().manual_seed(0)
     shape = (2, 8, *last)
     td = TensorDict(
@@ -373,7 +373,7 @@ def test_flags_of_a_frame_end_trajectories_of_their_own(last: tuple[int, ...]) -
             assert torch.equal(out[key][at], leaf), key
     assert td["next"].batch_size == (2, 8)
     wide = td.clone()
-    wide["state"] = torch.zeros(2, 8, 4)  # of all flags: they end a segment together
+    wide["state"] = torch.zeros(2, 8, 4)  # lacks the flags' dimensions: all flags share segments
     together = step(wide)["steps_to_next_obs"]
     assert together.shape == (2, 8)
     assert not torch.equal(together, out["steps_to_next_obs"].flatten(2)[..., 0])

@@ -1,4 +1,4 @@
-"""`split_trajectories(as_nested=...)`: the flat form's rows, each of its own length."""
+"""`split_trajectories(as_nested=...)`: the rows of the flat form, each with its own length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IDS = ("collector", "traj_ids")
 
 
 def make(ids: list[list[int]], *, requires_grad: bool = False) -> TensorDict:
-    """A batch of three kinds of leaves; id -1 is a cell without a frame."""
+    """Return a batch with three kinds of leaves; id -1 marks a cell without a frame."""
     shape = (len(ids), len(ids[0]))
     g = torch.Generator().manual_seed(0)
     return TensorDict(
@@ -61,7 +61,7 @@ def test_rows_are_those_of_the_flat_form(name: str, as_nested: bool | torch.layo
 
 
 def test_jagged_leaves_can_be_combined() -> None:
-    """Their lengths are one symbol for torch, which is what lets it compute with two leaves."""
+    """All leaves share one symbolic length, so torch can combine two of them."""
     out = split_trajectories(make(BATCHES["of any length"]), as_nested=torch.jagged)
     total = out["next", "reward"].squeeze(-1) + out["scalar"]
     assert [len(row) for row in total.unbind()] == [3, 2, 1, 4]
@@ -137,4 +137,4 @@ def test_a_padding_id_that_the_ids_cannot_hold() -> None:
             split_trajectories(td, padding_id=value)
         assert str(value) in str(caught.value)
     assert split_trajectories(td, padding_id=255)[IDS].max() == 255
-    assert split_trajectories(td)[IDS].max() == 3  # -1 is nothing that they could hold
+    assert split_trajectories(td)[IDS].max() == 3  # this dtype cannot represent -1

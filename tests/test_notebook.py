@@ -1,4 +1,4 @@
-"""The notebook for free hosted notebooks runs, cell by cell, and learns."""
+"""The notebook for free hosted services runs, cell by cell, and learns."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CELLS = json.loads(NOTEBOOK.read_text())["cells"]
 
 
 def code_of(cells: list[dict[str, Any]]) -> list[str]:
-    """Sources of the code cells."""
+    """Return the sources of the code cells."""
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    """Every cell after the one that installs the package; the plot is drawn into no window."""
+    """Run every cell after the installation; the plot opens no window."""
     pytest.importorskip("gymnasium")
     pytest.importorskip("matplotlib")
     install, *cells = code_of(CELLS)
@@ -43,7 +43,7 @@ def test_it_learns(tmp_path: Path) -> None:
 
 
 def test_it_is_committed_without_outputs() -> None:
-    """Outputs go stale, and make each difference between two versions long."""
+    """Outputs become outdated and make diffs long."""
     code = [cell for cell in CELLS if cell["cell_type"] == "code"]
     assert [cell["outputs"] for cell in code] == [[]] * len(code)
     assert {cell["execution_count"] for cell in code} == {None}

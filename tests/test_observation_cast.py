@@ -1,4 +1,4 @@
-"""`observation_dtype` and `observation_scale`: observations in another form than the env's."""
+"""`observation_dtype` and `observation_scale`: convert the environment's observations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from pycollect.data.cast import _fits, scaled, scaled_at_once
 
 
 class FramesEnv(gymnasium.Env[Any, Any]):
-    """Frames of bytes, a mask, an index and two vectors; episodes of three steps."""
+    """An environment with frames of bytes, a mask, an index and two vectors.
+
+    An episode has three steps.
+    """
 
     def __init__(self, number: int = 0) -> None:
         self.action_space = spaces.Discrete(2)
@@ -62,7 +65,7 @@ def frames_entry(worker: int) -> list[Callable[[], FramesEnv]]:
 
 
 def plain_and_cast(way: Way, batches: int = 2, **arguments: Any) -> list[tuple[Any, Any]]:
-    """The same batches without and with these arguments."""
+    """Return pairs of the same batches without and with these arguments."""
     results = []
     for own in ({}, arguments):
         with (
@@ -117,7 +120,7 @@ def test_a_scale_alone_makes_integers_float32_and_keeps_floats() -> None:
 
 
 class Taking(torch.nn.Module):
-    """Says what it read; takes a TensorDict."""
+    """A policy on TensorDicts that also outputs the observation it read."""
 
     def forward(self, td: Any) -> Any:
         seen = td["observation"]
@@ -220,7 +223,7 @@ def test_a_cast_in_one_pass_gives_the_same_bits(
 ) -> None:
     limits = torch.iinfo(source)
     frames = torch.arange(limits.min, limits.max + 1).to(source)
-    expected = scaled(frames, target, scale)  # in two, on the CPU
+    expected = scaled(frames, target, scale)  # in two passes, on the CPU
     assert torch.equal(scaled_at_once(frames, target, scale), expected) or not _fits(source, target)
     assert _fits(source, target) is torch.equal(frames.to(target).to(source), frames)
 

@@ -1,4 +1,4 @@
-"""What is done around CUDA in Python where the driver is not there: graphs, and the way back."""
+"""Python code around CUDA, tested without a driver: loading the kernel, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pycollect.policy.program.steps import CallStep, HeadStep, Program
 
 
 class Leaf:
-    """A tensor as far as it is asked where it lies."""
+    """A stand-in for a tensor that only has a device."""
 
     device = torch.device("cuda", 0)
 
@@ -67,7 +67,7 @@ def test_a_driver_that_refuses_the_kernel_is_warned_of_once(
 def test_the_kernel_is_loaded_before_the_first_batch(
     arguments: dict[str, Any], fake: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver compiles it then, which takes a few tenths of a second."""
+    """Loading makes the driver compile the kernel, which takes a few tenths of a second."""
     made: list[int] = []
     monkeypatch.setattr("pycollect.cuda.is_torchs", lambda: True)
     monkeypatch.setattr(on_cuda, "_gather", made.append)
@@ -80,10 +80,10 @@ def test_the_kernel_is_loaded_before_the_first_batch(
 
 
 class Graph:
-    """A CUDA graph that runs on the host: it calls again what was called while it was captured."""
+    """A CUDA graph on the host: a replay repeats the calls recorded during capture."""
 
     captured: Graph
-    pools: list[object]  # of each that was captured
+    pools: list[object]  # one per capture
     calls: list[Callable[[], None]]
 
     def __init__(self) -> None:
@@ -100,15 +100,15 @@ class Graph:
 
 class Stream:
     def __init__(self, *_: Any, **__: Any) -> None:
-        """All are alike."""
+        """Accept any arguments, because all streams are alike."""
 
     def wait_stream(self, other: Stream) -> None:
-        """There is one order of things."""
+        """Do nothing: calls on the host are already in order."""
 
 
 @pytest.fixture
 def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """With torch's graphs on the host: in which mode each was captured."""
+    """Replace torch's graphs by graphs on the host, and return the mode of each capture."""
     seen: list[str] = []
 
     @contextlib.contextmanager
@@ -137,7 +137,7 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def double(value: torch.Tensor, factor: int = 2) -> tuple[torch.Tensor, None]:
-    """Twice the value, as a graph does it: into the same memory each time."""
+    """Return twice the value, written to the same memory each time, as a graph does."""
     result = torch.empty_like(value)
 
     def work() -> None:
@@ -159,7 +159,7 @@ def test_a_capture_is_not_ended_by_other_threads(modes: list[str]) -> None:
 
 
 def test_graphs_share_memory_as_long_as_one_of_them_is_there(modes: list[str]) -> None:
-    """With its last graph a pool is gone: torch fails if it gets the handle again."""
+    """A pool is freed with its last graph; torch fails if it gets the same handle again."""
     shared = GraphPool()
     for _ in range(2):
         calls = [CapturedCall(double, 1, shared) for _ in range(3)]
@@ -173,7 +173,7 @@ def test_graphs_share_memory_as_long_as_one_of_them_is_there(modes: list[str]) -
     first, second = Graph.pools[:3], Graph.pools[3:]
     assert len(set(first)) == len(set(second)) == 1
     assert first[0] is not second[0]
-    for _ in range(2):  # without one, each has its own
+    for _ in range(2):  # without a shared pool, each has its own
         call = CapturedCall(double, 1)
         for _ in range(2):
             call(torch.ones(1))
@@ -183,7 +183,7 @@ def test_graphs_share_memory_as_long_as_one_of_them_is_there(modes: list[str]) -
 def test_all_graphs_of_central_inference_share_memory(
     modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each number of rows, and each group of environments, has a graph."""
+    """Each number of rows, and each group of environments, has its own graph."""
     pools: list[Any] = []
 
     def noted(self: DeviceTransfer, act: Any, pool: Any = None, **arguments: Any) -> Any:
@@ -222,7 +222,7 @@ def test_an_input_of_another_shape_is_refused(modes: list[str]) -> None:
 
 
 class OnTheHost(FakeDevice):
-    """Copies that torch is asked for are made at once; what waits is noted."""
+    """A fake device that runs torch's copies at once, and logs waits."""
 
     def __init__(self) -> None:
         super().__init__(lazy=False)
@@ -231,7 +231,7 @@ class OnTheHost(FakeDevice):
 def test_a_step_there_and_back_is_one_graph(
     modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a graph does, the fake one repeats the copies and the work that it saw."""
+    """Like a real graph, the fake graph repeats the recorded copies and work."""
     plain = torch.Tensor.copy_
 
     def copied(own: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -252,9 +252,9 @@ def test_a_step_there_and_back_is_one_graph(
         source.fill_(step)
         (out,) = act()
         assert out.tolist() == [2 * step] * 2
-        assert device.log.count("host waits") == step + 1  # once a step
+        assert device.log.count("host waits") == step + 1  # once per step
     assert modes == ["thread_local"]
-    # Over, the work, back.
+    # Copy in, compute, copy out.
     assert len(Graph.captured.calls) == 3
 
 
@@ -266,7 +266,7 @@ def test_so_is_a_step_with_several_inputs_and_outputs(
     plain = torch.Tensor.copy_
 
     def copied(own: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        """What is staged is staged before the graph begins."""
+        """Staging happens before the graph begins."""
         if hasattr(Graph, "captured") and source.data_ptr() not in staged:
             Graph.captured.calls.append(lambda: plain(own, source))
         return plain(own, source)
@@ -287,12 +287,12 @@ def test_so_is_a_step_with_several_inputs_and_outputs(
         assert (seen.tolist(), count.tolist()) == ([2 * step] * 2, [2 * step])
         assert torch.equal(kept, count)
     assert device.log.count("host waits") == 4
-    # Over, the work, side by side, back; what is kept.
+    # Copy in, compute, join, copy out; store the kept output.
     assert len(Graph.captured.calls) == 1 + 2 + 2 + 1 + 1
 
 
 class Leaning(nn.Module):
-    """To where the pole falls, as scores or as the action itself."""
+    """A policy that pushes toward the side of the falling pole, as scores or as the action."""
 
     def __init__(self, *, scores: bool) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ class Leaning(nn.Module):
 def test_a_collectors_step_is_one_graph_unless_something_is_drawn(
     draws: bool, modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole step is called as it is here, and noted; a call alone is captured."""
+    """A whole step is only recorded, and runs as it is; a single call is captured."""
     whole: list[dict[str, Any]] = []
 
     def noted(self: DeviceTransfer, act: Any, **arguments: Any) -> Any:
@@ -336,7 +336,7 @@ def test_a_collectors_step_is_one_graph_unless_something_is_drawn(
 def test_a_graph_keeps_a_state_behind_its_copy_home(
     modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state that is copied to the host is the tensor that the graph writes."""
+    """The state copied to the host is the tensor that the graph writes."""
     plain = torch.Tensor.copy_
 
     def copied(own: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -368,7 +368,7 @@ def test_a_graph_keeps_a_state_behind_its_copy_home(
 
 def test_what_is_drawn_is_not_captured() -> None:
     transfer = DeviceTransfer(CPU, CPU)
-    assert not transfer.can_capture  # nothing crosses
+    assert not transfer.can_capture  # no transfer
     call = CallStep(torch.relu, (("observation",),), (("action",),))
     head: Any = object()
     draw = HeadStep(head, (("logits",),), (("action",),), None, InteractionType.RANDOM)

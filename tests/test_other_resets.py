@@ -1,4 +1,4 @@
-"""Environments whose `reset` or `step` differs from Gymnasium's interface."""
+"""Environments with a `reset` or `step` that differs from Gymnasium's interface."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAYS = marked(IN_PROCESS, MULTI_STACK, MULTI_ASYNC[0], STACK, ASYNC[0], TEAM_STA
 
 
 class WithoutSeed(gymnasium.Env[Any, Any]):
-    """Its `reset` takes no arguments; an episode has three steps."""
+    """An environment with a `reset` that takes no arguments; an episode has three steps."""
 
     observation_space: Any = spaces.Box(-9, 9, (1,))
     action_space = spaces.Discrete(2)
@@ -48,7 +48,7 @@ class WithoutSeed(gymnasium.Env[Any, Any]):
 
 
 class Seeded(WithoutSeed):
-    """Shows the seed that its method `seed` was called with."""
+    """An environment that observes the seed passed to its method `seed`."""
 
     given = 0
 
@@ -60,7 +60,7 @@ class Seeded(WithoutSeed):
 
 
 class KeywordsOnly(Seeded):
-    """Its `reset` takes any keyword arguments, but no options."""
+    """An environment with a `reset` that takes any keyword arguments, but no options."""
 
     def reset(self, **kwargs: Any) -> Any:
         assert not kwargs.keys() - {"seed"}
@@ -69,7 +69,7 @@ class KeywordsOnly(Seeded):
 
 
 class VectorWithoutSeed(VectorEnv):
-    """A vector environment whose `reset` takes no arguments."""
+    """A vector environment with a `reset` that takes no arguments."""
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
     num_envs = 2
@@ -107,7 +107,7 @@ def test_reset_needs_no_seed_unless_one_is_given(way: Way, entry: str) -> None:
 @pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, STACK))
 @pytest.mark.parametrize("entry", [Seeded, [Seeded, Seeded], KeywordsOnly])
 def test_environments_are_seeded_by_their_method_seed(way: Way, entry: Any) -> None:
-    """As TorchRL does if `reset` takes no seed."""
+    """Call `seed` as TorchRL does if `reset` takes no seed."""
     with collecting(way, lambda worker: entry, frames=8) as collector:
         collector.set_seed(5)
         first = collector.next()["observation"]
