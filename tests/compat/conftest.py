@@ -14,7 +14,7 @@ from torch.distributions import Distribution
 
 _start_method = multiprocessing.get_start_method(allow_none=True)
 with contextlib.suppress(ImportError), warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     import torchrl.collectors
     import torchrl.envs
     import torchrl.modules  # noqa: F401

@@ -23,7 +23,7 @@ import pycollect
 from pycollect.api.async_batched_arguments import Chunks
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.collectors as theirs
     import torchrl.testing.mocking_classes as mock

@@ -14,7 +14,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from torch.distributions import Categorical
     from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, ValueOperator

@@ -25,7 +25,7 @@ from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequentia
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.collectors
     import torchrl.testing.mocking_classes as mock

@@ -21,7 +21,7 @@ from tensordict.nn import TensorDictModule
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     torchrl_collectors = pytest.importorskip("torchrl.collectors")
 
 FRAMES = 120

@@ -14,7 +14,7 @@ from torch import nn
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from program_envs import ENVS
     from program_policies import POLICIES

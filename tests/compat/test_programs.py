@@ -11,7 +11,7 @@ from tensordict import TensorDict
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from programs import BATCHES, FRAMES, ON_RAY, PROGRAMS, Program
     from torchrl.collectors import Collector

@@ -13,7 +13,7 @@ from raising import refused
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.collectors as torchrl_collectors
     import torchrl.testing.mocking_classes as mock

@@ -18,7 +18,7 @@ from torch import nn
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     collectors = pytest.importorskip("torchrl.collectors")
     if not hasattr(collectors, "Evaluator"):
         pytest.skip("TorchRL has no Evaluator", allow_module_level=True)

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from pycollect import MultiStep, SyncDataCollector, split_trajectories
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     postprocs = pytest.importorskip("torchrl.data.postprocs")
 
 Oracle = postprocs.MultiStep

@@ -14,7 +14,7 @@ from torchrl_support import IDS, assert_alike, collect
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     pytest.importorskip("pettingzoo")
     from pettingzoo import ParallelEnv

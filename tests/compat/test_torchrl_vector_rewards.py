@@ -21,7 +21,7 @@ from vector_reward_envs import SeveralEnv, several
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from torchrl.collectors import Collector
     from torchrl.envs import GymWrapper, MOGymWrapper, SerialEnv
