@@ -1,7 +1,7 @@
-"""TorchRL, imported before the tests need it, so that they leave the process as it was.
+"""Import TorchRL before the tests, so that they leave the process unchanged.
 
-Its import makes "spawn" the way processes start and switches the checks of torch's distributions
-off, for everything that runs afterwards.
+Its import sets the start method of processes to "spawn" and turns off the checks of torch's
+distributions for the whole process.
 """
 
 from __future__ import annotations

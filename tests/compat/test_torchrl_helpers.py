@@ -1,4 +1,4 @@
-"""The helper functions and configs beside TorchRL's."""
+"""The helper functions and configs, compared with TorchRL's."""
 
 from __future__ import annotations
 
