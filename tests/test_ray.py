@@ -243,7 +243,7 @@ def test_an_interrupt_loses_nothing(way: Way, tmp_path: Path) -> None:
         assert collector.stats()["frames"] == sum(steps.values())
 
 
-# Left to themselves
+# Collectors without a shutdown
 
 
 def test_a_forgotten_collector_ends_its_actors() -> None:

@@ -163,7 +163,7 @@ def test_a_straggler_on_another_node_is_stopped(
         assert transports(collector) == ["shared memory", "object store"]
 
 
-# One machine, as if it were several
+# Simulated nodes on one machine
 
 
 def no_sharing(ray: Any, bell: Any) -> DriverAddress:
@@ -228,7 +228,7 @@ def test_an_actor_that_cannot_open_the_drivers_memory_says_so(ray_cluster: Any) 
     assert "another node" in worker.serve("other", mailbox.address, bell.address, pid)
 
 
-# Life and death
+# Deaths and restarts
 
 
 @pytest.mark.ray

@@ -296,7 +296,7 @@ def test_workers_that_wait_to_be_served_are_not_stalled() -> None:
 
 
 class Dying(CountingEnv):
-    """Exit when the given method is called."""
+    """An environment with a method that ends its process."""
 
     def die(self) -> None:
         os._exit(3)

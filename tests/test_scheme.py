@@ -171,9 +171,7 @@ class TestData:
 
 class TestEvaluation:
     def test_short_episodes_count_no_more_than_long_ones(self) -> None:
-        """Four episodes of two environments: two each, although one environment ends its own
-        sooner.
-        """
+        """Four episodes of two environments: two each, although one ends its own sooner."""
         worker = worker_of(**on_policy((1, 50), num_test_episodes=4))
         assert worker.evaluate() == np.mean([1, 1, 50, 50])
         worker.stop()

@@ -268,9 +268,9 @@ def test_a_vector_env_with_seeds_of_its_rows() -> None:
 
 
 class TurnsEnv(NoisyEnv):
-    """Wait at the end of each rollout until the other environment has ended its own.
+    """Wait at the end of each rollout until environment `first` has ended its own.
 
-    `first` is the number of the environment that ends its rollout first.
+    Environment `first` itself does not wait.
     """
 
     def __init__(self, folder: str, number: int, first: int) -> None:

@@ -49,7 +49,7 @@ def one_straggler(
     vector: Any = None,
     **arguments: Any,
 ) -> Iterator[Any]:
-    """Hold worker 1 in step END until it is stopped, and worker 0 in its last step until then.
+    """Hold worker 1 in step END until it is stopped; worker 0 waits for it in its last step.
 
     Args:
         vector: Makes one group of the first environment, and one of the others.

@@ -130,7 +130,7 @@ def test_resets_at_each_batch_cut_them() -> None:
         reset_at_each_iter=True,
     ) as collector:
         shapes = [collector.next().shape]
-        # The second rollout cut the open trajectories of the first; its own are still open.
+        # The second rollout cut the open trajectories of the first; its new ones are still open.
         assert check(collector.ledger())["reasons"] == {"incomplete": T - 3}
         shapes += [td.shape for td in collector]
         total = check(collector.ledger())

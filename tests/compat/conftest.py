@@ -1,6 +1,6 @@
-"""Import TorchRL before the tests, so that they leave the process unchanged.
+"""Import TorchRL early, and undo the side effects of its import.
 
-Its import sets the start method of processes to "spawn" and turns off the checks of torch's
+The import sets the start method of processes to "spawn" and turns off the checks of torch's
 distributions for the whole process.
 """
 

@@ -1,4 +1,4 @@
-"""The requirements of TorchRL's own collector tests, for both libraries.
+"""Requirements from TorchRL's own collector tests, checked for both libraries.
 
 See also `test_programs.py`.
 """

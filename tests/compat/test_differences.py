@@ -309,7 +309,7 @@ def test_a_number_of_frames_that_does_not_divide() -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_ray_collector_with_few_arguments(ray_cluster: Any) -> None:
-    """TorchRL needs more arguments.
+    """In TorchRL, `RayCollector` needs more arguments.
 
     Frames that do not divide are an error, several envs per collector crash or are ignored, the
     default actor waits for a GPU forever, and without total_frames no batch arrives.

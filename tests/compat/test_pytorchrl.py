@@ -137,7 +137,7 @@ def test_their_learner_over_remote_workers(
 
 
 def test_packed_data_reach_their_learner() -> None:
-    """The learner unpacks data of PyTorchRL's own format only; other data arrives unpacked."""
+    """The learner unpacks our compressed results as a tuple, which restores them."""
 
     class PackedSet(CWorkerSet):
         def __init__(self, **arguments: Any) -> None:
