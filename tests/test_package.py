@@ -1,4 +1,4 @@
-"""What is there once the package is installed, and what each part of it needs."""
+"""Contents of the installed package, and the optional dependencies of each part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pycollect
 
 
 def python(code: str, without: tuple[str, ...]) -> str:
-    """What a fresh interpreter prints that finds none of these modules."""
+    """Return the output of a new interpreter that cannot import these modules."""
     blocked = f"import sys\nsys.modules.update(dict.fromkeys({without!r}))\n"
     done = subprocess.run(
         [sys.executable, "-c", blocked + code], capture_output=True, text=True, timeout=120

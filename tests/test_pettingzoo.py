@@ -1,4 +1,4 @@
-"""PettingZoo environments: groups of agents, frame by frame, in every way to collect."""
+"""PettingZoo environments: groups of agents, frame by frame, with every collector."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Cursor = tuple[int, int]
 
 
 def choose(observation: torch.Tensor) -> torch.Tensor:
-    """(episode + step + agent) % 3."""
+    """Return (episode + step + agent) % 3."""
     return observation[..., 1:4].sum(-1).long() % 3
 
 
@@ -73,7 +73,7 @@ def policy_of(kind: str) -> Any:
 
 
 def act_apart(td: TensorDictBase) -> TensorDictBase:
-    """A callable over a TensorDict."""
+    """Act on a TensorDict, as a plain function."""
     where, step = td["scout", "observation", "where"], td["tank_1", "observation"]
     td["scout", "action", "go"] = where[..., 1:3].double() / 100
     td["scout", "action", "turn"] = where[..., 2].long() % 2
@@ -83,22 +83,22 @@ def act_apart(td: TensorDictBase) -> TensorDictBase:
 
 
 class CrowdOracle:
-    """Follows every environment frame by frame.
+    """Check every frame against a model of each environment.
 
     Args:
-        kind: Of the environments.
+        kind: Kind of the environments.
         policy: Whether `policy_of` acts; otherwise actions are random.
-        limit: max_frames_per_traj.
+        limit: Value of `max_frames_per_traj`.
     """
 
     def __init__(self, kind: str, policy: bool = True, limit: int = 0) -> None:
         self.kind, self.policy, self.limit = kind, policy, limit
-        self.next: dict[int, Cursor] = {}  # number: (episode, step) of its next frame
+        self.next: dict[int, Cursor] = {}  # environment number: (episode, step) of its next frame
         self.ids: dict[Cursor, int] = {}
         self.frames = 0
 
     def check(self, rows: Sequence[tuple[Any, int, Any]]) -> None:
-        """One batch, as `Way.rows` gives it."""
+        """Check one batch, in the form that `Way.rows` returns."""
         for _, _, td in rows:
             first = next(iter(GROUPS[self.kind]))
             number, episode, step = self._at(td[0], first)
@@ -512,6 +512,6 @@ def test_agents_that_end_in_different_ways_truncate_the_episode() -> None:
 
 
 def test_collecting_imports_no_pettingzoo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pettingzoo", None)  # its import would fail
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)  # makes its import fail
     with collector_of() as collector:
         assert isinstance(collector.next(), TensorDict)

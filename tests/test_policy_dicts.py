@@ -1,4 +1,4 @@
-"""A policy over tensors may return a dict: every entry of it is recorded, under its own key."""
+"""Policies over tensors that return a dict: each entry is recorded under its own key."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def with_value(observation: torch.Tensor) -> dict[Any, Any]:
 
 
 class WithValue(nn.Module):
-    """The same as a module."""
+    """The same policy as a module."""
 
     def forward(self, observation: torch.Tensor) -> dict[Any, Any]:
         return with_value(observation)
 
 
 class Frozen(Mapping[Any, Any]):
-    """No dict, but a mapping."""
+    """A mapping that is not a dict."""
 
     def __init__(self, entries: dict[Any, Any]) -> None:
         self._entries = entries
@@ -144,7 +144,7 @@ def test_nested_actions() -> None:
 
 
 def test_an_observation_may_be_among_them() -> None:
-    """It is recorded as the policy wrote it, as that of a policy with a TensorDict is."""
+    """A returned observation is recorded, as for a policy with a TensorDict."""
     td = collected(lambda observation: {"action": torch.tensor(0), "observation": observation + 7})
     assert td["observation"][:, 2].tolist() == [7 + step for step in (0, 1, 2, 3, 4, 0, 1, 2)]
     assert td["next", "observation"][:, 2].tolist() == [1, 2, 3, 4, 5, 1, 2, 3]
@@ -155,7 +155,7 @@ def test_an_observation_may_be_among_them() -> None:
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_states(way: Way, nested: bool) -> None:
-    """A parameter that is named after a state reads it; the next value lies under "next"."""
+    """A parameter named after a state receives it; its next value is returned under "next"."""
 
     def act(observation: torch.Tensor, count: torch.Tensor) -> dict[Any, Any]:
         action = parity(observation)[0]
@@ -215,7 +215,7 @@ def test_entries_that_change_later(change: str) -> None:
 
 
 def test_another_order_later() -> None:
-    """Entries are found by their keys."""
+    """Entries are found by key, not by position."""
 
     def act(observation: torch.Tensor) -> dict[str, torch.Tensor]:
         own = {"action": torch.tensor(0), "seen": observation, "three": torch.full((3,), 3.0)}

@@ -1,4 +1,4 @@
-"""TorchRL's Q-value and exploration modules: the module's own frames, without a TensorDict."""
+"""TorchRL's Q-value and exploration modules: the same frames without a TensorDict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 from pycollect import SyncDataCollector
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
     from torchrl.envs import EnvBase
@@ -67,7 +67,7 @@ CASES = {
 
 
 def collected(env: Any, policy: Any, **options: Any) -> tuple[Any, bool]:
-    """Three seeded batches, and whether the policy is called with a TensorDict."""
+    """Return three seeded batches, and whether the policy is called with a TensorDict."""
     torch.manual_seed(3)
     with SyncDataCollector(
         env, policy, frames_per_batch=30, total_frames=90, max_frames_per_traj=7, **options
@@ -93,7 +93,7 @@ def test_frames_are_those_of_the_module(name: str, batched: int, kind: Type) -> 
 
 
 class DriftEnv(EnvBase):
-    """TorchRL's environment of any batch shape, or of two agents below "agents"."""
+    """A TorchRL environment of any batch shape, or with two agents below "agents"."""
 
     def __init__(self, batch: tuple[int, ...], action: Any, agents: bool = False) -> None:
         super().__init__(batch_size=batch)
@@ -119,7 +119,7 @@ class DriftEnv(EnvBase):
         return seen.update(self.full_reward_spec.zero())
 
     def _set_seed(self, seed: int | None) -> None:
-        """Nothing is random."""
+        """Do nothing: the environment is deterministic."""
 
 
 def drifting(env: Any, policy: Any, seed: int = 3) -> tuple[Any, bool]:
@@ -231,7 +231,7 @@ def test_noise_goes_on_where_the_policy_is_taken_apart_again() -> None:
 
 
 class OtherGreedy(EGreedyModule):
-    """Explores in another way."""
+    """A subclass that explores differently."""
 
     def forward(self, tensordict: Any) -> Any:
         return tensordict.set("action", torch.ones_like(tensordict["action"]))

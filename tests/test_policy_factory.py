@@ -32,7 +32,7 @@ def entry(worker: int) -> Callable[[], Any]:
 
 
 class Constant(nn.Module):
-    """Outputs its parameter and its buffer. It does not pickle, as it holds a lock."""
+    """Output the parameter and the buffer. Cannot be pickled because it holds a lock."""
 
     def __init__(self, value: float, size: int = 3) -> None:
         super().__init__()

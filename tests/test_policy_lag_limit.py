@@ -1,4 +1,4 @@
-"""max_policy_lag: no frame is delivered more than that many policy versions late."""
+"""max_policy_lag: no delivered frame is older than this many policy versions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WAYS = marked(MULTI_ASYNC[0], MULTI_ASYNC[2], ASYNC[0], ASYNC[2], MULTI_AHEAD)
 
 
 class JitterEnv(CountingEnv):
-    """Takes a random time for each step: mostly none, sometimes long."""
+    """An environment with steps of random duration: usually zero, sometimes long."""
 
     def step(self, action: Any) -> Any:
         chance = random.random()
@@ -57,7 +57,7 @@ class JitterEnv(CountingEnv):
 
 
 class UpdatingEnv(CountingEnv):
-    """Updates its collector's policy in its third step, as a learner in another thread may."""
+    """Update the collector's policy in the third step, as a learner in another thread may."""
 
     collector: Any = None
 
@@ -69,7 +69,7 @@ class UpdatingEnv(CountingEnv):
 
 
 class Buffer(list[Any]):
-    """Keeps batches whole."""
+    """A buffer that keeps whole batches."""
 
     def extend(self, td: Any) -> None:
         self.append(td)
@@ -84,18 +84,18 @@ def endless(worker: int) -> Any:
 
 
 def lag_of(collector: Any, batch: Any) -> int:
-    """Return by how many versions the oldest frame of a batch is behind."""
+    """Return the policy lag of the oldest frame of a batch."""
     return collector.policy_version - int(batch[VERSION].min())
 
 
 def kill_one(collector: Any) -> None:
     worker = random.choice([*collector.stats()["workers"].values()])
-    with suppress(ProcessLookupError):  # it died before, and another starts
+    with suppress(ProcessLookupError):  # the worker may already be dead
         os.kill(worker["pid"], signal.SIGKILL)
 
 
 def check_counts(collector: Any) -> dict[str, Any]:
-    """Check the ledger and the lags in `stats()`; return the total of the ledger."""
+    """Check the ledger and the lags in `stats()`; return the ledger's total."""
     stats, total = collector.stats(), check(collector.ledger())
     assert sum(stats["policy_lag"].values()) == stats["frames"] == total["delivered"]
     return total
@@ -142,10 +142,10 @@ def test_at_any_pace_batches_come_and_few_are_lost(
 def simulate(
     limit: int, workers: int, depth: int, pace: list[tuple[int, int]], rng: random.Random
 ) -> tuple[list[int], int]:
-    """Return the lags of batches that come in random order, and how many were dropped.
+    """Return the lags of batches in random order, and the number of dropped batches.
 
     Args:
-        pace: Number of batches before each update, and of versions that it counts.
+        pace: Number of batches before each update, and of versions per update.
     """
     version = PolicyVersion()
     rule = PolicyLagLimit(limit, version)
@@ -186,7 +186,7 @@ def test_no_frame_is_older(way: Way, limit: int) -> None:
         assert max(collector.stats()["policy_lag"]) <= limit
         assert not check_counts(collector)["lost"]
         if way.workers <= limit + 1:
-            assert max(collector.stats()["policy_lag"]) == limit  # workers overlap
+            assert max(collector.stats()["policy_lag"]) == limit  # the rollouts of workers overlap
 
 
 def stormy(way: Way, batches: int, kill_every: int, **options: Any) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def test_a_learner_with_more_updates_than_batches(way: Way, limit: int) -> None:
                 collector.update_policy_weights_()
         total = check_counts(collector)
         assert total["reasons"].keys() <= {"max_policy_lag"}
-        assert total["lost"] <= 12 * T  # before it knew the learner's pace
+        assert total["lost"] <= 12 * T  # before the pace of the learner was known
 
 
 @pytest.mark.processes
@@ -291,7 +291,7 @@ def test_what_became_too_old_is_dropped_and_its_trajectory_ends(tmp_path: Path) 
         assert lag_of(collector, after) == 0
         assert check_counts(collector)["reasons"] == {"max_policy_lag": T}
         missing = after["observation"][0, 2] - before["next", "observation"][-1, 2]
-        assert int(missing) == T  # the rollout
+        assert int(missing) == T  # the length of one rollout
         assert set(after[IDS].tolist()).isdisjoint(before[IDS].tolist())
 
 

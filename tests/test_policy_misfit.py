@@ -18,7 +18,7 @@ from pycollect import SyncDataCollector
 
 
 class Shows(gymnasium.Env[Any, Any]):
-    """Shows samples of a space."""
+    """An environment that returns samples of a space as observations."""
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         self.observation_space = space
@@ -37,7 +37,7 @@ def numbers(*shape: int, dtype: Any = np.float32) -> spaces.Box:
 
 
 def beside(shown: spaces.Space[Any]) -> spaces.Dict:
-    """An observation among others that no policy here reads."""
+    """An additional observation that no policy here reads."""
     return spaces.Dict(
         {"observation": shown, "t": spaces.Discrete(5), "mask": spaces.MultiBinary(2)}
     )
@@ -52,7 +52,7 @@ def linear(inputs: int) -> TensorDictModule:
 
 
 class Whole(nn.Module):
-    """Takes a TensorDict and declares no keys."""
+    """A policy that takes a TensorDict and declares no keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Whole(nn.Module):
 
 
 class Cell(nn.Module):
-    """A policy over a state."""
+    """A policy with a state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Cell(nn.Module):
 
 
 class Placed(nn.Module):
-    """A policy over a state that is an index."""
+    """A policy with an index as its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,8 +98,8 @@ ENTRIES = {"one": lambda make: make, "list": lambda make: [make, make]}
 
 
 def message(space: spaces.Space[Any], policy: Any, entry: str = "one", **arguments: Any) -> str:
-    """Return the error of the constructor."""
-    errors = (RuntimeError, ValueError)  # a ValueError of torch stays one
+    """Return the constructor's error message."""
+    errors = (RuntimeError, ValueError)  # a ValueError of torch keeps its type
     with refused(errors, "policy") as raised:
         SyncDataCollector(
             ENTRIES[entry](lambda: Shows(space)), policy, frames_per_batch=4, **arguments

@@ -1,4 +1,4 @@
-"""TensorDictModules taken apart do what they do on a TensorDict, bit for bit."""
+"""Plans of TensorDictModules give the same values as the modules, bit for bit."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_mean_of_a_categorical_is_no_index():
 
 
 def test_logits_that_cannot_be_drawn_from(monkeypatch):
-    # TorchRL turns that off for the whole process when its modules are imported.
+    # Importing TorchRL's modules turns this check off for the whole process.
     monkeypatch.setattr(dists.Distribution, "_validate_args", True)
     policy = categorical()
     runner, current = make(policy, discrete(5))

@@ -1,4 +1,4 @@
-"""Policies that read what the collector keeps: the flags and step count of the state acted on."""
+"""Policies that read the collector's entries: flags and step count of the current state."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_reset_begins_the_count_anew() -> None:
 
 @pytest.mark.parametrize(("key", "limit"), [("step_count", None), (("collector", "traj_ids"), 5)])
 def test_what_is_not_there_is_named(key: Any, limit: int | None) -> None:
-    """Nobody counts without a limit; ids are given when a batch is delivered."""
+    """Steps are counted only with a limit, and ids are assigned on delivery."""
     policy = TensorDictModule(by_count, [key], ["action", "seen"])
     with (
         refused(ValueError, "policy") as caught,

@@ -1,4 +1,4 @@
-"""Plans: the module's result, bit for bit, as long as the module is what it was."""
+"""Plans give the module's result, bit for bit, until the module changes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_sizes(size, shape):
     module = nn.Sequential(nn.Linear(size, size), nn.Tanh(), nn.Linear(size, 3))
     plan = make_plan(module, torch.randn(*shape, size))
     if plan is None:
-        return  # not equal on this machine: then the module is called
+        return  # not equal on this machine, so no plan is made
     with torch.no_grad():
         for _ in range(20):
             x = torch.randn(*shape, size)
@@ -149,9 +149,9 @@ def test_runner_uses_a_plan(form, num_envs):
 
 
 def assert_sees(change, module, form=lambda module: module):
-    """A policy follows its module when it was changed between rollouts.
+    """Check that a policy follows a change of its module between rollouts.
 
-    `change` may return a handle that takes it back.
+    `change` may return a handle that undoes the change.
     """
     env = env_of()
     runner, current = make(form(module), env)
@@ -230,7 +230,7 @@ def test_changes_between_rollouts_are_seen(change, form):
 
 
 class Opaque(nn.Module):
-    """Nothing that is known: it is called for itself."""
+    """A module of an unknown kind, which is called as it is."""
 
     def __init__(self):
         super().__init__()
@@ -282,7 +282,7 @@ def a_class_with_another_call(module):
 
 
 def compiled_call(module):
-    module._compiled_call_impl = lambda x: module.inner(x) + 5  # what compile() sets
+    module._compiled_call_impl = lambda x: module.inner(x) + 5  # the attribute that compile() sets
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_a_call_exchanged_for_all_modules_is_seen(monkeypatch):
 
 
 class Partial(Opaque):
-    """Asked for its `forward`, the class makes a new one each time."""
+    """A module with a new `forward` on each access."""
 
     def scaled(self, x, factor):
         self.calls += 1

@@ -1,4 +1,4 @@
-"""States of policies that are refused, and how."""
+"""Invalid policy states, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the shape, dtype and first value of a policy's state come from: an argument, or primers."""
+"""Shape, dtype and initial value of a policy's state, from an argument or from primers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_shape_alone_takes_the_dtype_that_fits() -> None:
 
 
 class Spec:
-    """What a primer has of a TorchRL spec."""
+    """The attributes that are read from a TorchRL spec."""
 
     def __init__(self, *shape: int, dtype: torch.dtype = torch.float32) -> None:
         self.shape, self.dtype = torch.Size(shape), dtype
@@ -95,7 +95,7 @@ class Specs(dict):
 
 
 class Primer:
-    """What this package reads of a TensorDictPrimer."""
+    """The attributes that are read from a TensorDictPrimer."""
 
     def __init__(self, specs: Any, default: Any, random: bool = False) -> None:
         self.primers, self.random, self.expand_specs = Specs(specs), random, True
@@ -123,7 +123,7 @@ def test_a_primer_tells_shape_dtype_and_default(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ENTRIES)
 def test_a_state_may_be_written_at_the_root_too(kind: str) -> None:
-    """What is there is recorded; what comes under "next" is what the next call reads."""
+    """The root entry is recorded; the next call reads the entry under "next"."""
     entry, count, _ = entry_of(kind)
     policy = TensorDictModule(
         lambda x, h: (x[..., 2].long() % 2, torch.cat([h, 10 * h], -1), h + 1),

@@ -1,4 +1,4 @@
-"""Policies with a state: what they remember is what a plain loop over them remembers."""
+"""Policies with a state: the recorded states equal the states of a plain loop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_states_follow_the_loop(kind: str, name: str, cut: int) -> None:
 
 @pytest.mark.parametrize("envs", [3, 10])
 def test_is_init_marks_first_steps_alone(envs: int) -> None:
-    """Small frames of many environments go to the slab some steps at a time."""
+    """Small frames of many environments are written to the slab several steps at a time."""
 
     def act(observation: torch.Tensor, is_init: torch.Tensor, count: torch.Tensor) -> Any:
         count = torch.where(is_init, 0, count) + 1
@@ -105,7 +105,7 @@ def test_any_schedule_follows_the_loop(
     fns = [partial(EchoEnv, p, tuple(own)) for p, own in enumerate(lengths)]
     loop = Loop(fns, policy, zeros(shapes), batched=True, cut=cut)
     with SyncDataCollector(
-        [fns],  # a batch of one, too: a list of one callable is that environment itself
+        [fns],  # a list of one callable also makes a batch, of one
         policy,
         frames_per_batch=steps * len(fns),
         max_frames_per_traj=cut,
@@ -151,12 +151,12 @@ def test_private_states_reach_the_policy_alone() -> None:
     )
     with collecting(IN_PROCESS, one, policy, frames=T, policy_state={"_h": ()}) as collector:
         td = collector.next()
-    assert td["action"].tolist() == [0, 1, 0, 0, 0, 1, 0, 1, 0]  # episodes of 3, 1, 4
+    assert td["action"].tolist() == [0, 1, 0, 0, 0, 1, 0, 1, 0]  # episodes of 3, 1 and 4 steps
     assert not any("_h" in str(key) for key in td.keys(True, True))
 
 
 def test_frames_of_the_past_as_a_state() -> None:
-    """The state is the observation itself, which the env and the recorder write again."""
+    """The state is the observation itself, which the environment and the recorder overwrite."""
     policy = TensorDictModule(
         lambda x, before: ((x - before).sum(-1).gt(1).long(), x),
         ["observation", "before"],
@@ -199,7 +199,7 @@ VECTOR = ["SyncVectorEnv NEXT_STEP", "SyncVectorEnv SAME_STEP", "ignores masks"]
 
 @pytest.mark.parametrize("kind", VECTOR)
 def test_vector_environments(kind: str) -> None:
-    """Also where the cell after an episode's end is a dummy: the state begins anew behind it."""
+    """The state restarts after an episode, even if a dummy cell follows its end."""
     with collecting(
         IN_PROCESS, VECTOR_ENTRIES[kind], Counter(), frames=3 * T, policy_state={"count": (1,)}
     ) as collector:
@@ -216,7 +216,7 @@ def test_vector_environments(kind: str) -> None:
 
 
 class PrivateEnv(EchoEnv):
-    """Half of what it shows is for the policy alone."""
+    """An environment with one observation that only the policy reads."""
 
     def __init__(self) -> None:
         super().__init__()

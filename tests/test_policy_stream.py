@@ -1,7 +1,7 @@
 """The stream of a policy that shares its process with a learner, on fake streams.
 
-A fake stream keeps the names of the work that happens before whatever it is given next: its own,
-and that of streams that it has waited for.
+A fake stream keeps the names of the work that happens before its next operation: its own work,
+and the work of streams that it has waited for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Stream:
 
 
 class Streams(threading.local):
-    """The default stream, and the calling thread's current one."""
+    """The default stream and the current stream of the calling thread."""
 
     default = Stream()
 
@@ -54,7 +54,7 @@ class Streams(threading.local):
 
 @pytest.fixture
 def default(monkeypatch: pytest.MonkeyPatch) -> Stream:
-    """Policies that are called in this process are on a device with such streams; the default."""
+    """Put policies of this process on a device with fake streams; return the default stream."""
     Streams.default = Stream()
     streams = Streams()
     for name, value in {
@@ -71,7 +71,7 @@ def default(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 
 class Noting(nn.Module):
-    """Pushes the cart to the left, and notes the streams of its calls and of new weights."""
+    """Push the cart to the left, and record the streams of calls and of weight updates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Noting(nn.Module):
 
 
 class Buffer(list[Any]):
-    """Keeps batches whole."""
+    """A buffer that keeps whole batches."""
 
     def extend(self, td: Any) -> None:
         self.append(td)
@@ -115,9 +115,7 @@ KINDS = pytest.mark.parametrize("kind", ["in process", "central"])
 
 @KINDS
 def test_a_batch_comes_between_the_work_that_the_caller_queued(kind: str, default: Stream) -> None:
-    """The policy acts after an optimizer's step, and the next step does not overwrite weights that
-    are still read.
-    """
+    """The policy acts after an optimizer's step; the next step waits until its weights are read."""
     module = Noting()
     with make(kind, module) as collector:
         for step in ("first", "second"):
@@ -155,7 +153,7 @@ def test_a_policy_beside_a_learner_waits_for_it_at_an_update_alone(
         assert all("before the start" in before for _, before in next_calls())
         default.give("learner")
         assert all("learner" not in before for _, before in next_calls())
-        assert "step" in default.before  # what is made of a batch comes after it
+        assert "step" in default.before  # the batch is converted after the learner's step
         collector.update_policy_weights_()
         assert all("learner" in before for _, before in next_calls())
         with collector.pause():
@@ -165,7 +163,7 @@ def test_a_policy_beside_a_learner_waits_for_it_at_an_update_alone(
 
 @KINDS
 def test_weights_are_written_on_the_policys_stream(kind: str, default: Stream) -> None:
-    """So no call reads them half written, and the caller goes on once they are."""
+    """No call reads half-written weights, and the caller continues after the write."""
     module = Noting()
     with make(kind, module) as collector:
         collector.next()

@@ -1,4 +1,4 @@
-"""TorchRL's policies are recognised without importing TorchRL, and do what they do there."""
+"""TorchRL's policies are recognized without importing TorchRL, and act as they do there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rl():
     import torchrl.modules
 
     checks = dists.Distribution._validate_args
-    # As its first import leaves them: TanhNormal's own check raises a TypeError.
+    # The first import of TorchRL does this too: TanhNormal's own check raises a TypeError.
     dists.Distribution.set_default_validate_args(False)
     yield torchrl.modules
     dists.Distribution.set_default_validate_args(checks)
@@ -134,7 +134,7 @@ def test_safe_actions_and_other_modules_get_a_tensordict(rl):
     "options", [{}, {"num_layers": 2}, {"bidirectional": True}, {"python_based": True}]
 )
 def test_recurrent_modules_without_a_tensordict(rl, num_envs, first, name, options):
-    """Several steps of their own, with states as they come, at a trajectory's start and later."""
+    """Run several steps with varying states, at the start of a trajectory and later."""
     states = ["h", "c"] if name == "LSTMModule" else ["h"]
     torch.manual_seed(0)
     recurrent = getattr(rl, name)(

@@ -1,4 +1,4 @@
-"""Policies over tensors: which observation goes to which parameter, and what comes back."""
+"""Policies over tensors: the observation for each parameter, and the returned values."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_parameters_that_do_not_fit_are_named(policy, words):
     with refused(ValueError, "policy") as error:
         make(policy, TWO)
     assert all(word in str(error.value) for word in words), error.value
-    assert isinstance(error.value, TypeError)  # which TorchRL raises
+    assert isinstance(error.value, TypeError)  # TorchRL raises this type
 
 
 def by_annotation(data: TensorDictBase) -> TensorDictBase:
@@ -103,7 +103,7 @@ class TakesTensorDict(nn.Module):
 
 
 class Unannounced(TensorDictModuleBase):
-    """Names neither what it reads nor what it writes, nor its parameter as others do."""
+    """A module without declared keys or a known parameter name."""
 
     def forward(self, data):
         return by_annotation(data)
@@ -182,7 +182,7 @@ def set_anew(td):
 
 
 def in_place(td):
-    td["observation"].mul_(0)  # as it may be at the first call: no other value
+    td["observation"].mul_(0)  # the observation at a reset may be zero too
     return by_annotation(td)
 
 

@@ -1,4 +1,4 @@
-"""Rollouts that are stopped on the way: what a worker delivers then, and how it goes on."""
+"""Rollouts that are stopped early: the delivered frames, and the rollouts that follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 6
 
 
 class StoppingEnv(CountingEnv):
-    """Counts; at its given steps (of its life) it wants all rollouts to end."""
+    """Count steps, and stop all rollouts at the given steps of this environment's life."""
 
     def __init__(self, stop: SharedNumber, at: tuple[int, ...], length: int) -> None:
         super().__init__(length=length)
@@ -74,7 +74,7 @@ def test_an_episode_that_ends_with_the_last_step_is_reset() -> None:
     assert tensors["next", "done"][:, 2].all()
     after = slab_tensors(collected(worker, stop, 2), [2, STEPS])
     assert (after["collector", "traj_ids"][:, 0] == 1).all()
-    assert (after["observation",][:, 0, 2] == 0).all()  # the steps of its episode so far
+    assert (after["observation",][:, 0, 2] == 0).all()  # number of steps in the current episode
 
 
 def test_it_has_the_least_number_of_steps_also_where_it_was_stopped_before_it_began() -> None:

@@ -1,4 +1,4 @@
-"""Worker processes behind an engine: rollouts in place, weights, errors, deaths, nothing left."""
+"""Worker processes behind an engine: rollouts in place, weights, errors, deaths, cleanup."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from tests.envs_for_tests import CountingEnv, EnvBrokeError
 STEPS = 6
 LONG = 120.0
 ROOT = Path(__file__).parents[1]
-PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])  # of a program that imports this file
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])  # for a program that imports this file
 
 
 class Constant(nn.Module):
-    """Acts as its one number says."""
+    """Return the module's only parameter as the action."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Constant(nn.Module):
 
 
 class SlowEnv(CountingEnv):
-    """Takes its time."""
+    """An environment with slow steps."""
 
     def step(self, action: Any) -> Any:
         time.sleep(0.02)
@@ -60,7 +60,7 @@ class SlowEnv(CountingEnv):
 
 
 class BrokenEnv(CountingEnv):
-    """Breaks at the given step of its life, with a message of that length."""
+    """Raise an error at the given step, with a message of the given length."""
 
     def __init__(self, at: int, length: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class BrokenEnv(CountingEnv):
 
 
 class ParentEnv(CountingEnv):
-    """Has a process of its own, whose id it writes down."""
+    """Start a child process, and write its pid to a file."""
 
     def __init__(self, note: str) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class ParentEnv(CountingEnv):
 
 
 class ClosingEnv(CountingEnv):
-    """Notes that it was closed."""
+    """Write a file on close."""
 
     def __init__(self, note: str) -> None:
         super().__init__()
@@ -107,13 +107,13 @@ def start(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> 
 
 @dataclass(frozen=True)
 class Started:
-    """A worker that is built, and what it turned out to be."""
+    """A worker that is built, with the specs that it reported."""
 
     handle: MailboxHandle
     info: WorkerInfo
 
     def ask(self, random: bool = False) -> Slab:
-        """Ask for a rollout; the slab that it is to be in."""
+        """Request a rollout, and return its slab."""
         slab = SharedSlabPool(self.info.placement, 1, 0).acquire()
         self.handle.submit(RolloutRequest(random, SlabRows(slab)))
         return slab
@@ -132,7 +132,7 @@ def await_gone(pid: int) -> None:
 
 
 def await_reaped(pid: int) -> None:
-    """Until multiprocessing has taken note of its end, as it does when it starts another."""
+    """Wait until multiprocessing has reaped the process, as it does when it starts another."""
     wait_until(lambda: all(child.pid != pid for child in multiprocessing.active_children()))
 
 
@@ -225,7 +225,7 @@ def test_requests_wait_their_turn_and_answer(engine: ProcessEngine) -> None:
 def test_dropped_rollouts_end_soon_and_are_not_heard_of(engine: ProcessEngine) -> None:
     worker = started(engine, SlowEnv)
     handle = worker.handle
-    for _ in range(100):  # more than the mailbox has room for
+    for _ in range(100):  # more than the mailbox can hold
         worker.ask()
         handle.drop_rollouts()
     worker.ask()
@@ -289,7 +289,7 @@ def test_environments_are_closed(engine: ProcessEngine, tmp_path: Path) -> None:
 
 
 class SlowlyClosingEnv(ClosingEnv):
-    """Notes that it begins to close, and goes on when that note is gone."""
+    """Write a file when closing begins, and finish closing once the file is deleted."""
 
     def close(self) -> None:
         going = Path(self.note).with_suffix(".begun")
@@ -312,7 +312,7 @@ def test_environments_that_take_their_time_are_closed_and_others_not_waited_for(
     def wait(self: AnswerWaiter, handles: Sequence[Any], timeout: float) -> None:
         awaited.append([handle.spec.index for handle in handles])
         wait_until(begun.exists)
-        if len(awaited) == 2:  # else the time is over before anybody is gone
+        if len(awaited) == 2:  # otherwise the time is over before any process exits
             begun.unlink()
             wait_dead(self, handles, LONG)
 
@@ -369,7 +369,7 @@ if __name__ == "__main__":
     "moment", [0, *(pytest.param(moment, marks=pytest.mark.slow) for moment in range(1, 14))]
 )
 def test_a_killed_driver_leaves_nothing(moment: int, tmp_path: Path) -> None:
-    """Killed while its workers start, or at some moment afterwards."""
+    """The driver is killed while its workers start, or at a random moment afterwards."""
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     driver = subprocess.Popen(
@@ -383,7 +383,8 @@ def test_a_killed_driver_leaves_nothing(moment: int, tmp_path: Path) -> None:
     assert len(pids) == 2
     if moment:
         assert driver.stdout.readline() == "built\n"
-    time.sleep(random.Random(moment).random() / 2)  # when it is killed, not what is waited for
+    # the moment of the kill, not a wait for an event
+    time.sleep(random.Random(moment).random() / 2)
     driver.kill()
     driver.wait(LONG)
     pids += [int(file.read_text()) for file in tmp_path.glob("pid*")]
@@ -436,7 +437,7 @@ def test_no_descriptor_is_left() -> None:
         engine.wait_closed([worker.handle])
         engine.leave()
 
-    run()  # what multiprocessing starts once, it keeps
+    run()  # multiprocessing keeps some descriptors of its first run
     before = len(os.listdir("/proc/self/fd"))
     run()
     assert len(os.listdir("/proc/self/fd")) <= before

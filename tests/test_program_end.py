@@ -1,4 +1,4 @@
-"""A program that ends while a daemon thread collects: it ends at once, silently."""
+"""A program that ends while a daemon thread collects exits at once, without output."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ if __name__ == "__main__":
     ids=" ".join,
 )
 def test_a_daemon_thread_that_collects(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    """A rollout of this process stops at its next step, so that a long one is not waited for."""
+    """A rollout in this process stops at its next step, so a long one does not delay the exit."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     result = subprocess.run(

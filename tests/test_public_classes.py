@@ -1,6 +1,6 @@
 """The public classes keep their names, signatures and texts; deleted at the end of step C.
 
-``python tests/test_public_classes.py`` writes the list anew.
+Run ``python tests/test_public_classes.py`` to rewrite the list.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLASSES = {
 
 
 def shown(function: Callable[..., Any]) -> str:
-    """A signature, with keyword-only parameters by name: their order has no meaning."""
+    """Format a signature, with keyword-only parameters sorted: their order has no meaning."""
     signature = inspect.signature(function)
     parameters = sorted(
         (own for own in signature.parameters.values() if own.name != "_ray_trace_ctx"),
@@ -32,7 +32,7 @@ def shown(function: Callable[..., Any]) -> str:
 
 
 def arguments_told(cls: type) -> dict[str, str]:
-    """The texts of "Args:" by name."""
+    """Return the texts of "Args:" by name."""
     section = re.search(r"^Args:\n((?:(?: .*)?\n)*)", f"{inspect.getdoc(cls)}\n", re.M)
     entries = re.findall(
         r"^ {4}([\w, ]+):((?:.*\n)(?: {8}.*\n)*)", section[1] if section else "", re.M

@@ -12,7 +12,7 @@ from pycollect import RandomPolicy, SyncDataCollector
 
 
 class Ones:
-    """A spec of ones."""
+    """A spec that draws only ones."""
 
     def clone(self) -> Ones:
         return Ones()

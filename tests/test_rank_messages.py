@@ -1,4 +1,4 @@
-"""Messages between the driver and ranks of torch.distributed, and their ports."""
+"""Messages and ports of the driver and the ranks of torch.distributed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def meetings(timeout: float = 30.0) -> tuple[Rendezvous, Meeting, Meeting]:
 
 @pytest.fixture
 def links() -> tuple[GroupLink, GroupLink]:
-    """Both ends, in this process."""
+    """Both ends of a link, in this process."""
     _, ours, theirs = meetings()
     ends: dict[int, GroupLink] = {}
 
@@ -107,14 +107,14 @@ def test_what_does_not_pickle_is_an_error_and_the_next_value_arrives(
 
 
 def listening(pid: int) -> set[Any]:
-    """The addresses at which a process listens."""
+    """Return the addresses at which a process listens."""
     connections = psutil.Process(pid).net_connections("inet")
     return {own.laddr for own in connections if own.status == psutil.CONN_LISTEN}
 
 
 @pytest.mark.processes
 def test_nothing_listens_at_another_address() -> None:
-    before = listening(os.getpid())  # of what other tests have started here
+    before = listening(os.getpid())  # ports of other tests in this process
     with elsewhere(), DistributedDataCollector([CountingEnv], launcher="mp") as collector:
         collector.next()
         (worker,) = collector.stats()["workers"].values()
@@ -137,7 +137,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("how", [nullcontext, elsewhere])
 def test_a_port_is_free_again_after_a_shutdown(how: Any) -> None:
-    """Also while the collector that was shut down is still referred to."""
+    """The port is free even if the collector is still referenced after its shutdown."""
     port = free_port()
     kept = []
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_a_port_is_free_again_after_a_shutdown(how: Any) -> None:
 
 
 def test_a_fork_of_the_driver_leaves_its_port_alone() -> None:
-    """A fork that ends does not close the port, and one that lives on does not keep it open."""
+    """A fork that exits does not close the port, and one that lives on does not keep it open."""
     rendezvous = Rendezvous(LOOPBACK, 0, 30.0)
     assert os.waitpid(forked(rendezvous.close), 0)[1] == 0
     ours = rendezvous.invite("one", Invitation("", 0, None, GroupCarrier("gloo")))
@@ -165,7 +165,7 @@ def test_a_fork_of_the_driver_leaves_its_port_alone() -> None:
 
 
 def forked(call: Callable[[], Any]) -> int:
-    """Call this in a fork of this process; return the number of the fork."""
+    """Call this function in a fork of this process; return the fork's pid."""
     pid = os.fork()
     if pid == 0:
         try:

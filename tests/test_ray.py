@@ -1,4 +1,4 @@
-"""What only actors have: entries, order of delivery, layouts that differ, interrupts."""
+"""Features specific to Ray actors: entries, order of delivery, mixed layouts, interrupts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG = {"num_cpus": 1, "memory": 1024**3}
 
 @pytest.mark.slow
 def test_one_callable_for_all() -> None:
-    """Repeated `num_collectors` times, with kwargs of its own, several envs batched in each."""
+    """One callable is repeated `num_collectors` times, with kwargs and several envs per worker."""
     kwargs = [{"number": 3, "length": 2}, {"number": 13, "length": 4}]
     with RayCollector(
         CountingEnv,
@@ -64,7 +64,7 @@ def test_an_instance_is_copied() -> None:
 
 @pytest.mark.slow
 def test_gymnasiums_own_envs() -> None:
-    """Real environments, vectorised, under a running cluster, by registered name."""
+    """Real vectorized environments, by registered name, on a running cluster."""
     entry = partial(gymnasium.make_vec, "CartPole-v1", num_envs=3)
     with RayCollector(
         [entry, entry],
@@ -89,7 +89,7 @@ def test_gymnasiums_own_envs() -> None:
 
 @pytest.mark.slow
 def test_large_frames() -> None:
-    """More than a megabyte per rollout, several times over."""
+    """Several rollouts of more than a megabyte each."""
     way = Way("async", 2, {"prefetch": 2})
     with collecting(way, lambda w: partial(PixelEnv, number=w, length=200), frames=64) as collector:
         steps = {0: 0, 1: 0}
@@ -108,7 +108,7 @@ def test_large_frames() -> None:
 
 
 def test_first_ready_first_served(tmp_path: Path) -> None:
-    """One worker waits at a gate; the other's batches keep coming, in its own order."""
+    """One worker waits at a gate; the other's batches keep coming, in order."""
     gate = tmp_path / "gate"
 
     def entry(worker: int) -> Any:
@@ -131,7 +131,7 @@ def test_first_ready_first_served(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_whoever_was_served_is_served_last(tmp_path: Path) -> None:
-    """While both workers have finished rollouts, they take turns."""
+    """Two workers that both have finished rollouts alternate."""
 
     def entry(worker: int) -> Any:
         return partial(TallyEnv, tmp_path / "steps", number=10 * worker)
@@ -143,7 +143,7 @@ def test_whoever_was_served_is_served_last(tmp_path: Path) -> None:
             counts[int(td["observation"][0, 0]) // 10] += 1
             all_steps = (delivered + 4) * T
             wait_until(lambda steps=all_steps: (tmp_path / "steps").stat().st_size == steps)
-    assert min(counts.values()) >= 2  # a few come late: their steps are done, they are on the way
+    assert min(counts.values()) >= 2  # a few finished rollouts may still be on the way
 
 
 # Layouts
@@ -178,7 +178,7 @@ def test_sync_workers_of_other_layouts() -> None:
 
 @pytest.mark.parametrize("way", [CAT_0, CAT_TIME], ids=lambda way: way.name)
 def test_rows_are_in_worker_order(way: Way, tmp_path: Path) -> None:
-    """Worker 1 is the first to finish, worker 0 waits for a gate that the test opens."""
+    """Worker 1 finishes first; worker 0 waits for a gate that the test opens."""
     gate = tmp_path / "gate"
 
     def entry(worker: int) -> Any:
@@ -206,14 +206,14 @@ def test_rows_are_in_worker_order(way: Way, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", [STACK, ASYNC[1]], ids=lambda way: way.name)
 def test_an_interrupt_loses_nothing(way: Way, tmp_path: Path) -> None:
-    """Ctrl-C while next() waits: the frames that follow are those that would have come."""
+    """After Ctrl-C during next(), the following frames equal an uninterrupted run."""
     gate, before = tmp_path / "gate", 2 * T
 
     def entry(worker: int) -> Any:
         return partial(GateEnv, gate, before + 3, number=10 * worker)
 
     def interrupt() -> None:
-        wait_until(lambda: set(steps.values()) == {before})  # next() has nothing left to return
+        wait_until(lambda: set(steps.values()) == {before})  # next() has no finished rollout left
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     steps = {0: 0, 10: 0}
@@ -243,11 +243,11 @@ def test_an_interrupt_loses_nothing(way: Way, tmp_path: Path) -> None:
         assert collector.stats()["frames"] == sum(steps.values())
 
 
-# Left to themselves
+# Collectors without a shutdown
 
 
 def test_a_forgotten_collector_ends_its_actors() -> None:
-    """Without shutdown: when the last reference is gone, so are the actors."""
+    """Actors exit without a shutdown when the last reference to the collector is gone."""
     collector = RayCollector([CountingEnv], None, frames_per_batch=T, remote_configs=CONFIG)
     collector.next()
     pid = collector.stats()["workers"][0]["pid"]
@@ -257,7 +257,7 @@ def test_a_forgotten_collector_ends_its_actors() -> None:
 
 @pytest.mark.slow
 def test_a_collector_that_one_of_rays_threads_forgets(ray_cluster: Any) -> None:
-    """Garbage is collected by whichever thread has made enough of it."""
+    """A collector may be freed by the garbage collection of any thread."""
     collected = threading.Event()
 
     def collect(answer: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is told of an actor's end: a sentence, whatever Ray's text is."""
+"""The message about an actor's death is one sentence, for every text of Ray's."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_cause_in_one_sentence(text: str) -> None:
 
 
 class OutOfMemoryError(Exception):
-    """As Ray's is called."""
+    """An error named like Ray's."""
 
 
 def test_a_node_without_memory() -> None:

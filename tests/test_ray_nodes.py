@@ -1,6 +1,6 @@
-"""Actors on the driver's node share memory with it, those on others go through the object store.
+"""Actors on the driver's node share memory with it; others use the object store.
 
-The other node is a second one of the session's Ray, on this machine: what decides is Ray's id.
+The other node is a second node of the Ray session, on this machine: only Ray's node id decides.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
 
 @contextmanager
 def one_more_node(ray: Any) -> Iterator[Any]:
-    """A node without CPUs, which has the resource "elsewhere"."""
+    """Add a node without CPUs that has the resource "elsewhere"."""
     from ray.cluster_utils import Cluster
 
     before = ray.cluster_resources().get("elsewhere", 0)
@@ -76,7 +76,7 @@ def transports(collector: RayCollector) -> list[str]:
 
 
 def follow(way: Way, kind: str, batches: int, **arguments: Any) -> list[Any]:
-    """Collect some batches, and check each frame of them; their transports, and they."""
+    """Collect some batches and check each frame; return the transports and the batches."""
     envs = 1 if kind == "one" else 3
     oracle = FrameOracle()
     kept = []
@@ -98,7 +98,7 @@ def follow(way: Way, kind: str, batches: int, **arguments: Any) -> list[Any]:
 def test_actors_of_both_kinds_in_one_collector(
     other_node: Any, way: Way, order: list[dict[str, Any]]
 ) -> None:
-    """Which worker delivers what does not depend on where it is."""
+    """A worker's node does not change its frames."""
     seen, *_ = follow(way, "list", 12, remote_configs=order)
     assert seen == ["shared memory" if config is HERE else "object store" for config in order]
 
@@ -149,7 +149,7 @@ def test_both_kinds_have_the_newest_weights_and_are_replaced(other_node: Any, wa
 def test_a_straggler_on_another_node_is_stopped(
     other_node: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, envs: int, cat: Any
 ) -> None:
-    """By a message past its queue, where the other one here has a flag in shared memory."""
+    """A remote actor is stopped by a message outside its queue; a local one by a shared flag."""
     with one_straggler(
         monkeypatch,
         tmp_path,
@@ -163,7 +163,7 @@ def test_a_straggler_on_another_node_is_stopped(
         assert transports(collector) == ["shared memory", "object store"]
 
 
-# One machine, as if it were several
+# Simulated nodes on one machine
 
 
 def no_sharing(ray: Any, bell: Any) -> DriverAddress:
@@ -179,14 +179,14 @@ def far_away(ray: Any, bell: Any) -> DriverAddress:
 @pytest.mark.parametrize("where", [no_sharing, far_away])
 @pytest.mark.parametrize("way", [STACK, AHEAD, CAT_TIME, ASYNC[2]], ids=lambda way: way.name)
 def test_the_object_store(way: Way, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody can share memory, or nobody is here."""
+    """The object store is used if memory cannot be shared, or if no actor is local."""
     monkeypatch.setattr("pycollect.transport.ray.engine.driver_address", where)
     seen, *_ = follow(way, "list", 8)
     assert seen == ["object store"] * 2
 
 
 class LostMailbox(Mailbox):  # type: ignore[misc]
-    """Its address leads nowhere."""
+    """A mailbox with an invalid address."""
 
     @property
     def address(self) -> Any:
@@ -215,7 +215,7 @@ def test_more_than_the_object_store_holds(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.ray
 def test_an_actor_that_cannot_open_the_drivers_memory_says_so(ray_cluster: Any) -> None:
-    """As in another container: the number of the driver's process, or of its file, is another's."""
+    """In another container, the driver's pid or its file may belong to something else."""
     node = ray_cluster.get_runtime_context().get_node_id()
     mailbox, bell = Mailbox(1), Bell()
     pid, file, inode, offset, size = mailbox.address
@@ -228,7 +228,7 @@ def test_an_actor_that_cannot_open_the_drivers_memory_says_so(ray_cluster: Any) 
     assert "another node" in worker.serve("other", mailbox.address, bell.address, pid)
 
 
-# Life and death
+# Deaths and restarts
 
 
 @pytest.mark.ray

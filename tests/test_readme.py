@@ -1,4 +1,4 @@
-"""The README does what it says; links in the project's pages lead somewhere."""
+"""The README's code works, and links in the project's pages resolve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGES = [
 
 
 def blocks(language: str) -> list[str]:
-    """The code blocks of that language."""
+    """Return the code blocks of this language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
 
 
@@ -77,7 +77,8 @@ def test_the_two_commands_set_up_alike() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links(page: Path) -> None:
-    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)  # C++ has lambdas
+    # removes code, because C++ lambdas look like links
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
         if "://" in link:
             assert re.fullmatch(r"https://[\w.-]+\.\w+(/[^\s<>]*)?", link), link

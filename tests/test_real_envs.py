@@ -1,4 +1,4 @@
-"""Environments of other packages: batches against a loop over the environment itself.
+"""Environments of other packages: batches compared with a loop over the environment itself.
 
 Both have the same seed and the same actions. A test is skipped if its package is not installed.
 """
@@ -91,7 +91,7 @@ def compare_agents(batch: TensorDictBase, env: Any) -> None:
 
 
 def compare_rows(batch: TensorDictBase, env: Any, own: Callable[[torch.Tensor], Any]) -> None:
-    """Compare [P, T] frames of a vector environment of tensors, which takes actions by `own`."""
+    """Compare [P, T] frames of a tensor vector environment, with actions converted by `own`."""
     shown, _ = env.reset(seed=SEED)
     for frame in batch.unbind(1):
         assert_same(frame["observation"], shown)
@@ -153,7 +153,7 @@ def test_mpe2(name: str, api: str) -> None:
 
 @pytest.mark.slow
 def test_gymnax() -> None:
-    """The arrays of JAX cross by DLPack."""
+    """JAX arrays are converted through DLPack."""
     gymnax = pytest.importorskip("gymnax")
     import jax
     from gymnax.wrappers import GymnaxToVectorGymWrapper
@@ -177,7 +177,7 @@ def pendulum() -> Any:
 
 
 class Brax(VectorEnv[Any, Any, Any]):
-    """An environment of Brax, which resets in the same step and keeps no last observation."""
+    """A Brax environment, with SAME_STEP autoreset and without final observations."""
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
 
@@ -209,7 +209,7 @@ def test_brax() -> None:
 
 
 class Vmas(VectorEnv[Any, Any, Any]):
-    """A scenario of VMAS with torch tensors [P, agents, k]; the reward is of the whole team."""
+    """A VMAS scenario with torch tensors [P, agents, k] and one reward for all agents."""
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
 
@@ -248,7 +248,7 @@ class Simulator(PointMasses):
     """A simulator in which rows end one after another.
 
     Args:
-        final: Whether it returns last observations; Isaac Lab does not.
+        final: Whether it returns final observations; Isaac Lab does not.
     """
 
     def __init__(self, final: bool) -> None:

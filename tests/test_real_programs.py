@@ -1,4 +1,4 @@
-"""The real programs of examples/real: their comparison finds what is wrong, their sides run."""
+"""The programs of examples/real: both sides run, and the comparison finds errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vector environments as their libraries make them, as an EnvBatch."""
+"""Vector environments built by their own libraries, as an EnvBatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Recorder: what it refuses, and what it does with steps of single kinds."""
+"""The Recorder: errors, and the recording of single steps."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_step_that_does_not_fit(name: str, value: Any, named: str) -> None:
 
 
 def single(**options: Any) -> tuple[Recorder, Any]:
-    """A recorder of one env in a rollout of three steps, and its slab."""
+    """Return a recorder of one env with rollouts of three steps, and its slab."""
     leaves = BatchLeaves(
         observation=(Leaf(("observation",), "float32", (3,)),),
         outputs=(Leaf(("action",), "int64", ()),),
@@ -102,7 +102,7 @@ def test_what_the_env_is_given_is_its_own() -> None:
 
 
 class CapsuleTensor:
-    """A tensor as older versions of torch have it: a capsule, no table, and a number of its own."""
+    """A tensor of an older torch: it exports DLPack capsules and converts to a number."""
 
     def __init__(self, values: Any) -> None:
         self.tensor = torch.as_tensor(values)
@@ -175,7 +175,7 @@ def test_what_an_env_returned_has_its_entries() -> None:
 
 
 def test_arrays_of_a_changing_form_are_read_as_they_are() -> None:
-    """What is remembered of the array before is no more than a short cut."""
+    """Facts cached from the previous array are only a shortcut."""
     recorder, slab = single()
     base = np.arange(12, dtype=np.float32)
     forms = (base[:3], base[::4], base[:3].astype(np.float64))
@@ -319,4 +319,4 @@ def test_a_version_that_comes_on_the_way_holds_from_the_next_step_on() -> None:
     header = recorder.finish(0, 0, 0)
     versions = slab_tensors(slab, [2, 4])["collector", "policy_version"]
     assert versions.tolist() == [[3, 3, 5, 5]] * 2
-    assert header.policy_version == 3  # the oldest
+    assert header.policy_version == 3  # the oldest version

@@ -1,4 +1,4 @@
-"""The Recorder against a plain numpy model: any leaves, any pattern of ends, any switches."""
+"""The Recorder against a plain numpy model, over random leaves, ends and options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = ["float32", "float64", "uint8", "int64", "bool", "float16"]
 
 @dataclass(frozen=True)
 class Case:
-    """What one run looks like."""
+    """Parameters of one run."""
 
     envs: int
     batched: bool
@@ -38,7 +38,7 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Workers of the slab; the recorder writes the last row."""
+        """Number of workers in the slab; the recorder writes the last row."""
         return 1 + self.seed % 2
 
     def batch_leaves(self) -> BatchLeaves:
@@ -77,7 +77,7 @@ def cases(draw: Any) -> Case:
 
 
 class Source:
-    """Random steps: [P, ...] arrays, and the form in which an env would give them."""
+    """Random steps as [P, ...] arrays, and as an environment would return them."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.rng = case, np.random.default_rng(case.seed)
@@ -95,7 +95,7 @@ class Source:
         return self.rng.random(self.case.envs) < 0.3
 
     def given(self, array: np.ndarray, reads: str = "") -> Any:
-        """Without P where not batched; strided, of a wider dtype, or a tensor at times."""
+        """Return the value, without P if not batched; sometimes strided, wider or a tensor."""
         array = array if self.case.batched else array[0, ...]
         way = self.rng.integers(0, 4)
         if way == 0 and array.dtype == np.float32 and not reads:
@@ -109,7 +109,7 @@ class Source:
 
 @dataclass
 class Model:
-    """What a recorder does, in numpy and Python."""
+    """A recorder in numpy and Python."""
 
     case: Case
     ids: np.ndarray = field(init=False)
@@ -180,7 +180,7 @@ class Model:
         self.start(done)
 
     def finish(self) -> dict[Key, np.ndarray]:
-        """[P, T, ...] by key."""
+        """Return [P, T, ...] arrays by key."""
         rollout = {
             key: np.stack([frame[key] for frame in self.frames], 1) for key in self.frames[0]
         }

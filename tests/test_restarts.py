@@ -1,4 +1,4 @@
-"""Deaths are weather: a worker that dies is replaced, and what is lost with it is said."""
+"""Replacement of dead workers, and reports of the lost frames."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def test_why_a_worker_was_replaced_is_said(caplog: pytest.LogCaptureFixture) -> 
     assert "SIGKILL" in workers[1]["failure"]
     (record,) = [record for record in caplog.records if record.name.startswith("pyco")]
     line = record.getMessage()
-    assert not any(isinstance(arg, BaseException) for arg in record.args or ())  # nor its frames
+    # a traceback would keep the error's frames
+    assert not any(isinstance(arg, BaseException) for arg in record.args or ())
     assert "worker 1" in line
     assert "in flight" in line
 
@@ -138,7 +139,7 @@ def test_a_rollout_that_dies_on_the_way_is_lost_and_asked_for_again(
 
 
 def killing_when(reached: Path, pid: int, then: Path) -> Any:
-    """A thread that kills a process once it has reached something, and then opens its gate."""
+    """Start a thread that kills a process after it reaches its gate, and then opens the gate."""
 
     def run() -> None:
         wait_until(reached.exists)
@@ -192,7 +193,7 @@ def test_past_the_limit_the_end_is_told(way: Way) -> None:
 
 
 class Hanging(CountingEnv):
-    """Hangs in its step number `at`, in its first life."""
+    """Hang in step `at` of the first life."""
 
     def __init__(self, folder: str, at: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -279,7 +280,7 @@ def test_an_exception_is_retried_where_that_is_asked_for(way: Way, tmp_path: Pat
 
 @pytest.mark.processes
 def test_workers_that_wait_to_be_served_are_not_stalled() -> None:
-    """A learner may take longer over a batch than `worker_timeout`; who is done waits for it."""
+    """A learner may need more than `worker_timeout` per batch; finished workers are not stalled."""
     seconds = 0.2
     with collecting(
         MULTI_ASYNC[1], endless, parity_policy(), frames=T, worker_timeout=seconds
@@ -295,7 +296,7 @@ def test_workers_that_wait_to_be_served_are_not_stalled() -> None:
 
 
 class Dying(CountingEnv):
-    """Its process ends when it is asked to."""
+    """An environment with a method that ends its process."""
 
     def die(self) -> None:
         os._exit(3)
@@ -311,7 +312,7 @@ def test_a_worker_that_dies_of_a_question_too_often_ends_the_stream(way: Way) ->
         with pytest.raises(WorkerError, match="max_worker_restarts"):
             collector.map_fn("env.die")
         with pytest.raises(WorkerError, match="max_worker_restarts"):
-            list(islice(collector, 10))  # what was done before may come first
+            list(islice(collector, 10))  # earlier rollouts may be delivered first
         check_ledger(collector)
         collector.shutdown()
         assert check_ledger(collector)["total"]["in_flight"] == 0

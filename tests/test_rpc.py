@@ -1,6 +1,6 @@
-"""Ranks that are asked by torch.distributed.rpc, of which torch has one agent in each process.
+"""Ranks that receive requests through torch.distributed.rpc, with one agent per process.
 
-What holds for all ranks is tested with these, too: see `test_distributed` and
+Tests for all kinds of ranks include these too: see `test_distributed` and
 `collect_support.marked`.
 """
 
@@ -38,7 +38,7 @@ WAY = next(way for way in of_ranks(MULTI_STACK) if way.transport == "rpc")
 
 @pytest.fixture
 def own_agent(tmp_path: Path) -> Iterator[Any]:
-    """The program's own agent, of a static group."""
+    """The program's own agent, in a static group."""
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/own")
     rpc.init_rpc("own", rank=0, world_size=1, rpc_backend_options=options)
     yield rpc.api._get_current_rpc_agent()
@@ -64,7 +64,7 @@ def test_the_programs_own_agent_calls_ranks_and_stays(own_agent: Any) -> None:
 
 @pytest.mark.processes
 def test_an_agent_ends_with_the_last_collector(tmp_path: Path) -> None:
-    """The program can have its own then."""
+    """The program can then start its own agent."""
     with collecting(WAY, endless, frames=T) as collector:
         with collecting(WAY, endless, frames=T) as other:
             other.next()
@@ -99,7 +99,7 @@ def test_on_this_node_ranks_need_no_agent() -> None:
 
 @pytest.mark.processes
 def test_agents_listen_at_the_address_that_was_chosen() -> None:
-    before = listening(os.getpid())  # of what other tests have started here
+    before = listening(os.getpid())  # ports of other tests in this process
     with elsewhere(), RPCDataCollector([CountingEnv], launcher="mp") as collector:
         collector.next()
         rank = collector.stats()["workers"][0]["pid"]
@@ -123,12 +123,12 @@ if __name__ == "__main__":
 @pytest.mark.processes
 @pytest.mark.parametrize("end", ["collector.shutdown()", "pass"])
 def test_a_program_ends_without_a_word(end: str, tmp_path: Path) -> None:
-    """Also one that forgets its collector."""
+    """The program exits without output, even if it forgets its collector."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(end=end))
     ran = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    if end != "pass":  # else torch tells of the connections
+    if end != "pass":  # otherwise torch logs the connections
         assert "tensorpipe" not in ran.stderr, ran.stderr
 
 
@@ -167,7 +167,7 @@ def test_a_value_is_given_whoever_comes_first(ends: tuple[RankLink, Meeting]) ->
     early = link.send("one")
     assert value_of(link.pull(1).wait(), seal) == "one"
     asked = link.pull(2)
-    early.wait()  # that the second is asked for says so
+    early.wait()  # the second pull acknowledges it
     assert not asked.done()
     link.send("two")
     assert value_of(asked.wait(), seal) == "two"

@@ -1,4 +1,4 @@
-"""What a batch holds: keys, dtypes, shapes, names, device (sections 4 and 5 of the contract)."""
+"""Contents of a batch: keys, dtypes, shapes, names, device (sections 4 and 5 of the contract)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def leaves(td: TensorDict) -> dict[Any, torch.Tensor]:
 
 
 def assert_schema(td: TensorDict, expected: dict[Any, tuple[Any, tuple[int, ...]]]) -> None:
-    """Exactly these keys, each with that dtype and that shape of one frame."""
+    """Check that the batch has exactly these keys, with these dtypes and frame shapes."""
     came = leaves(td)
     assert came.keys() == expected.keys()
     for key, (dtype, frame) in expected.items():
@@ -50,7 +50,7 @@ def assert_schema(td: TensorDict, expected: dict[Any, tuple[Any, tuple[int, ...]
 def common(
     observation: dict[Any, Any], policy: dict[Any, Any], **options: bool
 ) -> dict[Any, tuple[Any, tuple[int, ...]]]:
-    """Section 4's table for these observation leaves and policy outputs."""
+    """Return section 4's table for these observation leaves and policy outputs."""
     as_tuple = {key if isinstance(key, tuple) else (key,): v for key, v in observation.items()}
     table = {**observation, **policy}
     table.update({("next", *key): value for key, value in as_tuple.items()})

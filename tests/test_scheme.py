@@ -43,7 +43,7 @@ SIGNATURES = {
 @pytest.mark.parametrize("what", SIGNATURES, ids=lambda what: what.__qualname__)
 def test_signatures_are_those_of_the_original(what: Any) -> None:
     names = list(inspect.signature(what).parameters)
-    # Ray adds one of its own to the methods of a class that was made one of actors.
+    # If a class was made a Ray actor, Ray adds an argument to its methods.
     assert [name for name in names if name != "_ray_trace_ctx"] == SIGNATURES[what].split()
 
 
@@ -56,7 +56,7 @@ def steps_seen(data: dict[str, Any], row: int, env: int) -> list[float]:
 
 
 def telling_envs(closed: list[str]) -> Callable[..., GymEnvs]:
-    """Makes environments that write there when they are closed."""
+    """Return a factory of environments that append to `closed` when they are closed."""
 
     class Envs(GymEnvs):
         def close(self) -> None:
@@ -91,7 +91,7 @@ class TestData:
     def test_off_policy_successors_are_true(self) -> None:
         worker = worker_of(**off_policy(update_every=6, start_steps=3))
         data, info = worker.collect_data()
-        assert data["Observation"].shape == (9, 2, 2)  # those before the first rollout too
+        assert data["Observation"].shape == (9, 2, 2)  # includes the steps before the first rollout
         assert info["NumberSamples"] == 18
         assert data["NextObservation"][4, 0].tolist() == [0, 5]
         assert data["Observation"][5, 0].tolist() == [1, 0]
@@ -171,7 +171,7 @@ class TestData:
 
 class TestEvaluation:
     def test_short_episodes_count_no_more_than_long_ones(self) -> None:
-        """Four episodes of two environments: two of each, though one ends its own much sooner."""
+        """Four episodes of two environments: two each, although one ends its own sooner."""
         worker = worker_of(**on_policy((1, 50), num_test_episodes=4))
         assert worker.evaluate() == np.mean([1, 1, 50, 50])
         worker.stop()
@@ -238,7 +238,7 @@ class TestComponents:
         worker.stop()
 
     def test_another_number_of_environments_is_refused(self) -> None:
-        """The storage is of as many as there were; these go on where they stood."""
+        """The storage has a fixed number of environments; after the error the old ones continue."""
         worker = worker_of(**on_policy((5, 7)))
         first, _ = worker.collect_data()
         last = first["Observation"][-1].clone()
@@ -289,7 +289,7 @@ class TestStopping:
         listener = StopListener(["sync", "worker_0"], check)
         assert not listener.heard
         assert asked == ["sync", "worker_0"]
-        assert not any(listener.heard for _ in range(10))  # so soon it does not look again
+        assert not any(listener.heard for _ in range(10))  # each check is cached for a while
         assert len(asked) == 2
         while not listener.heard:
             threading.Event().wait(0.01)
@@ -299,7 +299,7 @@ class TestStopping:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         worker = worker_of(**on_policy(), fraction_samples=0.25)
-        worker.collect_data()  # of which nothing is to be seen later
+        worker.collect_data()  # its data must not appear later
         monkeypatch.setattr(StopListener, "heard", True)
         data, info = worker.collect_data(["sync"])
         assert info["NumberSamples"] == 3 * 2

@@ -38,7 +38,7 @@ def test_arrays_come_back(value: Any) -> None:
             assert type(copy) is type(value)
             assert copy.shape == value.shape
             assert bool((copy == value).all())
-            copy[...] = 1  # it may be written
+            copy[...] = 1  # must be writable
 
 
 def test_only_what_gets_smaller_is_compressed() -> None:
@@ -48,7 +48,7 @@ def test_only_what_gets_smaller_is_compressed() -> None:
 
 
 def test_no_array_is_pickled_whole() -> None:
-    """They travel as buffers beside the pickle."""
+    """Arrays are sent as out-of-band pickle buffers."""
     buffers: list[Any] = []
     text = pickle.dumps(
         pack({"a": torch.rand(100_000)}), protocol=5, buffer_callback=buffers.append
@@ -61,7 +61,7 @@ def test_both_parts_are_taken_from_a_packed_pair() -> None:
     data, info = pack(({"Reward": torch.ones(2000)}, {"NumberSamples": 3}))
     assert info == {"NumberSamples": 3}
     assert data["Reward"].sum() == 2000
-    assert unpack(info) is info  # what is not packed is given back
+    assert unpack(info) is info  # unpacked values are returned as they are
 
 
 def test_a_frame_of_another_size_is_refused() -> None:

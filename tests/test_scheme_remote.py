@@ -30,7 +30,7 @@ def set_of(count: int, *, fraction_samples: float = 1.0, **factories: Any) -> CW
 
 
 def test_they_collect_with_the_local_weights(ray_cluster: Any) -> None:
-    """Weights and versions, more workers, and what is seen of them."""
+    """Check weights and versions, added workers, and the reported statistics."""
     ray = ray_cluster
     workers = set_of(2)
     local, remote = workers.local_worker(), workers.remote_workers()
@@ -62,7 +62,7 @@ def test_they_draw_numbers_of_their_own(ray_cluster: Any) -> None:
     workers = set_of(2)
     first, second = (data["Action"] for data, _ in workers.collect_data())
     workers.stop()
-    assert not torch.equal(first[:12], second[:12])  # 24 actions by 1 of 2 each
+    assert not torch.equal(first[:12], second[:12])  # 24 actions with 2 choices each
 
 
 @pytest.mark.slow
@@ -71,7 +71,8 @@ def test_one_ends_by_itself(ray_cluster: Any) -> None:
     first, second = workers.remote_workers()
     rollout = first.collect_data.remote()
     ended = first.terminate_worker.remote()
-    assert ray_cluster.get(rollout)[1]["NumberSamples"] == 24  # what was asked before
+    # requested before the end
+    assert ray_cluster.get(rollout)[1]["NumberSamples"] == 24
     with pytest.raises(ray_cluster.exceptions.RayActorError):
         ray_cluster.get(ended)
     with raised(WorkerError, worker=1):
@@ -89,7 +90,7 @@ def test_one_that_was_killed_is_told_of(ray_cluster: Any) -> None:
 
 @pytest.mark.slow
 def test_a_set_that_is_forgotten_leaves_nothing(ray_cluster: Any) -> None:
-    """Its actors end, as the watch over all tests sees."""
+    """Its actors end; the fixture that watches all tests checks this."""
     assert len(set_of(2).collect_data()) == 2
 
 
@@ -126,7 +127,7 @@ def test_what_the_cluster_does_not_have(ray_cluster: Any) -> None:
 
 @pytest.mark.slow
 def test_a_class_of_actors(ray_cluster: Any) -> None:
-    """The way of the original: the class as Ray's, called by hand."""
+    """As in PyTorchRL: Ray makes the class an actor, and the caller calls it."""
     with warned("object_store_memory"):
         remote = CWorker.as_remote(num_cpus=1, object_store_memory=1)
     worker = remote.remote(index_worker=1, index_parent=0, device="cpu", **on_policy())
@@ -171,7 +172,7 @@ class TestMessages:
 
     @pytest.mark.slow
     def test_stop_ends_a_rollout(self, ray_cluster: Any) -> None:
-        """Ten seconds of steps: the message ends them after half of these at the latest."""
+        """The message ends a rollout of ten seconds after half of its steps at the latest."""
         workers = set_of(2, fraction_samples=0.1, **on_policy(size=100, seconds={1: 0.1, 2: 0.1}))
         scheme.broadcast_message("sync", b"start-continue")
         calls = [w.collect_data.remote(listen_to=["sync"]) for w in workers.remote_workers()]
@@ -187,12 +188,12 @@ class TestMessages:
 
 @pytest.mark.slow
 def test_a_straggler_takes_little_of_the_others_time(ray_cluster: Any) -> None:
-    """One of three is 20 times slower: the others keep 85 % of the speed they have without it."""
+    """One of three workers is 20 times slower: the others keep 85 % of their speed."""
     quick = on_policy((5,), size=400, seconds={1: 0.002, 2: 0.002})
     mixed = on_policy((5,), size=400, seconds={1: 0.002, 2: 0.002, 3: 0.04})
 
     def seconds_of(workers: CWorkerSet, fraction_workers: float) -> float:
-        """Of the usual round."""
+        """Return the duration of a typical collection round."""
         workers.collect_data(fraction_workers)
         rounds = []
         for _ in range(7):

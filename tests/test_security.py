@@ -52,7 +52,7 @@ def run() -> str:
 
 
 class Code:
-    """Runs code when it is unpickled."""
+    """Run code when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return run, ()
@@ -222,7 +222,7 @@ def test_a_meeting_believes_signed_values_only() -> None:
 
 
 def test_a_port_without_the_driver_convinces_no_rank() -> None:
-    """A process that listens there instead of the driver cannot invite a rank."""
+    """A process that listens on the port instead of the driver cannot invite a rank."""
     rendezvous, ours, theirs = meetings(1.0)
     rendezvous.close()
     for end in (ours, theirs):
@@ -263,7 +263,7 @@ class Wire:
         return self
 
     def wait(self, limit: Any) -> None:
-        """All is there."""
+        """Do nothing: the message is already complete."""
 
 
 def flipped(number: int) -> Callable[[list[Any]], list[Any]]:
@@ -347,7 +347,7 @@ def test_a_forged_message_costs_one_rank(way: Way, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(carrier, "driver_end", connected)
     with collecting(way, endless, frames=T) as collector:
         collector.next()
-        links[0]._incoming.advance()  # its next message is not the one that is expected
+        links[0]._incoming.advance()  # so its next message is out of order
         while not any(own["restarts"] for own in collector.stats()["workers"].values()):
             collector.next()
         assert collector.next().shape == (2, T)

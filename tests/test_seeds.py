@@ -1,4 +1,4 @@
-"""set_seed: the chain, the streams, and that nobody disturbs anybody (section 10)."""
+"""set_seed: the seed chain, the generators, and their independence (section 10)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASYNC_ONE = Way("async, one actor", 1, {"prefetch": 2})
 
 
 class NoisyEnv(CountingEnv):
-    """Its third number is noise: of its own generator, and of the global ones."""
+    """Observe noise from the environment's own and the global generators as the third number."""
 
     def observe(self) -> Any:
         noise = self.np_random.random() + 10 * np.random.random() + 100 * random.random()
@@ -52,13 +52,13 @@ def noisy_policy() -> TensorDictModule:
 
 
 def equal(a: TensorDict, b: TensorDict) -> bool:
-    """The same data; trajectory ids go on counting and are left out."""
+    """Compare the data, without trajectory ids, which keep counting."""
     ids = ("collector", "traj_ids")
     return bool((a.exclude(ids) == b.exclude(ids)).all())
 
 
 class SeedsEnv(CountingEnv):
-    """Observes the seed that it was reset with, modulo 10,000."""
+    """Observe the seed of the last reset, modulo 10,000."""
 
     def observe(self) -> Any:
         seed = next((s for s in reversed(self.seeds) if s is not None), 0)
@@ -66,7 +66,7 @@ class SeedsEnv(CountingEnv):
 
 
 def torchrl_chain(seed: int, count: int) -> list[int]:
-    """Seeds as TorchRL hands them out, computed by its own function where it is installed."""
+    """Return seeds as TorchRL assigns them, from its own function if it is installed."""
     try:
         from torchrl._utils import seed_generator
     except ImportError:
@@ -90,7 +90,7 @@ def test_the_chain_is_torchrls(seed: int) -> None:
 
 
 def test_known_seeds() -> None:
-    """The chain's values, so that it is checked without TorchRL too."""
+    """Fixed values of the seed chain, to check it without TorchRL."""
     with collecting(IN_PROCESS, ENTRIES["one"], frames=6) as collector:
         assert collector.set_seed(0) == KNOWN[0]
         assert collector.set_seed(np.int64(42)) == KNOWN[42]
@@ -140,7 +140,7 @@ def test_the_callers_generators_are_left_alone() -> None:
 
 
 class NormalEnv(CountingEnv):
-    """Shows normals of numpy's global generator, which draws pairs: one half may be left over."""
+    """Observe normals of numpy's global generator, which draws pairs and may keep one half."""
 
     def observe(self) -> Any:
         return np.array([self.number, 0, np.random.standard_normal()], np.float32)
@@ -215,7 +215,7 @@ def test_a_caller_may_have_another_bit_generator() -> None:
 
 
 def test_a_seeded_rollouts_report_fits_into_the_mailbox() -> None:
-    """Else memory is shared anew for each rollout."""
+    """Otherwise new memory would be shared for each rollout."""
     generators = Generators(np.random.SeedSequence(0)).state([np.random.default_rng(0)] * 8)
     told = Lazy[Any](generators, pickle.dumps)
     report = RolloutReport(8, 0, [], WorkerSeconds(), 0, (), generators=told)
@@ -224,7 +224,7 @@ def test_a_seeded_rollouts_report_fits_into_the_mailbox() -> None:
 
 
 def test_without_a_seed_the_callers_generator_counts() -> None:
-    """Until set_seed, torch.manual_seed has the effect that a user expects of it in process."""
+    """Until set_seed is called, torch.manual_seed works as expected in this process."""
     batches = []
     for _ in range(2):
         with collecting(IN_PROCESS, ENTRIES["one"], noisy_policy(), frames=T) as collector:
@@ -234,7 +234,7 @@ def test_without_a_seed_the_callers_generator_counts() -> None:
 
 
 def test_every_env_has_random_actions_of_its_own() -> None:
-    """Env p draws the same whatever the number of envs beside it."""
+    """Env p draws the same actions for any number of envs."""
     actions = {}
     for count in (2, 3):
         entry = [partial(CountingEnv, p) for p in range(count)]
@@ -268,9 +268,9 @@ def test_a_vector_env_with_seeds_of_its_rows() -> None:
 
 
 class TurnsEnv(NoisyEnv):
-    """Waits at each rollout's end until the env of the other number has ended its own.
+    """Wait at the end of each rollout until environment `first` has ended its own.
 
-    `first` says whose rollout is to end first.
+    Environment `first` itself does not wait.
     """
 
     def __init__(self, folder: str, number: int, first: int) -> None:
@@ -312,7 +312,7 @@ def turns(folder: str, first: int, worker: int) -> Callable[[], TurnsEnv]:
 
 @pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
 def test_streams_of_workers_without_a_seed(way: Way) -> None:
-    """New processes start torch's generator at one constant: that must not show."""
+    """Torch seeds each new process with the same constant, so workers must reseed."""
     with collecting(way, noisy, noisy_policy(), frames=2 * T) as collector:
         a, b = collector.next()
     assert not torch.equal(a["noise"], b["noise"])
@@ -323,7 +323,7 @@ def test_streams_of_workers_without_a_seed(way: Way) -> None:
     "way", marked(ASYNC_ONE, Way("multi async, one worker", 1, {"prefetch": 2}))
 )
 def test_a_seed_drops_what_is_in_flight(way: Way) -> None:
-    """The next batch is the first of the new stream; no id is left out, total_frames holds."""
+    """The next batch is the first of the new stream; ids have no gap, and total_frames holds."""
     with collecting(way, noisy, noisy_policy(), frames=2 * T, total_frames=8 * 2 * T) as collector:
         for _ in range(3):
             before = collector.next()

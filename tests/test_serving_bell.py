@@ -1,4 +1,4 @@
-"""Whoever waits for workers serves them meanwhile: `pycollect.inference.in_driver`."""
+"""The driver serves requests while it waits for workers: `pycollect.inference.in_driver`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AWAITED = 2
 
 
 class Served:
-    """A server whose workers do something each time that it has looked."""
+    """A server that runs a callback, as its workers would, on each look for requests."""
 
     max_wait = None
 
@@ -25,10 +25,10 @@ class Served:
         self.looks, self._then = 0, then
 
     def refresh(self) -> None:
-        """Nothing has changed."""
+        """Do nothing: no weights have changed."""
 
     def serve(self, pending: int) -> int:
-        """Look; then two more have to ask."""
+        """Look for requests; return that two more are needed."""
         self.looks += 1
         if self.looks <= len(self._then):
             self._then[self.looks - 1]()
@@ -36,10 +36,10 @@ class Served:
 
 
 class Awake(Bell):
-    """A bell on which nobody sleeps who has not looked since it was heard last."""
+    """A bell that fails if the driver sleeps although a knock was not yet handled."""
 
     def wait_knock(self, heard: int, seconds: float, number: int = 1) -> bool:
-        """At once, or not at all."""
+        """Return at once, or fail."""
         assert number == AWAITED
         if self.knocks < heard + number:
             pytest.fail("the driver slept, though somebody had knocked or rung")
@@ -47,18 +47,18 @@ class Awake(Bell):
 
 
 def serving(bell: Bell, server: Served) -> ServingBell:
-    """That bell, served by that server."""
+    """Return this bell, served by this server."""
     return ServingBell(bell, cast(InferenceServer, cast(Any, server)))
 
 
 def all_knock(bell: Bell) -> Callable[[], None]:
-    """Those who are awaited knock."""
+    """Return a callback that makes all awaited workers knock."""
     return partial(bell.knock, AWAITED)
 
 
 def test_who_knocked_before_the_driver_looked_is_served_at_once() -> None:
     bell = Awake()
-    server = Served(bell.ring)  # the worker comes to its rollout's end once it is served
+    server = Served(bell.ring)  # once served, the worker finishes its rollout
     bell.knock()
     own = serving(bell, server)
     assert own.wait_ring(own.count, LONG)
@@ -87,4 +87,4 @@ def test_fewer_than_those_who_are_awaited_wake_nobody() -> None:
     bell = Bell()
     own = serving(bell, server := Served(bell.knock))
     assert not own.wait_ring(own.count, 0.05)
-    assert server.looks == 2  # before it slept, and as its time was over
+    assert server.looks == 2  # before its sleep, and after its timeout

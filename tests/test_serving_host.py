@@ -1,4 +1,4 @@
-"""What hosts a server of other workers answers each call, also where it serves no more."""
+"""The host of an inference server answers each call, even after the server has failed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pycollect.worker.options import WorkerOptions
 
 
 class Server(HostedServer):
-    """It fails in its first round, if it is to."""
+    """A server that can be configured to fail in its first round."""
 
     weights: tuple[Leaf, ...] = ()
     device = torch.device("cpu")

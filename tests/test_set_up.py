@@ -1,4 +1,4 @@
-"""scripts/set_up.py does everything once, and again what is not as it was."""
+"""scripts/set_up.py runs each step once, and repeats a step if its inputs changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = Path(__file__).parent.parent / "scripts/set_up.py"
 
-# In place of pip: notes that it ran, and installs a distribution with a module.
+# Stands for pip: records each call and installs a distribution with one module.
 INSTALL = """import site
 from pathlib import Path
 ran = Path("ran")
@@ -27,7 +27,7 @@ info.mkdir(exist_ok=True)
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script of a checkout in a folder of its own."""
+    """A copy of the script in a checkout folder of its own."""
     spec = importlib.util.spec_from_file_location("set_up", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -73,7 +73,7 @@ def test_it_installs_again_what_has_changed_and_nothing_else(
     assert (times(), times()) == (1, 1)
     (tmp_path / "README.md").write_text("new")
     found("own-1.0.dist-info", tmp_path).parent.joinpath("other-1.0.dist-info").mkdir()
-    assert times() == 1  # neither is what was installed from
+    assert times() == 1  # neither is an input of the installation
     for count, change in enumerate(CHANGES, 2):
         change(tmp_path)
         assert (times(), times()) == (count, count)

@@ -1,4 +1,4 @@
-"""What tests that run side by side rely on."""
+"""Assumptions of tests that run in parallel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def test_all_that_use_rays_cluster_run_in_one_process(request: pytest.FixtureRequest) -> None:
-    """Each process would start one of its own; pytest 9.2 with xdist 3.8 has it so, in silence."""
+    """Each process would start its own cluster; pytest 9.2 with xdist 3.8 does so silently."""
     with_ray = [item for item in request.session.items if item.get_closest_marker("ray")]
     if not with_ray or not request.config.getoption("loadgroup", False):
         pytest.skip("no tests with Ray run side by side")

@@ -1,4 +1,4 @@
-"""A worker that starts slowly on a busy machine is waited for; one that does nothing is late."""
+"""A worker that starts slowly on a busy machine gets more time; one that does nothing times out."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_did_not_count_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class HangsWhenRebuilt(CountingEnv):
-    """Hangs in the constructor, in the builds with these numbers, and in all from `last` on."""
+    """Hang in the constructor of the given builds, and of all builds from `last` on."""
 
     def __init__(self, folder: Path, hangs: tuple[int, ...], last: int, **kwargs: Any) -> None:
         build = len(list(folder.iterdir())) + 1
@@ -78,7 +78,7 @@ class HangsWhenRebuilt(CountingEnv):
 
 
 class Unhurried(CountingEnv):
-    """Leaves the CPU to others: it collects for as long as the other worker hangs."""
+    """A slow environment, which leaves CPU time to the other worker while it hangs."""
 
     def step(self, action: Any) -> Any:
         time.sleep(0.005)
@@ -94,7 +94,7 @@ def hangs_when_rebuilt(folder: Path, worker: int) -> Any:
 
 @pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
 def test_a_replacement_that_hangs_counts_as_a_death(way: Way, tmp_path: Path) -> None:
-    """It is restarted; past the limit the error names worker_init_timeout and the worker."""
+    """The replacement is restarted; past the limit the error names the timeout and the worker."""
     with collecting_by(
         way,
         partial(hangs_when_rebuilt, tmp_path),
@@ -107,7 +107,7 @@ def test_a_replacement_that_hangs_counts_as_a_death(way: Way, tmp_path: Path) ->
         while collector.stats()["workers"][1]["restarts"] < 2:
             collector.next()
         before = collector.stats()["workers"][1]["frames"]
-        while collector.stats()["workers"][1]["frames"] == before:  # it is built, and goes on
+        while collector.stats()["workers"][1]["frames"] == before:  # until it is built and collects
             collector.next()
         kill(collector, 1)
         with raised(WorkerError, worker=1) as caught:
@@ -128,7 +128,7 @@ def test_a_process_that_shares_a_cpu_waits_for_it() -> None:
         while min(seconds_without_cpu(process.pid) for process in both) < 0.02:
             assert time.monotonic() < deadline
         longest = max(seconds_without_cpu(process.pid) for process in both)
-        assert seconds_without_cpu(os.getpid()) >= longest  # of what it has started
+        assert seconds_without_cpu(os.getpid()) >= longest  # the value includes child processes
     finally:
         for process in both:
             process.kill()

@@ -1,4 +1,4 @@
-"""Spaces as leaves, observations made to fit them, and random actions drawn in bulk."""
+"""Spaces as leaves, conversion of observations, and random actions drawn in bulk."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class TestLeaves:
 
     def test_a_space_of_any_other_class_is_an_extra(self) -> None:
         class Mission(gymnasium.Space[str]):
-            """As MiniGrid's."""
+            """A space like MiniGrid's."""
 
         space = spaces.Dict({"image": BOX, "mission": Mission()})
         assert [leaf.key for leaf in observation_leaves(space)] == [("image",)]
@@ -240,7 +240,7 @@ class TestActionSampler:
         assert all(space.contains(action) for action in ours[:200])
         ours, theirs = ours.astype(float), theirs.astype(float)
         spread = theirs.std(axis=0) + 1e-9
-        # Means of 4,000 draws differ by 0.022 standard deviations; 6 of those are never reached.
+        # Means of 4,000 draws differ by 0.022 standard deviations; 6 times that is never reached.
         assert np.all(np.abs(ours.mean(axis=0) - theirs.mean(axis=0)) < 0.14 * spread)
         for q in (0.1, 0.25, 0.5, 0.75, 0.9):
             distance = np.abs(np.quantile(ours, q, axis=0) - np.quantile(theirs, q, axis=0))

@@ -1,7 +1,6 @@
-"""The tests for GPUs, those in one process, on a device whose memory is apart from the CPU's.
+"""In-process GPU tests, run on a fake device with memory separate from the CPU's.
 
-So a test that would mix devices on a GPU, or leave a part of its environment on the CPU, fails
-here, and so does the package where it mixes them.
+They fail if a test or the package mixes devices, or if a part of the environment stays on the CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ needs_devices_in_python = pytest.mark.skipif(
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A new process: torch keeps a device that it was given."""
+    """Run a new process, because torch keeps the device once it is registered."""
     environment = {**os.environ, "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
     environment.pop("PYTEST_ADDOPTS", None)
     return subprocess.run(
@@ -55,7 +54,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 @needs_devices_in_python
 def test_no_test_for_gpus_mixes_devices() -> None:
-    """After a check that to mix the device with the CPU is an error."""
+    """First check that mixing the device with the CPU is an error."""
     options = ["-v", "-p", "stand_in_device", "-p", "no:cacheprovider", "--tb=short"]
     # Worker processes do not know the device, and it draws no random numbers.
     choice = ["-m", "cuda and not slow", "-k", "not processes and not elsewhere and not generator"]
@@ -117,7 +116,7 @@ for mode, steps in (("SAME_STEP", 10), ("SAME_STEP", 40)):
 
 @needs_devices_in_python
 def test_a_step_on_a_device_waits_for_nothing() -> None:
-    """Whatever the number of steps, one copy comes to the host, and none goes to the device."""
+    """For any number of steps, one copy comes to the host, and none goes to the device."""
     result = python("-W", "ignore", "-c", COUNTING)
     assert result.returncode == 0, result.stderr[-2_000:]
     assert result.stdout == "[('to the host', 1)]\n" * 2

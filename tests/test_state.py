@@ -1,4 +1,4 @@
-"""state_dict and load_state_dict: a run that is resumed goes on as another that is."""
+"""state_dict and load_state_dict: two resumed runs are equal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ALL = [*SYNC, *marked(ASYNC[2], MULTI_ASYNC[2], many=True)]
 
 
 class DiceEnv(CountingEnv):
-    """Its reward comes from its own generator, which only a seed sets."""
+    """Draw the reward from the environment's own generator, which only a seed sets."""
 
     def step(self, action: Any) -> Any:
         observation, _, terminated, truncated, info = super().step(action)
@@ -135,7 +135,8 @@ def test_weights_versions_and_counters_come_back(way: Way) -> None:
             td = collector.next()
         in_flight = collector.ledger()["total"]["in_flight"]
         state = collector.state_dict()
-        assert collector.ledger()["total"]["in_flight"] == in_flight  # went on undisturbed
+        # saving did not interrupt the rollouts
+        assert collector.ledger()["total"]["in_flight"] == in_flight
         frames, batch = collector.stats()["frames"], td.numel()
     fresh = noisy()
     with collecting(way, dice, fresh, frames=2 * T, **arguments) as collector:
@@ -160,7 +161,7 @@ def test_weights_versions_and_counters_come_back(way: Way) -> None:
 
 
 class Counting(nn.Module):
-    """Counts its calls in a buffer."""
+    """A policy that counts its calls in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,7 +310,7 @@ def after_one_batch() -> Any:
 
 @pytest.fixture(scope="module")
 def untouched() -> tuple[Any, Any]:
-    """A state, and the batch that follows without any attempt to load another."""
+    """Return a state and the next batch of a collector that loads no other state."""
     collector = after_one_batch()
     state = collector.state_dict()
     batch = collector.next().clone()
@@ -331,7 +332,7 @@ def test_an_altered_state_is_loaded_as_a_whole_or_changes_nothing(
         del parent[key]
     elif change == "replace":
         parent[key] = data.draw(st.sampled_from([*CHANGES, *TENSORS]))
-    elif change == "copy":  # a value from elsewhere in the state
+    elif change == "copy":  # another value of the same state
         parent[key] = deepcopy(at(good, data.draw(st.sampled_from(places(good)))))
     elif isinstance(parent[key], torch.Tensor):
         parent[key] = data.draw(
@@ -357,7 +358,7 @@ def test_an_altered_state_is_loaded_as_a_whole_or_changes_nothing(
 
 
 class Draws(CountingEnv):
-    """Draws from the global generators, and raises in the third step if it is to."""
+    """Draw from the global generators; raise in the third step if `error` is set."""
 
     error: type[BaseException] | None = None
 

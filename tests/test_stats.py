@@ -1,4 +1,4 @@
-"""What a collector counts and times."""
+"""Counts and timings in a collector's stats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_stats(way: Way) -> None:
-    """Episodes of 4 steps: return 1 + 2 + 3 + 4 = 10."""
+    """Episodes have 4 steps and a return of 1 + 2 + 3 + 4 = 10."""
 
     def entry(worker: int) -> Any:
         return [partial(CountingEnv, 10 * worker + p, length=4) for p in range(2)]
@@ -96,7 +96,7 @@ def test_the_parts_add_up_to_the_whole() -> None:
 
 
 def test_time_that_the_caller_takes_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after an exception, and since the newest batch."""
+    """User time includes the time after an exception and since the newest batch."""
     now = 0
     clock = SimpleNamespace(perf_counter=lambda: now)
     monkeypatch.setattr("pycollect.driver.accounts.time", clock)

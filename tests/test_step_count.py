@@ -17,7 +17,7 @@ from pycollect import SyncDataCollector
 
 
 class Counted(gymnasium.Env[Any, Any]):
-    """Observes ten times the steps of its episode, which has four steps."""
+    """Observe ten times the steps of the episode, which has four steps."""
 
     observation_space = spaces.Dict(
         {"step_count": spaces.Box(0, 99, (), np.int32), "view": spaces.Box(0, 9, (2,))}

@@ -36,7 +36,7 @@ CENTRAL_WAYS = [
 
 
 class ExhaustedEnv(CountingEnv):
-    """Its data run out in the 13th step."""
+    """Run out of data in the 13th step."""
 
     def __init__(self) -> None:
         super().__init__(length=100)
@@ -63,14 +63,14 @@ class ExhaustedBuffer:
 
 
 def assert_refused(collector: Any, where: str) -> RuntimeError:
-    """The loop does not end silently; nor does a later ``next()`` return None."""
+    """Check that the loop does not end silently, and that a later ``next()`` raises."""
     with pytest.raises(RuntimeError, match=f"StopIteration.*in {where}") as caught:
         for _ in collector:
             pass
     assert isinstance(caught.value.__cause__, StopIteration)
     with pytest.raises(RuntimeError, match="StopIteration"):
         collector.next()
-    if caught.value.__cause__.__cause__ is not None:  # of a worker: every later call raises it
+    if caught.value.__cause__.__cause__ is not None:  # from a worker: every later call raises it
         with pytest.raises(RuntimeError, match="StopIteration"):
             collector.set_seed(1)
     return caught.value
@@ -130,7 +130,7 @@ def test_a_list_of_environments() -> None:
 
 
 def test_compiled_environments() -> None:
-    """The core steps them; the policy is called from Python."""
+    """The core steps compiled environments; the policy is called from Python."""
     with SyncDataCollector(
         LoggedEnvs(3), exhausted_policy, frames_per_batch=21, total_frames=210
     ) as own:
@@ -171,7 +171,7 @@ class LeavingEnv(CountingEnv):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_environment_that_exits_in_the_background() -> None:
-    """Threads ignore SystemExit; the thread that asks for a batch gets it."""
+    """Threads ignore SystemExit; the thread that requests a batch raises it."""
 
     class LeavesOnce(CountingEnv):
         def step(self, action: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Rollouts of one batch that differ in length: stragglers that are stopped, shares that differ."""
+"""Rollouts of different lengths in one batch: stopped stragglers and unequal shares."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from pycollect.transport.processes.handle import MailboxHandle
 
 MASK = ("collector", "mask")
 IDS = ("collector", "traj_ids")
-END = 3  # the straggler is in this step of its life when it is stopped
+END = 3  # step in which the straggler is stopped
 
 
 class MeetingEnv(EchoEnv):
-    """An EchoEnv whose step number `at` (from 1, over its life) says so and awaits another file."""
+    """An EchoEnv that touches one file and waits for another in step `at` of its life."""
 
     def __init__(self, said: Path, awaited: Path, at: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -49,10 +49,10 @@ def one_straggler(
     vector: Any = None,
     **arguments: Any,
 ) -> Iterator[Any]:
-    """Worker 1 is in step END until it was stopped, worker 0 in its last until 1 is there.
+    """Hold worker 1 in step END until it is stopped; worker 0 waits for it in its last step.
 
     Args:
-        vector: makes the first of its environments one group, and the others another one.
+        vector: Makes one group of the first environment, and one of the others.
     """
     stopped, first, second = (folder / name for name in ("stopped", "first", "second"))
     fast = partial(MeetingEnv, first, second, STEPS, number=0, length=LENGTHS)
@@ -78,13 +78,13 @@ def one_straggler(
 
 
 def open_once_stopped(monkeypatch: pytest.MonkeyPatch, stopped: Path) -> None:
-    """Touch that file once a worker has heard that it is to stop."""
+    """Touch the file `stopped` after a worker has received its stop request."""
     stops: dict[Any, Any] = {cls: cls.stop for cls in (MailboxHandle, CallHandle)}
 
     def stop_and_open(self: Any) -> None:
         assert self.spec.index == 1 or stopped.exists()
         stops[type(self)](self)
-        if isinstance(self, CallHandle):  # what was sent past the queue is done in turn
+        if isinstance(self, CallHandle):  # the request is handled between two steps
             wait_until(lambda: self.steps() is not None)
         stopped.touch()
 
@@ -93,7 +93,7 @@ def open_once_stopped(monkeypatch: pytest.MonkeyPatch, stopped: Path) -> None:
 
 
 def rows(td: Any, envs: int, cat: Any) -> list[tuple[int, int, Any]]:
-    """(worker, env, its frames), in the order in which ids are numbered; padding is checked."""
+    """Return (worker, env, frames), ordered by trajectory id; check the padding."""
     if cat == "stack":
         td = td.reshape(2, envs, -1)
         result = []
@@ -122,7 +122,7 @@ def assert_empty(cells: Any) -> None:
 
 
 def check_batches(collector: Any, envs: int, cat: Any, least: int, end: int = END) -> None:
-    """The first one's straggler had `end` steps, or the least; of later ones nobody knows."""
+    """Check that the first straggler has max(`end`, `least`) steps; later ones may differ."""
     oracle = FrameOracle()
     frames = 0
     for batch in range(5):
@@ -181,7 +181,7 @@ def test_a_straggler_is_stopped(
 def test_groups_of_a_straggler_end_with_the_same_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], cat: Any
 ) -> None:
-    """Each group has a step on the way when their worker sees that it is stopped."""
+    """Each group has a pending step when its worker notices the stop request."""
     with one_straggler(
         monkeypatch,
         tmp_path,
@@ -196,7 +196,7 @@ def test_groups_of_a_straggler_end_with_the_same_step(
 
 @pytest.mark.processes
 def test_groups_whose_rows_fall_behind_end_with_the_same_step() -> None:
-    """All are stopped at once, whichever rows have reset themselves meanwhile."""
+    """All groups stop at once, even if some rows have reset and fall behind."""
     oracle, lengths = FrameOracle(), set()
     with MultiSyncDataCollector(
         [counting_groups("falls behind", worker) for worker in range(2)],
@@ -262,7 +262,7 @@ def test_rollouts_ahead_are_not_stopped_with_those_before(
 
 
 class Frames:
-    """A replay buffer that keeps what it is given."""
+    """A replay buffer that keeps its batches."""
 
     def __init__(self) -> None:
         self.given: list[Any] = []
@@ -276,7 +276,7 @@ class Frames:
 def test_what_else_there_is_goes_together_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cat: Any
 ) -> None:
-    """Whole trajectories where workers are stacked, else single steps in a buffer."""
+    """Preemption works with whole trajectories if stacked, and with single frames in a buffer."""
     whole = cat == "stack"
     buffer = None if whole else Frames()
     with one_straggler(
@@ -298,7 +298,8 @@ def test_what_else_there_is_goes_together_with_it(
         for _ in range(4):
             td = collector.next()
             if buffer is not None:
-                assert {steps.shape[1:] for steps in buffer.given} == {(3,)}  # environments
+                # one row per environment
+                assert {steps.shape[1:] for steps in buffer.given} == {(3,)}
                 td = torch.cat([steps.reshape(-1) for steps in buffer.given])
                 buffer.given.clear()
             assert td.ndim == 1
@@ -308,7 +309,7 @@ def test_what_else_there_is_goes_together_with_it(
             assert len(frames) == len(td)
             assert not frames & seen
             seen |= frames
-            ends = td["step_count"] == 2  # of 3; there is no "next" of it in compact batches
+            ends = td["step_count"] == 2  # of 3; its "next" is omitted from compact batches
             assert (td["next", "truncated"] == ends).all()
             delivered = check_ledger(collector.ledger())["delivered"]
             assert delivered == len(seen) == collector.stats()["frames"]
@@ -321,7 +322,7 @@ def test_what_else_there_is_goes_together_with_it(
 @pytest.mark.slow
 @pytest.mark.processes
 def test_all_are_stopped_at_once_at_zero_and_none_at_one() -> None:
-    """At 0 nobody is waited for: each has its least number of steps."""
+    """At 0 each worker has its minimum number of steps; at 1 no worker is stopped."""
     entries = [partial(CountingEnv, w, 1000) for w in range(2)]
     with MultiSyncDataCollector(
         entries, frames_per_batch=2000, preemptive_threshold=0, min_fraction=0.3

@@ -1,4 +1,4 @@
-"""One stream of batches: its length and end, going on after a break, and what is done to each."""
+"""One stream of batches: its length and end, resumption after a break, and batch options."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def names(value: Any) -> str | None:
     return value.name if isinstance(value, Way) else None
 
 
-# How long it is, and lives
+# Length and lifetime
 
 
 @pytest.mark.parametrize("way", [IN_PROCESS, *marked(MULTI_ASYNC[0])], ids=names)
 def test_a_forgotten_collector_is_gone_at_once(way: Way) -> None:
-    """Nothing that it is made of holds it: its workers need no garbage collector to end."""
+    """No reference cycle holds the collector: its workers end without a garbage collection."""
     gc.disable()
     try:
         entries = [ONE(w) for w in range(way.workers)]
@@ -119,7 +119,7 @@ def test_without_an_end(total: int | None) -> None:
 
 
 def test_total_frames_counts_what_was_collected() -> None:
-    """Uncollected cells are no frames."""
+    """Uncollected cells do not count as frames."""
     entry = ENTRIES["ignores masks"]
     with collecting(IN_PROCESS, entry, frames=3 * STEPS, total_frames=6 * STEPS) as collector:
         counted = [int(td["collector", "mask"].sum()) for td in collector]
@@ -181,7 +181,7 @@ def test_no_frames_at_all_from_actors() -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=names)
 def test_it_goes_on_where_it_was(way: Way) -> None:
-    """After a break, by iter(), next() and .next() in turn."""
+    """Resume after a break with iter(), next() and .next() in turn."""
     oracle = FrameOracle()
     batches = 0
 
@@ -225,12 +225,12 @@ def test_after_shutdown() -> None:
     assert collector.stats()["frames"] == T
 
 
-# What is done to each batch
+# Batch options
 
 
 @pytest.mark.parametrize("way", WAYS, ids=names)
 def test_random_frames_first(way: Way) -> None:
-    """Rounded up to whole batches; the policy's other outputs are zero there."""
+    """Random frames are rounded up to whole batches; the policy's other outputs are zero."""
     per_batch = T * (way.workers if way.sync else 1)
     asked = 2 * per_batch + 1
     with collecting(
@@ -238,7 +238,7 @@ def test_random_frames_first(way: Way) -> None:
     ) as collector:
         batches = list(collector)
     policys = [bool((td["seen"] == td["observation"]).all()) for td in batches]
-    # Async batches come first ready first, so that a worker's third may come before the other's.
+    # Async batches are delivered first ready first, so a worker's third may come early.
     assert sorted(policys) == [False] * 3 + [True] * 3
     if way.sync or not way.remote:
         assert policys == sorted(policys)
@@ -281,7 +281,7 @@ def test_exploration_type(given: Any, expected: str) -> None:
 
 
 class Settings(torch.nn.Module):
-    """Outputs the interaction type and the number of torch threads that it runs under."""
+    """Output the interaction type and the current number of torch threads."""
 
     def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
         kind = list(InteractionType).index(interaction_type())
@@ -337,7 +337,7 @@ def test_postproc_after_splitting() -> None:
     arguments = {"postproc": halve, "split_trajs": True, "total_frames": 60}
     with collecting(IN_PROCESS, ENTRIES["list"], frames=30, **arguments) as collector:
         batches = list(collector)
-    assert len(batches) == 2  # frames are counted before it
+    assert len(batches) == 2  # total_frames counts frames before postproc
     for td, before in zip(batches, given, strict=True):
         assert before["collector", "mask"].sum() == 30
         assert td.shape == (before.shape[0] // 2, before.shape[1])
@@ -354,7 +354,7 @@ def test_postproc_that_raises() -> None:
 
 
 def test_split_trajs() -> None:
-    """The same as splitting the batch; ids go on over batches."""
+    """The same as splitting each batch, with ids that continue over batches."""
     arguments = {"frames": 3 * STEPS, "total_frames": 3 * 3 * STEPS}
     entry = ENTRIES["list"]
     with collecting(IN_PROCESS, entry, parity_policy(), **arguments) as collector:
@@ -410,7 +410,7 @@ def test_reset_at_each_iter_takes_any_truth_value() -> None:
 
 
 def test_set_truncated_is_no_end_of_an_episode() -> None:
-    """The trajectory goes on under its id; the episode statistics are those without it."""
+    """The trajectory keeps its id, and the episode statistics do not change."""
     with collecting(
         IN_PROCESS, lambda w: partial(CountingEnv, length=7), frames=5, set_truncated=True
     ) as collector:

@@ -1,4 +1,4 @@
-"""Ranks that are jobs of a cluster, of which this machine is one."""
+"""Ranks that are jobs of a cluster, which here is this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def local_jobs(tmp_path: Path) -> dict[str, Any]:
 def test_jobs_collect_and_are_replaced(
     way: Way, local_jobs: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a word of those who run them."""
+    """Job processes write no errors of their own."""
     with collecting(way, endless, parity_policy(), frames=T, **local_jobs) as collector:
         before = collector.next()
         kill(collector, 1)
@@ -52,7 +52,7 @@ def test_jobs_collect_and_are_replaced(
 
 @pytest.mark.processes
 def test_jobs_of_the_cluster_debug_are_children(local_jobs: dict[str, Any]) -> None:
-    """Each of which asks for its job's result; submitit alone would run it in this thread."""
+    """Each child waits for its job's result; submitit alone would run it in this thread."""
     local_jobs["slurm_kwargs"]["cluster"] = "debug"
     with collecting(STACKS[0], endless, parity_policy(), frames=T, **local_jobs) as collector:
         collector.next()
@@ -67,7 +67,7 @@ def test_jobs_of_the_cluster_debug_are_children(local_jobs: dict[str, Any]) -> N
 
 @pytest.mark.processes
 def test_a_delayed_launcher_of_the_cluster_debug(local_jobs: dict[str, Any]) -> None:
-    """Its program runs here, and its jobs are children, which end with it."""
+    """The program runs in this process; its jobs are child processes that end with it."""
     conf = {**local_jobs["slurm_kwargs"], "cluster": "debug"}
     launcher = submitit_delayed_launcher(2, submitit_main_conf=conf, submitit_collection_conf=conf)
     shape, error = launcher(collect_in_a_job)()
@@ -83,7 +83,7 @@ def test_a_delayed_launcher_of_the_cluster_debug(local_jobs: dict[str, Any]) -> 
 def test_a_job_that_dies_is_told_without_contradiction(
     way: Way, local_jobs: dict[str, Any]
 ) -> None:
-    """Its process is gone a little before the executor knows."""
+    """The process exits slightly before the executor notices."""
     with collecting(way, endless, frames=T, max_worker_restarts=0, **local_jobs) as collector:
         collector.next()
         kill(collector, 1)
@@ -149,7 +149,7 @@ def test_a_program_that_is_interrupted_goes_on_with_its_ranks(
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_job_that_fails_says_why(local_jobs: dict[str, Any]) -> None:
-    """Before it is a rank, where only its log tells."""
+    """The job fails before it becomes a rank, so only its log has the reason."""
     local_jobs["slurm_kwargs"]["local_setup"] = ["echo out of order >&2", "exit 3"]
     with raised(WorkerError, worker=0) as caught:
         DistributedDataCollector([CountingEnv], worker_init_timeout=60, **local_jobs)
@@ -157,7 +157,7 @@ def test_a_job_that_fails_says_why(local_jobs: dict[str, Any]) -> None:
 
 
 def collect_in_a_job() -> tuple[Any, ...]:
-    """A program: its only worker is killed once, the next job that waits takes its place."""
+    """Run a program and kill its only worker once; the next waiting job replaces the worker."""
     with DistributedDataCollector(
         [endless(0)], frames_per_batch=T, launcher="submitit_delayed"
     ) as collector:
@@ -177,7 +177,7 @@ def collect_in_a_job() -> tuple[Any, ...]:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_jobs_that_wait_become_ranks(local_jobs: dict[str, Any]) -> None:
-    """And take the place of those that die, as long as there are some."""
+    """Waiting jobs replace dead ranks, as long as there are any."""
     conf = local_jobs["slurm_kwargs"]
     launcher = submitit_delayed_launcher(2, submitit_main_conf=conf, submitit_collection_conf=conf)
     shape, error = launcher(collect_in_a_job)()
@@ -214,7 +214,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["main is killed", "both are killed", "interrupted"])
 def test_jobs_that_wait_end_with_their_program(how: str, tmp_path: Path) -> None:
-    """Ranks, and also those that nobody wanted."""
+    """Ranks and unused waiting jobs both end with the program."""
     program, told = tmp_path / "program.py", tmp_path / "told"
     program.write_text(ENDED)
     submitter = subprocess.Popen(
@@ -236,11 +236,11 @@ def test_jobs_that_wait_end_with_their_program(how: str, tmp_path: Path) -> None
     _, err = submitter.communicate(timeout=PATIENCE)
     wait_until(lambda: all(is_gone(member.pid) for member in members))
     if how == "interrupted":
-        assert err.count("Traceback") == 1, err  # the program's own
+        assert err.count("Traceback") == 1, err  # the program's own traceback
 
 
 def of_session(leader: int) -> list[psutil.Process]:
-    """The processes of a session."""
+    """Return the processes of a session."""
     found = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Which teams may be asked for, and what their actors may be called."""
+"""Valid arguments for teams, and valid options of their actors."""
 
 from __future__ import annotations
 

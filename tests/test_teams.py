@@ -1,4 +1,4 @@
-"""Teams: processes that collect for one worker, as an actor has them."""
+"""Teams: processes that collect for one worker, as in an actor."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def team_of(
 def collected(
     team: Nest, version: int = 0, random: bool = False, control: RolloutControl | None = None
 ) -> tuple[Any, Any]:
-    """A rollout as a TensorDict, and its report."""
+    """Return a rollout as a TensorDict, and its report."""
     slab = make_pool(team.placement, 1).acquire()
     report = team.collect(slab, 0, version, random, control)
     assert (slab.header().frames, slab.header().worker) == (report.frames, 1)
@@ -83,7 +83,7 @@ def collected(
 
 
 def pids() -> list[int]:
-    """Of this process's own workers."""
+    """Return the pids of this process's workers."""
     return [process.pid for process in worker_processes(os.getpid())]
 
 
@@ -99,7 +99,7 @@ def test_every_frame_of_a_team(inner: Inner) -> None:
             assert report.frames == inner.frames == td.numel()
             assert report.lost == {}
         team.set_share(2 * inner.frames)
-        if inner.joined is not None:  # else it is not said which rollouts come first
+        if inner.joined is not None:  # otherwise the order of rollouts is undefined
             td, report = collected(team)
             assert td.shape[-1] == inner.shape[-1] // T * 2 * T
             assert report.frames == 2 * inner.frames
@@ -107,7 +107,7 @@ def test_every_frame_of_a_team(inner: Inner) -> None:
 
 @pytest.mark.processes
 def test_a_process_that_dies_is_replaced_by_its_team() -> None:
-    """Also: seeds and states of generators, versions of weights, an exception past the limit."""
+    """Also checks seeds, generator states, weight versions, and an error past the limit."""
     entries = [partial(CountingEnv, 10, (4,)), partial(CountingEnv, 11, (4,))]
     with team_of(entries, None, max_worker_restarts=1) as team:
         team.set_seed([1, 2], 5)
@@ -155,7 +155,7 @@ def ask_to_stop(stop: SharedNumber, once: Path) -> None:
 def test_a_team_is_stopped(
     inner: Inner, fraction: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its second process is in step END of its rollout until it has heard that it is to stop."""
+    """The second process stays in step END of its rollout until it receives the stop request."""
     gate, reached, stop = tmp_path / "gate", tmp_path / "reached", SharedNumber()
     entries = inner.entries(1)
     number = 10 + max(inner.envs, 1)

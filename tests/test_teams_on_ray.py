@@ -1,4 +1,4 @@
-"""Teams inside Ray actors, and in ranks: processes of a worker that collect as one."""
+"""Teams inside Ray actors and in ranks: several processes that collect as one worker."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def check_teams(host: Way, outer: str, inner: Inner) -> None:
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_team_in_an_actor(host: Way) -> None:
-    """Shapes, seeds, weights, state, and a death of which the actor's collector hears."""
+    """Check shapes, seeds, weights, state, and a death that the actor's collector reports."""
     policy = bias_policy()
     with collecting(STACK, 1, policy, host, sync=True) as collector:
         assert collector.set_seed(5) == next_seed(next_seed(5))
@@ -178,7 +178,7 @@ def test_actors_that_die_take_their_processes_with_them(inner: Inner, sync: bool
 
 
 class DragEnv(EchoEnv):
-    """Takes its time."""
+    """An environment with slow steps."""
 
     def step(self, action: Any) -> Any:
         time.sleep(0.1)
@@ -189,9 +189,9 @@ class DragEnv(EchoEnv):
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [STACK_2, Inner(0, 2), Inner(-1), FIRST], ids=str)
 def test_a_straggling_actor_stops_its_processes(inner: Inner) -> None:
-    """As soon as it was stopped at all: nobody knows when it hears of it."""
+    """Check only that it was stopped: the time at which the stop request arrives varies."""
     ours, theirs = inner.entries(0), inner.entries(1)
-    for process in range(W if inner is FIRST else 1):  # where any may be first, all are slow
+    for process in range(W if inner is FIRST else 1):  # all are slow if any of them may be first
         drag = partial(DragEnv, 10 + process, LENGTHS)
         theirs[process] = [drag, *theirs[process][1:]] if inner.envs else drag
     with collecting(
@@ -210,7 +210,7 @@ def test_a_straggling_actor_stops_its_processes(inner: Inner) -> None:
 
 
 class BreakingEnv(CountingEnv):
-    """Raises at its tenth step."""
+    """Raise an error in the tenth step."""
 
     def step(self, action: Any) -> Any:
         if len(self.actions) == 9:
@@ -267,7 +267,8 @@ def test_a_buffer_gets_the_rollouts_of_each_process(inner: Inner) -> None:
         assert sum(td.numel() for td in taken) == check_ledger(collector)["total"]["delivered"]
     for td in taken:
         assert td.ndim == 1
-        assert (td["observation"][:, 0] == td["observation"][0, 0]).all()  # its environment
+        # number of its environment
+        assert (td["observation"][:, 0] == td["observation"][0, 0]).all()
 
 
 @pytest.mark.ray

@@ -1,4 +1,4 @@
-"""The template whose forks are worker processes: as good as new ones, and nothing is left."""
+"""The fork server of worker processes: its forks equal new processes, and all are cleaned up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pycollect.transport.processes.fork_server import ForkServer, fork_servers
 
 
 class NotingEnv(CountingEnv):
-    """Writes down what a function says of its process."""
+    """Write a function's result in this process to a file."""
 
     def __init__(self, note: Path, says: Callable[[], Any]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class NotingEnv(CountingEnv):
 
 @pytest.fixture
 def _own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The test's own, which imports little: what it does to it is nobody else's."""
+    """Use a small fork server for this test alone, so that changes to it affect no other test."""
     monkeypatch.setattr(forking, "_modules", lambda: forking._ALWAYS)
     monkeypatch.setattr(multiprocessing.forkserver._forkserver, "_preload_modules", [])
     monkeypatch.setattr(start, "_reported", set())
@@ -75,7 +75,7 @@ def is_collecting(worker: Started) -> bool:
 
 
 def said(engine: ProcessEngine, note: Path, says: Callable[[], Any]) -> str:
-    """What a new worker says."""
+    """Return a function's result in a new worker."""
     worker = started(engine, lambda: NotingEnv(note, says))
     engine.wait_closed([worker.handle])
     return note.read_text()
@@ -90,7 +90,7 @@ def test_workers_of_all_engines_are_forks_of_one_process(engine: ProcessEngine) 
     assert template.name() == "pyc-fork-server"
     assert template.parent() == psutil.Process()
     assert psutil.Process(last.info.pid).name() == "pyc-worker-0"
-    assert template.children() == [psutil.Process(last.info.pid)]  # nobody is a zombie
+    assert template.children() == [psutil.Process(last.info.pid)]  # no zombies are left
     other.leave()
     wait_until(lambda: not template.children())
 
@@ -121,7 +121,7 @@ def test_a_worker_has_what_a_new_process_would_have(
     assert capfd.readouterr().out == "told\n"
     assert len({said(engine, note, lambda: np.random.rand()) for _ in range(3)}) == 3
 
-    # What libraries may look at while they are imported, or nothing can change from outside.
+    # Values that a library may read at import, or that cannot be changed later.
     monkeypatch.setenv("PYCOLLECT_TEST_VARIABLE", "new")
     umask = os.umask(0o077)
     try:
@@ -146,7 +146,7 @@ def test_what_this_program_has_of_pycollect_is_imported_once(
     note = tmp_path / "note"
     assert said(engine, note, lambda: names - {*sys.modules}) == "set()"
     worker = started(engine, CountingEnv, 1)
-    assert parent(worker).name() == "pyc-fork-server"  # it has neither threads nor a GPU by that
+    assert parent(worker).name() == "pyc-fork-server"  # imports start no threads and open no GPU
 
 
 @pytest.mark.parametrize(
@@ -164,13 +164,14 @@ def test_what_would_not_do_is_not_imported(
     monkeypatch.syspath_prepend(str(tmp_path))
     server = multiprocessing.forkserver._forkserver
     monkeypatch.setattr(server, "_preload_modules", ["awkward"])
-    if code == "raise SystemExit":  # as any other error: whoever needs it is told
+    if code == "raise SystemExit":  # no warning: a later import raises it
         worker = started(engine, CountingEnv)
     else:
         with pytest.warns(UserWarning, match="awkward"):
             worker = started(engine, CountingEnv)
     assert parent(worker).name() == "pyc-fork-server"
-    assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"  # nobody is told again
+    # the warning is not repeated
+    assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"
 
 
 def test_a_module_that_is_blocked_or_comes_meanwhile_is_no_error(
@@ -216,7 +217,7 @@ def test_workers_go_on_without_their_template_until_they_are_ended(engine: Proce
 
 
 def test_who_is_let_go_of_is_ended(engine: ProcessEngine) -> None:
-    """As the one that an interrupt met before anybody knew of it."""
+    """An interrupt may arrive before the driver has registered the worker."""
     with fork_servers.lock:
         null = os.open(os.devnull, os.O_RDONLY)
         read, write = os.pipe()  # its state, which never comes
@@ -269,7 +270,7 @@ import os
 file = os.open({device!r}, os.O_RDONLY)
 """
 
-# As a torch that was built with CUDA; on some machines NVML initializes CUDA, too.
+# Like a torch built with CUDA; on some machines NVML initializes CUDA, too.
 TORCH_WITH_CUDA = """
 import os, torch
 def count():
@@ -287,7 +288,7 @@ counted = torch.{function}()
 
 @pytest.fixture
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _own_template: None) -> Path:
-    """A file that the template takes for a GPU."""
+    """A file that the fork server treats as a GPU."""
     device = tmp_path / "nvidia"
     device.touch()
     head = "import pycollect.transport.processes.fork_server_main as template\n"
@@ -406,13 +407,13 @@ def test_an_interrupt_while_it_is_awaited_mixes_no_answers(
 
     with monkeypatch.context() as patched:
         patched.setattr(forking, "_received", interrupted)
-        patched.setattr(forking, "_modules", lambda: ("json",))  # it answers at once
+        patched.setattr(forking, "_modules", lambda: ("json",))  # makes its reply fast
         with pytest.raises(KeyboardInterrupt):
             started(engine, CountingEnv)
     assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"
 
 
-@pytest.mark.slow  # two fork_servers, of which the next test needs one
+@pytest.mark.slow  # two fork servers; the next test needs one
 @own_template
 def test_a_stopped_template_is_given_up(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
@@ -528,7 +529,7 @@ def test_it_ends_with_its_program(end: str, tmp_path: Path) -> None:
     )
     assert driver.stdout is not None
     pids = [int(driver.stdout.readline())]
-    if end == "fork":  # a process that was forked from one with a template makes its own
+    if end == "fork":  # a fork of a process with a fork server starts its own
         pid, is_its_own = driver.stdout.readline().split()
         assert is_its_own == "True"
         assert int(pid) not in pids
@@ -565,7 +566,7 @@ def test_workers_end_with_a_program_that_they_are_still_importing(tmp_path: Path
     pids = [int(driver.stdout.readline()) for _ in range(2)]
     template = psutil.Process(pids[0]).parent()
     assert template is not None
-    template.kill()  # it would end those whose driver it sees go first
+    template.kill()  # it would end workers if it saw the driver exit
     await_gone(template.pid)
     driver.kill()
     for pid in pids:

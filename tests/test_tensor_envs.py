@@ -1,4 +1,4 @@
-"""Vector environments of tensors: the batches of the same environments with numpy arrays."""
+"""Vector environments of tensors: the same batches as from environments of numpy arrays."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def assert_same(ours: Result, theirs: Result) -> None:
 
 
 def assert_as_arrays(device: str, policy: Callable[[], Any], *env: Any, **arguments: Any) -> None:
-    """Compare with the environment of arrays, whose batches other tests check."""
+    """Compare with the environment of arrays; other tests check its batches."""
     own = policy()
     own = own.to(device) if isinstance(own, nn.Module) else own
     tensors = collected(partial(CountingTensors, *env, device=device), own, **arguments)
@@ -177,7 +177,7 @@ def test_last_observations_may_come_row_by_row(device: str) -> None:
 
 
 class Keeping(CountingTensors):
-    """Its array of last observations, one object per row, keeps those of earlier ends."""
+    """Reuse one array of final observations, which keeps values of earlier episodes."""
 
     def __init__(self) -> None:
         super().__init__("SAME_STEP", "each")
@@ -191,7 +191,7 @@ class Keeping(CountingTensors):
 
 
 class Listing(CountingTensors):
-    """Its info is a list of one dict per row."""
+    """Return info as a list of one dict per row."""
 
     def step(self, actions: Any) -> Any:
         *values, info = super().step(actions)
@@ -233,7 +233,7 @@ class Other(CountingArrays):
 
 
 class Pending(CountingTensors):
-    """A reset leaves the resets of single rows pending, as AsyncVectorEnv without shared memory."""
+    """Keep pending resets over a reset, like AsyncVectorEnv without shared memory."""
 
     def __init__(self) -> None:
         super().__init__("SKIPPING")
@@ -251,7 +251,7 @@ def test_pending_resets_are_done_before_a_reset() -> None:
 
 
 class Stating(CountingTensors):
-    """States NEXT_STEP, and resets in the same step."""
+    """Declare NEXT_STEP, but reset in the same step."""
 
     def __init__(self, final: bool = True) -> None:
         super().__init__("SAME_STEP", final)
@@ -260,7 +260,7 @@ class Stating(CountingTensors):
 
 
 class EndingAgain(CountingTensors):
-    """Ends rows in the step that resets them."""
+    """End rows in the step that resets them."""
 
     def __init__(self) -> None:
         super().__init__("SKIPPING")
@@ -357,7 +357,7 @@ def test_unknown_last_observations_must_be_asked_for(device: str) -> None:
 
 
 class FakeGraph:
-    """Stands for `CapturedWork`: torch's operations are noted once, and done again by each call."""
+    """Stands for `CapturedWork`: records torch's operations once and replays them on each call."""
 
     captured = 0
 
@@ -427,7 +427,7 @@ def test_captured_rollouts_are_the_same(
 
 
 def test_rollouts_between_captured_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More episodes end in the random ones than a fetch has room for."""
+    """More episodes end in the random rollouts than fit into one fetch."""
 
     def batches() -> tuple[list[TensorDictBase], Any]:
         with pycollect.SyncDataCollector(
@@ -456,7 +456,7 @@ def test_rollouts_between_captured_ones(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Short(CountingTensors):
-    """Its episodes have one to three steps."""
+    """Episodes of one to three steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -500,7 +500,7 @@ def test_processes_bring_the_batches_of_arrays(mode: str, arguments: dict[str, A
 
 
 class SlowTensors(CountingTensors):
-    """Its rollouts end early, where others do not wait for it."""
+    """A slow environment, to have its rollouts preempted."""
 
     def step(self, actions: Any) -> Any:
         time.sleep(0.005)
@@ -544,7 +544,7 @@ def test_so_do_actors() -> None:
 
 
 class Nested(CountingTensors):
-    """The same with a nest of observations and actions, in arrays that only speak DLPack."""
+    """The same with nested observations and actions, in arrays that only support DLPack."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -568,7 +568,7 @@ class Nested(CountingTensors):
 
 
 class Speaking:
-    """An array of a library that only speaks DLPack."""
+    """An array that only supports DLPack."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -687,7 +687,7 @@ def test_observations_of_tuple_spaces_may_be_lists() -> None:
 
 
 class Rebuilding(VectorWrapper):
-    """Gives its environment a copy of the options, as Gymnasium's `NumpyToTorch` does."""
+    """Pass a copy of the options to the environment, as Gymnasium's `NumpyToTorch` does."""
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         return self.env.reset(seed=seed, options=options and type(options)(**options))
@@ -710,7 +710,7 @@ def test_wrappers_may_rebuild_options() -> None:
 
 
 def test_other_information_is_copied_to_the_host() -> None:
-    """`info_keys` read numpy arrays, so such an environment is stepped with these."""
+    """`info_keys` needs numpy arrays, so the environment is stepped with numpy arrays."""
 
     class Telling(CountingTensors):
         def step(self, actions: Any) -> Any:

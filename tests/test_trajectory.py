@@ -17,7 +17,7 @@ from pycollect import split_trajectories
 
 
 def cells_of(td: TensorDict, *, by_done: bool = True) -> list[list[tuple[int, ...]]]:
-    """The trajectories as lists of cells, by the words of the contract."""
+    """Return the trajectories as lists of cells, as the contract defines them."""
     done = td.get(("next", "done"), None) if by_done else None
     ids = td.get(("collector", "traj_ids"), None)
     mask = td.get(("collector", "mask"), None)
@@ -41,7 +41,7 @@ def cells_of(td: TensorDict, *, by_done: bool = True) -> list[list[tuple[int, ..
 
 
 def check(td: TensorDict, out: TensorDict, ids_key: tuple[str, ...]) -> None:
-    """Every leaf of the padded form, cell by cell."""
+    """Compare every leaf of the padded form, cell by cell."""
     expected = cells_of(td)
     longest = max(map(len, expected), default=0)
     assert out.shape == (len(expected), longest)

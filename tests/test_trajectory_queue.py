@@ -16,7 +16,7 @@ from pycollect.data.trajectory_queue import TrajectoryQueue
 
 
 def rollout(frames: list[int], ids: list[int], dones: list[int]) -> TensorDict:
-    """[T]; an id of -1 is an uncollected cell."""
+    """Return a rollout of shape [T]; an id of -1 marks an uncollected cell."""
     numbers = torch.tensor(frames, dtype=torch.int64)
     done = torch.tensor(dones, dtype=torch.bool).unsqueeze(-1)
     return TensorDict(
@@ -30,7 +30,7 @@ def rollout(frames: list[int], ids: list[int], dones: list[int]) -> TensorDict:
 
 
 class Env:
-    """Frames numbered over all envs, in trajectories that end at random or are cut."""
+    """Number the frames over all envs, in trajectories that end at random or are cut."""
 
     def __init__(self, first_id: int) -> None:
         self.id = first_id
@@ -44,7 +44,7 @@ class Env:
             if event == "skip":
                 frames.append(-7)
                 ids.append(-1)
-                dones.append(1)  # what an uncollected cell says does not count
+                dones.append(1)  # uncollected cells must be ignored
                 continue
             if event == "cut" and self.open:
                 self.open = []
@@ -84,12 +84,12 @@ def test_every_complete_trajectory_comes_once_and_all_frames_are_accounted_for(
             done_before = len(complete)
             ended: list[tuple[int, list[int]]] = []
             rows = [env.roll(steps, data, clock, ended) for env in workers[worker]]
-            ended.sort(key=itemgetter(0))  # as they had begun, else by row
+            ended.sort(key=itemgetter(0))  # by their start, then by row
             complete[done_before:] = [trajectory for _, trajectory in ended]
             td = torch.stack(rows) if envs > 1 else rows[0]
             pushed[worker] += int((td["collector", "traj_ids"] != -1).sum())
             lost[worker] += queue.push(worker, td)
-            td["next", "frame"].fill_(-99)  # the rollout's memory is its owner's
+            td["next", "frame"].fill_(-99)  # the memory is reused after push
         elif action == "cut":
             cut = sum(len(env.open) for env in workers[worker])
             assert queue.cut(worker) == cut

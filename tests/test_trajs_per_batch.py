@@ -1,4 +1,4 @@
-"""Batches of whole trajectories: each from its start to its done, none twice, none in silence."""
+"""Batches of whole trajectories: each from start to done, none repeated, losses reported."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def split(td: Any, form: str) -> list[Any]:
 
 
 def test_episodes_without_a_bound_are_warned_about() -> None:
-    """They are held in memory until they end, and for `total_frames` at most."""
+    """Unfinished episodes are held in memory, for at most `total_frames` frames."""
     with warned("trajs_per_batch") as caught:
         collector = SyncDataCollector(
             partial(CountingEnv, 0, (1000,)),
@@ -130,7 +130,7 @@ def test_resets_at_each_batch_cut_them() -> None:
         reset_at_each_iter=True,
     ) as collector:
         shapes = [collector.next().shape]
-        # The second rollout has cut what the first one left open; its own is open still.
+        # The second rollout cut the open trajectories of the first; its new ones are still open.
         assert check(collector.ledger())["reasons"] == {"incomplete": T - 3}
         shapes += [td.shape for td in collector]
         total = check(collector.ledger())
@@ -172,7 +172,7 @@ def test_a_vector_env_that_skips_cells() -> None:
 
 
 def test_the_end_is_the_end() -> None:
-    """What is lost there is not collected again by whoever asks once more."""
+    """Frames lost at the end are not collected again by a further call."""
     with SyncDataCollector(
         partial(CountingEnv, 0, (3,)),
         None,

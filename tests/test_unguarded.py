@@ -1,4 +1,4 @@
-"""A module that starts workers when it is imported: a worker that imports it refuses."""
+"""A worker refuses to import a module that starts workers at import."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Start = Callable[[Any, Any, Any], None]
 
 
 def collect(way: Way, env: Any, policy: Any, hook: Any, **arguments: Any) -> None:
-    """One batch, in that way."""
+    """Collect one batch with this collector."""
     entries = [[env]] * way.workers if way.name.endswith("teams") else [env] * way.workers
     with way.collector(entries, policy(), frames_per_batch=8, **arguments) as collector:
         collector.next()
 
 
 def collect_elsewhere(env: Any, policy: Any, hook: Any) -> None:
-    """One batch in a worker that is given an environment of another module."""
+    """Collect one batch with an environment from another module."""
     with MultiSyncDataCollector([CountingEnv], frames_per_batch=8) as collector:
         collector.next()
 
@@ -76,7 +76,7 @@ def test_spawned_workers_refuse() -> None:
     "name", ["policy_process", "policy_factory", "pre_collect_hook", "factory_of_envs"]
 )
 def test_whatever_a_worker_imports_it_for(name: str) -> None:
-    """A policy, a hook or a factory of the module, with an environment of another one."""
+    """The worker imports the module for a policy, a hook or a factory, not for its environment."""
 
     def start(env: Any, policy: Any, hook: Any) -> None:
         given: dict[str, dict[str, Any]] = {
@@ -97,7 +97,7 @@ def test_whatever_a_worker_imports_it_for(name: str) -> None:
 
 
 class ImportingEnv(CountingEnv):
-    """An environment whose constructor imports the module."""
+    """An environment that imports the module in its constructor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class ImportingEnv(CountingEnv):
 
 
 class LateEnv(CountingEnv):
-    """An environment whose reset imports the module."""
+    """An environment that imports the module in its reset."""
 
     def reset(self, **arguments: Any) -> Any:
         importlib.import_module(MODULE)
@@ -176,7 +176,7 @@ def test_workers_of_the_scheme(ray_cluster: Any) -> None:
 
 
 class MakingEnv(CountingEnv):
-    """An environment that collects itself: in its constructor, its first reset and first step."""
+    """An environment that runs a collector in its constructor, first reset and first step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def test_threads_that_its_import_starts_are_refused_in_workers(
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_launcher_ends_with_the_error(tmp_path: Path, start_method: str) -> None:
-    """It starts no more than its own two workers, and a preloaded module none at all."""
+    """The launcher starts only its own two workers; a preloaded module starts none."""
     (tmp_path / "train.py").write_text(SCRIPT)
     result = subprocess.run(
         [sys.executable, "train.py", start_method],

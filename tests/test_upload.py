@@ -63,7 +63,7 @@ def test_nobody_waits_on_the_host_while_there_is_room(fake: FakeDevice) -> None:
     with uploading() as collector:
         batches = [collector.next(), collector.next()]
         assert "host waits" not in fake.log
-        batches.append(collector.next())  # a third copy: the oldest has to have ended
+        batches.append(collector.next())  # a third copy requires that the first has ended
         assert fake.log.count("host waits") == 1
         batches += [collector.next() for _ in range(4)]
     assert sum(entry.startswith("pinned") for entry in fake.log) <= 3
@@ -94,7 +94,7 @@ def test_parts_that_were_sent_are_not_copied_again(
     assert torch.equal(result["seen",], expected)
     assert bool(result["flag",].all())
 
-    # What was begun is forgotten with a slab that is dropped.
+    # Dropping a slab discards its partial copy.
     other = make_pool(placement, 1, uploader.allocate).acquire()
     uploader.send(other, [slab_tensors(other, [2, 1, 3])["seen",][1]])
     assert len(uploader._partial) == 1
@@ -123,10 +123,10 @@ def test_a_device_without_streams_is_never_waited_for_as_a_whole(
 
 
 class Lagging(FakeDevice):
-    """Copies end at once, the learner's stream comes to nothing by itself.
+    """Complete copies at once, but never advance the learner's stream.
 
     Attributes:
-        waited: for which of its marks the host has waited.
+        waited: Numbers of the marks that the host has waited for.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Lagging(FakeDevice):
 
 
 def test_a_learner_that_lags_behind_is_waited_for() -> None:
-    """What it has not come to is on the device: without a bound, more and more of it."""
+    """Pending work keeps memory on the device, which would grow without a bound."""
     device = Lagging()
     uploader = DeviceUploader(device)
     for _ in range(MAX_AHEAD):
@@ -152,7 +152,7 @@ def test_a_learner_that_lags_behind_is_waited_for() -> None:
 
 
 def test_memory_is_written_again_only_after_its_copy(fake: FakeDevice) -> None:
-    """Were a slab given back before, a later rollout would be in an earlier batch."""
+    """If a slab were reused earlier, a later rollout would overwrite an earlier batch."""
     with uploading(frames_per_batch=9) as collector:
         batches = [collector.next() for _ in range(12)]
     fake.run()
@@ -185,7 +185,7 @@ def test_whole_trajectories_are_one_copy_too(fake: FakeDevice, form: str) -> Non
     with uploading(**arguments) as collector:
         batches = [collector.next() for _ in range(4)]
         assert fake.log.count("copy") == 4
-        assert fake.log.count("host waits") == 2  # as for slabs, two may be under way
+        assert fake.log.count("host waits") == 2  # as for slabs, two may be pending
         fake.run()
     for td, expected in zip(batches, plain(4, **arguments), strict=True):
         assert_equal(td, expected)

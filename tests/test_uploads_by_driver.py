@@ -1,7 +1,7 @@
-"""Collectors whose batches go to a device by the core's Uploader, with the fake driver.
+"""Copies of collectors' batches to a device by the core's Uploader, with the fake driver.
 
-A process each: which library is CUDA's is found once. Nothing here needs a GPU, nor torch with
-CUDA; `test_cuda.py` has the same on a GPU.
+Each test runs in a new process, because the CUDA library is looked up once per process. No test
+here needs a GPU or torch with CUDA; `test_cuda.py` has the same tests on a GPU.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ with stream(storing_device="cuda") as collector:
 
 
 def test_a_graph_that_another_thread_captures_is_not_ended() -> None:
-    """In the default mode any other thread that asks for torch's events would end it."""
+    """In the default mode, a query of torch's events from another thread would end the capture."""
     run_uploads(
         """
 with stream(storing_device="cuda") as collector:
@@ -183,7 +183,7 @@ def test_what_processes_wrote_is_read_where_it_is() -> None:
     ],
 )
 def test_rollouts_travel_as_workers_finish_them(joined: str | int, copies: str) -> None:
-    """Along time the frames of one worker's two environments do not lie side by side."""
+    """With cat along time, the frames of a worker's two environments are not adjacent."""
     run_uploads(
         f"""
 from pycollect.data import upload

@@ -35,7 +35,7 @@ class TestSyncVectorEnv:
         env = SyncVectorEnv(fns(kind), autoreset_mode=AutoresetMode[mode])
         batch = make_env_batch(lambda: env)
         assert env.autoreset_mode is AutoresetMode.DISABLED
-        assert env.envs[0].episode == -1  # no probe
+        assert env.envs[0].episode == -1  # no step was used to detect the mode
         assert batch.batched
         assert batch.can_reset
         if kind is not ConstantEnv:

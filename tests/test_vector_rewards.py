@@ -1,4 +1,4 @@
-"""Rewards that are vectors: frame by frame over all ways to collect, and what is made of them."""
+"""Vector rewards: frame by frame with every collector, and the batch options that use them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WAYS = marked(MULTI_STACK, MULTI_0, MULTI_ASYNC[2], STACK, ASYNC[1])
 
 
 def scalar(td: TensorDict) -> TensorDict:
-    """The batch with its first reward alone; the others are checked here."""
+    """Return the batch with its first reward only, after a check of the others."""
     rewards = td["next", "reward"]
     assert rewards.shape == (*td.shape, len(WEIGHTS))
     assert rewards.dtype == torch.float32
@@ -134,11 +134,11 @@ def test_an_async_batched_collector() -> None:
             assert torch.equal(td["next", "reward"], expected)
 
 
-# Returns and what is made of batches
+# Returns and batch options
 
 
 def episode() -> list[float]:
-    """The returns of an episode of 4 steps whose actions are 0."""
+    """Return the returns of an episode of 4 steps with action 0."""
     return (10.0 * WEIGHTS).tolist()
 
 
@@ -261,11 +261,11 @@ def test_multi_step_sums_each_objective() -> None:
     assert not two.all()
 
 
-# Which environments have them
+# Environments with vector rewards
 
 
 class Half(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A wrapper of a user's own that keeps the form of the rewards."""
+    """A user's wrapper that keeps the shape of the rewards."""
 
     def step(self, action: Any) -> Any:
         observation, reward, *rest = super().step(action)
@@ -315,7 +315,7 @@ class Undeclared(SeveralEnv):
 
 
 class OtherKind(SeveralEnv):
-    """A `reward_space` of some other meaning."""
+    """An environment with a `reward_space` of another meaning."""
 
     reward_space: Any = "return"
 

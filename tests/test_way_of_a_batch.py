@@ -1,4 +1,4 @@
-"""The files that a batch and an argument pass: a short way down, and none back."""
+"""The files that a batch and an argument pass: few on the way down, and none twice."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pycollect
 from pycollect.api.binding import Arguments
 
 HOME = str(Path(pycollect.__file__).parent)
-DEEPEST = 9  # files below each other: an engine that asks whether a process lives is the deepest
+DEEPEST = 9  # nested files, in an engine's check that a process is alive
 
-PICKLING = ("persistent_id", "is_inherited")  # these see every value of a pickle
+PICKLING = ("persistent_id", "is_inherited")  # called for every pickled value
 
 
 def files_below(frame: FrameType | None) -> tuple[str, ...]:
-    """The files of pycollect that call each other, outermost first, neighbours counted once."""
+    """Return pycollect's files on the call stack, outermost first, each run of one file once."""
     files: list[str] = []
     while frame is not None:
         name = frame.f_code.co_filename
@@ -67,7 +67,7 @@ def test_no_call_of_one_batch_comes_back_to_a_file(way: Way) -> None:
 def test_frames_per_batch_passes_few_files_and_none_twice(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the call to the worker, or to the message for it."""
+    """Follow the argument from the call to the worker, or to its message."""
     share = 7919
     files: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Contents of a weight update: training modes, extra state, tied parameters, refusals."""
+"""Contents of a weight update: training modes, extra state, tied parameters, errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VERSION = ("collector", "policy_version")
 
 
 class Head(nn.Module):
-    """Has a gain that is neither a parameter nor a buffer, and travels as extra state."""
+    """A module with a gain in its extra state, neither a parameter nor a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Head(nn.Module):
 
 
 class Largest(nn.Module):
-    """The index of the largest number."""
+    """Return the index of the largest number."""
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         return numbers.argmax(-1)
 
 
 class Shows(nn.Module):
-    """Outputs its modes (its own, that of `body`, that of `head`) and the gain."""
+    """Output the training modes (of the module, `body` and `head`) and the gain."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def shows() -> TensorDictModule:
 
 
 def next_of_version(collector: Any, version: int) -> Any:
-    """The frames of the first batch that has some of this version."""
+    """Return the frames of this version in the first batch that contains any."""
     for _ in range(30):
         batch = collector.next()
         frames = batch[batch[VERSION] == version]
@@ -116,7 +116,7 @@ def test_extra_state_reaches_workers(way: Way, form: str) -> None:
     policy, other = shows(), shows()
     source = policy if form == "none" else other
     with collecting(way, ONE, policy, frames=T, track_policy_version=True) as collector:
-        # Values of several sizes and types: a number, nothing large, a tensor.
+        # Values of several sizes and types: a number, a large list, a tensor.
         for version, gain in enumerate((2.0, [1.0] * 5000, torch.full((3,), 5.0)), 1):
             source.module.head.gain = gain
             state = source.state_dict()
@@ -129,7 +129,7 @@ def test_extra_state_reaches_workers(way: Way, form: str) -> None:
 
 @pytest.mark.parametrize("way", REMOTE)
 def test_modes_and_extra_state_alone_are_pushed(way: Way) -> None:
-    """Nothing else has changed when `update_after_each_batch` looks; without a change, no push."""
+    """`update_after_each_batch` pushes only if it finds a change."""
     policy = shows()
     arguments = {"update_after_each_batch": True, "track_policy_version": True}
     with collecting(way, ONE, policy, frames=T, **arguments) as collector:
@@ -144,7 +144,7 @@ def test_modes_and_extra_state_alone_are_pushed(way: Way) -> None:
 
 @pytest.mark.processes
 def test_an_unchanged_extra_state_is_not_pushed() -> None:
-    """Central inference in a process compares the policy with what was sent."""
+    """Central inference in a process compares the policy with the last update."""
     policy = shows()
     policy.module.head.gain = torch.ones(2)
     arguments = {"inference": "central", "update_after_each_batch": True}
@@ -227,7 +227,7 @@ def test_workers_that_are_added_have_them(way: Way) -> None:
 
 @pytest.mark.parametrize("way", SYNC)
 def test_a_module_brings_its_modes_and_a_state_dict_none(way: Way) -> None:
-    """Also to policies that workers built from a factory."""
+    """The modes also reach policies that workers built from a factory."""
     learner = shows()
     arguments = {"policy_factory": shows, "track_policy_version": True}
     with collecting(way, ONE, None, frames=T, **arguments) as collector:
@@ -238,7 +238,7 @@ def test_a_module_brings_its_modes_and_a_state_dict_none(way: Way) -> None:
 
 
 class Merging(nn.Linear):
-    """Adds its adapter to its weight in evaluation mode, as LoRA layers do."""
+    """Merge the adapter into the weight in evaluation mode, as LoRA layers do."""
 
     def __init__(self) -> None:
         super().__init__(1, 1, bias=False)

@@ -1,6 +1,6 @@
-"""Who gives a collector its policy's weights: schemes and updaters, stood in for by classes here.
+"""Weight sync schemes and weight updaters of a collector, with stand-in classes.
 
-`compat/test_torchrl_weights.py` has TorchRL's own.
+`compat/test_torchrl_weights.py` has TorchRL's own classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ONE = ENTRIES["one"]
 
 
 class Updater:
-    """As much of an updater as a collector asks for."""
+    """The methods of a weight updater that a collector calls."""
 
     def __init__(self) -> None:
         self.collector: Any = None
@@ -38,7 +38,7 @@ class Updater:
 
 
 class Piping(Updater):
-    """Sends what it is given through the pipes, a little more to each."""
+    """Send weights through the pipes, with a different value for each worker."""
 
     def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None, **more: Any) -> None:
         super().__call__(policy_or_weights, worker_ids, **more)
@@ -118,7 +118,7 @@ def test_an_updater_sends_through_pipes_and_that_is_one_version() -> None:
 
 
 class WeightSyncScheme:
-    """What is recognised by its name and place."""
+    """A stand-in that is recognized by its name and module."""
 
 
 WeightSyncScheme.__module__ = "torchrl.weight_update.weight_sync_schemes"

@@ -1,4 +1,4 @@
-"""Weights and their versions: who takes them, when, and what is sent (section 9)."""
+"""Weights and their versions: receivers, timing and contents (section 9)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VERSION = ("collector", "policy_version")
 
 
 class Constant(torch.nn.Module):
-    """Outputs its parameter and its buffer."""
+    """Output the parameter and the buffer."""
 
     def __init__(self, value: float = 0.0, size: int = 3) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def set_policy(policy: TensorDictModule, value: float) -> None:
 
 
 def seen(td: Any) -> set[tuple[float, int]]:
-    """The (weight, buffer) pairs that a batch was collected with."""
+    """Return the (weight, buffer) pairs that a batch was collected with."""
     weights = td["weight"].flatten().round().tolist()
     return set(zip(weights, td["count"].flatten().tolist(), strict=True))
 
@@ -80,7 +80,7 @@ def test_forms_of_weights_in_process(form: str) -> None:
         collector.update_policy_weights_(in_form(other, form), wait=True)
         assert seen(collector.next()) == {(6.0, 6)}
     set_policy(other, 9.0)
-    assert policy.module.count == 6  # a copy
+    assert policy.module.count == 6  # the collector has a copy
 
 
 def in_form(policy: TensorDictModule, form: str) -> Any:
@@ -95,7 +95,7 @@ def in_form(policy: TensorDictModule, form: str) -> Any:
 
 
 def part(value: float) -> TensorDict:
-    """Weights of which one name alone is given."""
+    """Return weights with only one of the names."""
     return TensorDict({"module": {"weight": torch.full((3,), value / 3)}})
 
 
@@ -109,7 +109,7 @@ def test_names_that_are_missing_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("way", marked(MULTI_STACK, SYNC, central=False))
 def test_workers_with_weights_of_their_own(way: Way) -> None:
-    """Also parts of them, one after the other, in a state, and after a new policy for all."""
+    """Also checks partial updates, a state, and a new policy for all workers."""
     policy, other = constant_policy(), constant_policy()
     with collecting(way, ONE, policy, frames=T, track_policy_version=True) as collector:
         set_policy(other, 3.0)
@@ -134,9 +134,9 @@ def test_workers_with_weights_of_their_own(way: Way) -> None:
 
 @pytest.mark.parametrize("way", marked(MULTI_STACK, SYNC, central=False))
 def test_a_policy_beside_a_factory_is_here_for_its_weights(way: Way) -> None:
-    """Workers build theirs, and begin with the weights of the one that stays here."""
+    """Workers build their own policies, and start with the weights of the driver's policy."""
     policy = constant_policy(2.0)
-    policy.module.lock = threading.Lock()  # so that it does not pickle
+    policy.module.lock = threading.Lock()  # so that it cannot be pickled
     with collecting(way, ONE, policy, frames=T, policy_factory=constant_policy) as collector:
         assert seen(collector.next()) == {(6.0, 0)}
         assert collector.policy_version == 0
@@ -197,7 +197,7 @@ def test_without_a_policy_there_are_no_weights() -> None:
 
 @pytest.mark.ray
 def test_each_worker_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forms, misfits, worker_ids, versions and lag; shared once per version."""
+    """Check formats, errors, worker_ids, versions and lag; weights are shared once per version."""
     puts = []
     policy, other = constant_policy(), constant_policy()
     with collecting(SYNC, ONE, policy, frames=T, track_policy_version=True) as collector:
@@ -208,7 +208,7 @@ def test_each_worker_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> Non
         for version, form in enumerate(("module", "tensordict", "state dict"), 1):
             set_policy(other, 3.0 * version)
             collector.update_policy_weights_(in_form(other, form))
-            set_policy(other, 0.0)  # what was given was copied
+            set_policy(other, 0.0)  # the update has copied the weights
             assert len(puts) == version == collector.policy_version
             td = collector.next()
             assert seen(td) == {(3.0 * version, 3 * version)}
@@ -252,7 +252,7 @@ def test_a_queued_rollout_takes_the_newest(way: Way, wait: bool, tmp_path: Path)
         if wait or (way.children and way.transport == "shared memory"):
             assert queued == {(6.0, 6)}
             assert collector.policy_lag == {0: 0}
-        else:  # what was not awaited may still be on its way when the rollout starts
+        else:  # without a wait, the update may arrive after the rollout starts
             assert queued in ({(0.0, 0)}, {(3.0, 3)}, {(6.0, 6)})
             assert seen(collector.next()) == {(6.0, 6)}  # queued after the updates
         assert collector.policy_version == 2
@@ -260,7 +260,7 @@ def test_a_queued_rollout_takes_the_newest(way: Way, wait: bool, tmp_path: Path)
 
 @pytest.mark.parametrize("way", marked(SYNC, MULTI_STACK))
 def test_update_after_each_batch_sync(way: Way) -> None:
-    """Strictly on-policy, the first batch included."""
+    """Strictly on-policy, including the first batch."""
     policy = constant_policy()
     with collecting(
         way, ONE, policy, frames=T, update_after_each_batch=True, track_policy_version=True
@@ -295,7 +295,7 @@ def test_update_after_each_batch_async(way: Way) -> None:
 
 @pytest.mark.parametrize("way", marked(ASYNC_ONE, MULTI_ONE))
 def test_workers_keep_going_while_the_learner_works(way: Way, tmp_path: Path) -> None:
-    """Exactly `prefetch` rollouts beyond the one that was delivered."""
+    """Workers collect exactly `prefetch` rollouts beyond the delivered one."""
 
     entry = partial(TallyEnv, tmp_path / "steps")
 
@@ -307,14 +307,14 @@ def test_workers_keep_going_while_the_learner_works(way: Way, tmp_path: Path) ->
             collector.next()
             ahead = (delivered + 2) * T
             wait_until(lambda ahead=ahead: steps() == ahead)
-            collector.update_policy_weights_(wait=True)  # a way there and back
+            collector.update_policy_weights_(wait=True)  # a full round trip
             assert steps() == ahead
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 def test_random_actors_have_no_weights() -> None:
-    """No push without a policy."""
+    """A random policy has nothing to push."""
     with collecting(
         SYNC, ONE, None, frames=T, update_after_each_batch=True, track_policy_version=True
     ) as collector:

@@ -1,4 +1,4 @@
-"""What workers write to their standard error: seen here, and its end kept."""
+"""Workers' standard error: shown in this process, with its last part kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pycollect.transport.processes.child import WorkerLog
 
 
 def write(log: WorkerLog, text: bytes) -> None:
-    """As a worker does."""
+    """Write to the log as a worker does."""
     while text:
         text = text[os.write(log.fileno(), text) :]
 

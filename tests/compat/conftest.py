@@ -1,7 +1,7 @@
-"""TorchRL, imported before the tests need it, so that they leave the process as it was.
+"""Import TorchRL early, and undo the side effects of its import.
 
-Its import makes "spawn" the way processes start and switches the checks of torch's distributions
-off, for everything that runs afterwards.
+The import sets the start method of processes to "spawn" and turns off the checks of torch's
+distributions for the whole process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.distributions import Distribution
 
 _start_method = multiprocessing.get_start_method(allow_none=True)
 with contextlib.suppress(ImportError), warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     import torchrl.collectors
     import torchrl.envs
     import torchrl.modules  # noqa: F401

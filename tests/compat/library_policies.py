@@ -1,4 +1,4 @@
-"""Policies made of the modules of tensordict and TorchRL that `program_policies.py` has not."""
+"""Policies from modules of tensordict and TorchRL that `program_policies.py` does not use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OBSERVATION = ["observation"]
 
 
 class Skipping(TensorDictModuleBase):
-    """Writes what is not there yet, which the last action is at its second call."""
+    """Skip existing outputs, such as the last action at its second call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Skipping(TensorDictModuleBase):
 
 
 class Ensemble(TensorDictModuleBase):
-    """The mean of three layers, by vmap over their parameters."""
+    """Return the mean of three layers, by vmap over their parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def normal(env: Any, **options: Any) -> Any:
 
 
 def composite(env: Any) -> Any:
-    """Two samples of one distribution, their parameters nested."""
+    """Draw two samples from one distribution with nested parameters."""
     keys = [("params", *key) for key in (("action", "loc"), ("action", "scale"), ("aux", "logits"))]
     kinds = {"action": distributions.Normal, "aux": distributions.Categorical}
     return ProbabilisticTensorDictSequential(
@@ -119,7 +119,7 @@ def in_two_steps() -> Any:
 
 
 def steps_ahead(env: Any) -> Any:
-    """Three actions at once, given to the environment one by one; it keeps them at the root."""
+    """Compute three actions at once and return them one by one; they are stored at the root."""
     net = nn.Sequential(nn.Linear(3, 3), nn.Unflatten(-1, (3, 1)))
     return MultiStepActorWrapper(Actor(net, in_keys=OBSERVATION), n_steps=3)
 

@@ -1,4 +1,4 @@
-"""Ways to give a policy: each is made for an environment, anew for each side, of equal weights."""
+"""Policies in many forms: each factory makes one for an environment, with fixed weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchrl.data.utils import CloudpickleWrapper
 from torchrl.modules import Actor, AdditiveGaussianModule, RandomPolicy
 from torchrl.testing import LSTMNet
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find this file
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 
 Make = Callable[[Any], Any]
 OBSERVATION = ["observation"]
@@ -27,7 +27,7 @@ def by_observation(td: TensorDictBase) -> TensorDictBase:
 
 
 class Unannounced(TensorDictModuleBase):
-    """Says neither what it reads nor what it writes."""
+    """A policy that declares no keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class CalledItself(Unannounced):
 
 
 class Talkative(TensorDictModuleBase):
-    """Writes more than it was asked for."""
+    """A policy that writes more entries than needed."""
 
     def forward(self, data: Any) -> Any:
         one = data["observation"][..., :1]
@@ -51,7 +51,7 @@ class Talkative(TensorDictModuleBase):
 
 
 class OfItsOwn(TensorDictModuleBase):
-    """Returns another TensorDict than it was given, and not all of that."""
+    """Return a new TensorDict with only some of the input's entries."""
 
     def forward(self, data: Any) -> Any:
         one = data["observation"][..., :1]
@@ -78,12 +78,13 @@ def by_default_annotated(env: Any) -> Any:
     def act(data: Any = None) -> Any:
         return by_observation(data)
 
-    act.__annotations__["data"] = TensorDictBase  # as text, TorchRL does not know it
+    # TorchRL does not resolve annotations in text form
+    act.__annotations__["data"] = TensorDictBase
     return act
 
 
 class Several(nn.Module):
-    """Returns the action, and what it likes."""
+    """Return the action and additional outputs."""
 
     def __init__(self, others: Callable[[torch.Tensor], tuple[Any, ...]]) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ def several(others: Callable[[torch.Tensor], tuple[Any, ...]]) -> Make:
 
 
 def best_of_two(observation: torch.Tensor) -> Any:
-    """What torch returns there is a tuple of a class of its own."""
+    """Return one of torch's own tuple classes."""
     return torch.stack([observation[..., 0], observation[..., 1]], -1).max(-1, keepdim=True)
 
 
@@ -143,7 +144,7 @@ TAKES_TENSORS: dict[str, Make] = {
 
 
 def counting(td: TensorDictBase) -> TensorDictBase:
-    """Reads what it wrote in its call before."""
+    """Read the count of the last call."""
     count = td.get("count", torch.zeros(*td.shape, 1)) + 1
     return td.update({"count": count, "action": count.sin()})
 
@@ -154,7 +155,7 @@ def after_its_last_action(td: TensorDictBase) -> TensorDictBase:
 
 
 def as_module(function: Callable[..., Any], reads: str, *writes: Any) -> Make:
-    """A module that reads the observation and what it wrote before: at first None."""
+    """Return a module that reads the observation and its last output, which is None at first."""
 
     def call(observation: torch.Tensor, before: torch.Tensor | None) -> Any:
         zeros = torch.zeros(*observation.shape[:-1], 1)
@@ -164,18 +165,18 @@ def as_module(function: Callable[..., Any], reads: str, *writes: Any) -> Make:
 
 
 def lstm(env: Any) -> Any:
-    """What TorchRL's own tests have: it returns the state that it was given, and the next one."""
+    """Return an LSTM as in TorchRL's tests, which returns its old state and its new state."""
     net = LSTMNet(1, {"input_size": 12, "hidden_size": 12}, {"out_features": 12})
     states = ["hidden1", "hidden2"]
     policy = TensorDictModule(
         net, ["observation", *states], ["action", *states, *(("next", key) for key in states)]
     )
-    policy(env.reset())  # it has lazy layers
+    policy(env.reset())  # initializes its lazy layers
     return policy
 
 
 def with_next(td: TensorDictBase) -> TensorDictBase:
-    """Tells what it expects to see next."""
+    """Write a prediction under "next"."""
     one = td["observation"][..., :1]
     return td.update({"action": one * 2, ("next", "expected"): one + 1})
 
@@ -191,7 +192,7 @@ def normalised(observation: torch.Tensor) -> torch.Tensor:
 
 
 def normalising(then: Callable[[], Any]) -> Make:
-    """Rewrites what it reads."""
+    """Normalize the observation in place."""
     return lambda env: TensorDictSequential(
         TensorDictModule(normalised, OBSERVATION, OBSERVATION),
         TensorDictModule(then(), OBSERVATION, ["action"]),

@@ -1,4 +1,4 @@
-"""The environments of the table of programs, once for TorchRL's collectors and once for ours."""
+"""The environments of the table of programs, for TorchRL's collectors and ours."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torchrl.envs import (
 )
 from torchrl.modules.utils import get_primers_from_module
 
-for module in (sys.modules[__name__], torchrl_support):  # actors do not find these files
+for module in (sys.modules[__name__], torchrl_support):  # actors cannot import these files
     cloudpickle.register_pickle_by_value(module)
 
 Make = Callable[[], Any]
@@ -40,13 +40,13 @@ class Restarting(gymnasium.Wrapper):
     """A reset that directly follows another one repeats it.
 
     So the stream does not depend on how often a collector resets before its first step, and an env
-    that was made with a seed begins alike in every collector.
+    with a fixed seed begins alike in every collector.
     """
 
     def __init__(self, env: Any, seed: int = 0) -> None:
         super().__init__(env)
         self.unwrapped.np_random = seeding.np_random(seed)[0]
-        self._before: Any = None  # the generator's state before the last reset, until a step
+        self._before: Any = None  # generator state before the last reset, until a step
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if seed is not None:
@@ -62,9 +62,9 @@ class Restarting(gymnasium.Wrapper):
 
 
 class SpacesEnv(gymnasium.Env):
-    """Observations are samples of any space; episodes end after a number of steps that it draws.
+    """Observe samples of any space; episodes have a random number of steps.
 
-    The reward tells the action that came, so that what reaches the env is compared as well.
+    The reward encodes the received action, so that tests compare it as well.
     """
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
@@ -90,7 +90,7 @@ class SpacesEnv(gymnasium.Env):
 
 
 class Corridor(gymnasium.Env):
-    """Where one is, and which of four moves are allowed there; a forbidden one is an error."""
+    """Observe a place and a mask of four moves; a forbidden move is an error."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Dict(
@@ -119,14 +119,14 @@ class Corridor(gymnasium.Env):
 
 @dataclass(frozen=True)
 class EnvPair:
-    """One environment as each side takes it: what a worker is made of, told the policy."""
+    """One environment for both sides: each function maps a policy to an entry for a worker."""
 
     theirs: Callable[[Any], Make]
     ours: Callable[[Any], Any]
 
 
 def gym(make: Make, **encoding: Any) -> EnvPair:
-    """A Gymnasium env: wrapped for TorchRL, as it is for us."""
+    """A Gymnasium env, wrapped for TorchRL only."""
     return EnvPair(lambda policy: partial(wrapped, make, **encoding), lambda policy: make)
 
 
@@ -140,7 +140,7 @@ def wrapped(make: Make, **encoding: Any) -> Any:
 
 
 def primed(make: Make, policy: Any) -> Make:
-    """TorchRL's environment for a recurrent policy: the states pass through it."""
+    """Return TorchRL's environment for a recurrent policy: the states pass through it."""
 
     def make_primed() -> Any:
         env = TransformedEnv(GymWrapper(make()), InitTracker())
@@ -200,12 +200,12 @@ def transformed(make: Make, make_transform: Make) -> Make:
 
 
 def macro(make: Make) -> Any:
-    """Takes several actions per step; dense, since the rewards between are not kept."""
+    """Take several actions per step; the batch is dense because only one reward is kept."""
     return TransformedEnv(make(), envs.MultiAction(stack_rewards=False))
 
 
 def as_given(max_episode_steps: int) -> Any:
-    """Made with keyword arguments by the collector."""
+    """An environment for which the collector passes keyword arguments."""
     return GymWrapper(short_pendulum(max_episode_steps=max_episode_steps))
 
 

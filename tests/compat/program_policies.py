@@ -1,4 +1,4 @@
-"""The policies of the table of programs: each is made anew for each side, with the same weights."""
+"""The policies of the table of programs: each side makes its own, with the same weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors do not find this file
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import this file
 
 OBSERVATION = ["observation"]
 TORQUE = Bounded(-2.0, 2.0, (1,))
@@ -62,7 +62,7 @@ def function_of_tensordict() -> Any:
 def by_sum(
     *shape: int, most: int = 0, like: str = "observation", dtype: torch.dtype = torch.int64
 ) -> Callable[[], Any]:
-    """An action that the sum of the observation decides: reals, or integers below `most`."""
+    """Compute an action from the sum of the observation: floats, or integers below `most`."""
 
     def act(observation: torch.Tensor) -> torch.Tensor:
         total = (observation.double().sum() * 7).float()
@@ -75,7 +75,7 @@ def by_sum(
 
 
 def choose(count: Sequence[int]) -> Callable[[], Any]:
-    """A MultiDiscrete action."""
+    """Compute a MultiDiscrete action."""
 
     def act(observation: torch.Tensor) -> torch.Tensor:
         return (observation.double().sum() * 7).long() % torch.tensor(count)
@@ -84,7 +84,7 @@ def choose(count: Sequence[int]) -> Callable[[], Any]:
 
 
 def greedy_index() -> Any:
-    """The better of two actions, for one env and for a batch of them."""
+    """Return the better of two actions, for one env and for a batch of them."""
     net = nn.Linear(4, 2)
     return TensorDictModule(
         lambda observation: net(observation).argmax(-1), OBSERVATION, ["action"]
@@ -209,7 +209,7 @@ def with_correlated_noise() -> Any:
 
 
 def with_private_keys() -> Any:
-    """Keys that begin with "_" go from module to module and are not delivered."""
+    """Pass keys that begin with "_" between modules; batches do not contain them."""
     return TensorDictSequential(
         TensorDictModule(nn.Linear(3, 8), OBSERVATION, ["_hidden"]),
         TensorDictModule(nn.Linear(8, 4), ["_hidden"], [("deep", "_er")]),
@@ -253,7 +253,7 @@ def recurrent(kind: str, **options: Any) -> Any:
 
 
 def counting() -> Any:
-    """For TorchRL's counting environments; says what it saw under a nested key."""
+    """A policy for TorchRL's counting environments that also writes a nested key."""
 
     def act(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return (observation % 2 == 0).to(torch.int8), observation * 2.0
@@ -269,7 +269,7 @@ def nested_counting() -> Any:
 
 
 def by_flags() -> Any:
-    """Reads the flags of the state that it acts on, which are false."""
+    """Read the flags of the current state, which are false."""
     flags = ("done", "terminated", "truncated")
 
     def act(*flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -280,12 +280,12 @@ def by_flags() -> Any:
 
 
 def by_step_count(td: TensorDictBase) -> TensorDictBase:
-    """Reads the step count, which TorchRL adds with `max_frames_per_traj`."""
+    """Read the step count, which TorchRL adds with `max_frames_per_traj`."""
     return td.update({"action": td["step_count"].squeeze(-1) % 2, "seen": td["step_count"] + 0})
 
 
 def three_at_once() -> Any:
-    """Three steps on, in one action of MultiAction."""
+    """Compute three steps as one action of MultiAction."""
     return TensorDictModule(
         lambda seen: torch.ones((*seen.shape[:-1], 3, 1), dtype=torch.int8),
         OBSERVATION,
@@ -294,7 +294,7 @@ def three_at_once() -> Any:
 
 
 def of_dtype(name: str, dtype: torch.dtype) -> Any:
-    """That policy, its action of another dtype than the environment's."""
+    """Return the policy with an action dtype other than the environment's."""
     return TensorDictSequential(
         POLICIES[name](), TensorDictModule(lambda action: action.to(dtype), ["action"], ["action"])
     )

@@ -27,14 +27,14 @@ class Program:
     """One program.
 
     Attributes:
-        env: of `ENVS`.
-        policy: of `POLICIES`.
-        arguments: of the collectors, the same ones on both sides.
-        draws: it draws from torch's generator as it goes, so that this one is seeded and not the
-            collector, which has generators of its own once it is seeded.
-        acts_alike: False where the two draw random actions in different ways.
-        skipped: keys whose values differ on purpose, see `test_differences.py`.
-        extra: keys that TorchRL's batches have beyond ours.
+        env: A key of `ENVS`.
+        policy: A key of `POLICIES`.
+        arguments: Arguments of the collectors, equal on both sides.
+        draws: Whether to seed torch's generator instead of the collector, because the program draws
+            from torch's generator and a seeded collector has its own.
+        acts_alike: False if the two libraries draw random actions in different ways.
+        skipped: Keys with values that differ on purpose; see `test_differences.py`.
+        extra: Keys of TorchRL's batches that ours do not have.
     """
 
     env: str
@@ -53,7 +53,7 @@ class Program:
         return "; ".join([self.env, self.policy, *told])
 
     def collected_by(self, collector_class: Any, seed: int = SEED, **more: Any) -> Collected:
-        """Its batches; `collector_class` is TorchRL's Collector or one of ours."""
+        """Return the program's batches; `collector_class` is TorchRL's Collector or one of ours."""
         theirs = collector_class is Collector
         pair = ENVS[self.env]
         torch.manual_seed(0)
@@ -72,7 +72,7 @@ class Program:
                 if not self.draws:
                     following = collector.set_seed(seed)
                 if theirs and not self.draws:
-                    collector.reset()  # it goes on with the observation that it has
+                    collector.reset()  # otherwise it continues from its current observation
                 torch.manual_seed(2)
                 return Collected([batch.clone() for batch in collector], following)
             finally:
@@ -81,7 +81,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a program yielded, and the seed that follows the collector's."""
+    """The batches of a program, and the seed that follows the collector's."""
 
     batches: list[TensorDict]
     following: int
@@ -89,7 +89,7 @@ class Collected:
 
 @contextmanager
 def unchecked_distributions() -> Iterator[None]:
-    """As TorchRL's import leaves them; its TanhNormal does not stand torch's checks."""
+    """Turn off distribution checks, as TorchRL's import does; its TanhNormal fails them."""
     checked = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -98,11 +98,11 @@ def unchecked_distributions() -> Iterator[None]:
         Distribution.set_default_validate_args(checked)
 
 
-NEXT_INIT = (("next", "is_init"),)  # it is false wherever it is written there: it says nothing
+NEXT_INIT = (("next", "is_init"),)  # always false, so it carries no information
 
 
 def pendulums() -> list[Program]:
-    """One env: policies in every form, and what they draw."""
+    """Programs for one env: policies in every form, and random draws."""
     plain = ("linear", "lazy", "module", "module on the TensorDict", "function of the TensorDict")
     others = ("private keys", "LayerNorm", "Delta", "TanhDelta", "actor and action value")
     drawing = (
@@ -129,7 +129,7 @@ def pendulums() -> list[Program]:
 
 
 def recurrent() -> list[Program]:
-    """States from the policy's modules, and through TorchRL's environment."""
+    """Recurrent programs: states from the policy's modules, and through TorchRL's environment."""
     cut = {"max_frames_per_traj": 7}
     kinds = ("LSTM", "GRU", "LSTM of 2 layers", "GRU of 2 layers")
     there = "Pendulum, primed there"
@@ -148,7 +148,7 @@ def recurrent() -> list[Program]:
 
 
 def discrete() -> list[Program]:
-    """Discrete actions, drawn and not, as indices and one-hot, masked, and in batches of envs."""
+    """Discrete actions: sampled or greedy, as index or one-hot, masked, and in batches of envs."""
     return [
         *(Program("CartPole", name, draws=True) for name in ("categorical", "probs")),
         *(Program("CartPole", name) for name in ("greedy", "Q values by index")),
@@ -170,7 +170,7 @@ def discrete() -> list[Program]:
 
 
 def spaces() -> list[Program]:
-    """Every space with a fixed shape, as an observation and as an action."""
+    """Programs for every space with a fixed shape, as an observation and as an action."""
     seen = ("Discrete", "MultiDiscrete", "MultiBinary", "uint8", "float64")
     taken = ("Box", "MultiDiscrete", "MultiBinary")
     return [
@@ -182,12 +182,12 @@ def spaces() -> list[Program]:
 
 
 def torchrl_kinds() -> list[Program]:
-    """TorchRL's own environments with policies; without one, see `test_torchrl_envs.py`."""
+    """TorchRL's own environments with policies; `test_torchrl_envs.py` has those without."""
     random_first = {"init_random_frames": FRAMES + 10}
     return [
         Program("CountingEnv", "counting"),
         Program("CountingEnv [3]", "counting"),
-        # There, a collector of nested flags cannot be reset, which a seed asks for.
+        # In TorchRL, seeding requires a reset, which fails for collectors with nested flags.
         *(Program(f"NestedCountingEnv{s}", "nested counting", draws=True) for s in ("", " [3]")),
         Program("DiscreteActionConvMockEnv", "pixels"),
         *(Program(name, "three at once") for name in ("MultiAction", "SerialEnv, MultiAction")),
@@ -237,13 +237,14 @@ ARGUMENTS: list[dict[str, Any]] = [
 
 
 def with_arguments() -> list[Program]:
-    """Every argument, for one env and for a batch of three."""
+    """Programs for every argument, for one env and for a batch of three."""
     return [
         Program(
             env,
             "greedy",
             arguments,
-            skipped=(IDS,) if "split_trajs" in arguments else (),  # there, padding has the id 0
+            # in TorchRL, padding has the id 0
+            skipped=(IDS,) if "split_trajs" in arguments else (),
         )
         for arguments in ARGUMENTS
         for env in ("CartPole", "CartPole in a list")

@@ -1,4 +1,4 @@
-"""PyTorchRL's components as factories that are seeded alike, and programs made of them."""
+"""Factories of PyTorchRL's components with equal seeds, and programs that use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 import torch
 
-with warnings.catch_warnings(), contextlib.redirect_stderr(None):  # gym's farewell
+with warnings.catch_warnings(), contextlib.redirect_stderr(None):  # hides gym's deprecation notice
     warnings.simplefilter("ignore")
     import gym
     import pytorchrl as prl
@@ -32,13 +32,13 @@ with warnings.catch_warnings(), contextlib.redirect_stderr(None):  # gym's farew
     from pytorchrl.scheme import GWorkerSet, UWorker
     from ray import cloudpickle
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors do not find this file
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import this file
 
 SEED = 7
 
 
 class OldEnv(gym.Env):
-    """A Gymnasium environment by gym's old interface, which PyTorchRL's vectors call."""
+    """A Gymnasium environment with gym's old interface, which PyTorchRL's vectors call."""
 
     def __init__(self, env_id: str, index_col_worker: int, index_env: int) -> None:
         self._env = gymnasium.make(env_id)
@@ -80,7 +80,7 @@ def make_old_env(env_id: str, index_col_worker: int = 0, index_env: int = 0) -> 
 
 @dataclass(frozen=True)
 class Factories:
-    """What CWorkerSet.create_factory and CWorker take."""
+    """The factories that CWorkerSet.create_factory and CWorker take."""
 
     train_envs_factory: Callable[..., Any]
     test_envs_factory: Callable[..., Any]
@@ -94,7 +94,7 @@ class Factories:
 
 
 def seeded(make: Callable[..., Any], *place: Any) -> Any:
-    """Training environments, which a worker makes first: all of its generators are seeded."""
+    """Seed all of a worker's generators when its first component, its environments, is made."""
     index = place[1]
     torch.manual_seed(SEED + index)
     np.random.seed(SEED + index)
@@ -160,7 +160,7 @@ def learn(
     communication: str = prl.SYNC,
     **arguments: Any,
 ) -> tuple[list[Any], Any]:
-    """The program of PyTorchRL's Scheme and Learner over a set; what they tell, weights."""
+    """Run PyTorchRL's Scheme and Learner over a set; return their infos and weights."""
     col_workers_factory = worker_set.create_factory(num_workers, **factories.named, **arguments)
     grad_workers_factory = GWorkerSet.create_factory(
         num_workers=0, col_workers_factory=col_workers_factory, col_communication=communication

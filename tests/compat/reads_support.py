@@ -1,4 +1,4 @@
-"""Collectors of both libraries, and environments that answer what they are asked, or do not."""
+"""Collectors of both libraries, and environments with methods for remote calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def made(home: Any, name: str, env: Any = pendulum, **kwargs: Any) -> Iterator[A
 
 
 def plain(value: Any) -> Any:
-    """A value of either side in a form that can be compared."""
+    """Return a value of either side in a form that can be compared."""
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
     if isinstance(value, torch.device):
@@ -60,7 +60,7 @@ def plain_tensor(value: Any) -> Any:
 
 
 class Probed(GymEnv):
-    """Answers what it is asked, or does not."""
+    """An environment with methods that die, hang, raise or return an unpicklable value."""
 
     def die(self) -> None:
         os._exit(3)
@@ -79,7 +79,7 @@ def probed() -> Any:
     return Probed("Pendulum-v1")
 
 
-SEVERAL = [  # of which one is in the usual run
+SEVERAL = [  # one of them runs by default
     pytest.param(name, marks=pytest.mark.processes)
     for name in ("MultiSyncCollector", "MultiAsyncCollector")
 ]

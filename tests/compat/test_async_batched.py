@@ -1,4 +1,4 @@
-"""AsyncBatchedCollector beside TorchRL's: what it takes, what it yields."""
+"""AsyncBatchedCollector compared with TorchRL's: its arguments and its batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import pycollect
 from pycollect.api.async_batched_arguments import Chunks
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.collectors as theirs
     import torchrl.testing.mocking_classes as mock
@@ -38,7 +38,7 @@ HOMES = (theirs, pycollect)
 
 
 class Scaled(nn.Module):
-    """Action 1, and the observation times a parameter."""
+    """Return action 1, and the observation times a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def made(home: Any, **arguments: Any) -> Any:
 
 
 def own_rows(batch: Any, env: int) -> Any:
-    """The frames of one environment, in their order."""
+    """Return the frames of one environment, in order."""
     index = batch.get("env_index")
     ids = torch.as_tensor(index.tolist() if hasattr(index, "tolist") else index)
     return batch[(ids.flatten() == env).nonzero().flatten()]
@@ -78,7 +78,7 @@ def test_the_arguments_are_theirs() -> None:
     other, mine = (
         dict(inspect.signature(home.AsyncBatchedCollector.__init__).parameters) for home in HOMES
     )
-    assert mine.pop("env_groups").default == 1  # our own
+    assert mine.pop("env_groups").default == 1  # only in pycollect
     assert mine.pop("max_policy_lag").default is None
     assert list(mine) == list(other)
     assert {name: own.default for name, own in mine.items()} == {
@@ -137,7 +137,7 @@ def test_what_the_buffer_and_the_hook_get() -> None:
 
 
 def test_versions_and_weights() -> None:
-    """An update counts one, from the first number on, and frames tell by which they were acted."""
+    """Each update increments the version, from its initial value on, and frames record it."""
     for home in HOMES:
         arguments = {"policy_version": 5, "policy_version_key": "acted_by"}
         with made(home, policy_factory=policy, **arguments) as collector:
@@ -152,7 +152,7 @@ def test_versions_and_weights() -> None:
 
 
 def test_a_policy_that_is_trained_here_is_followed() -> None:
-    """TorchRL's server calls the caller's own module, unless it has a process."""
+    """TorchRL's server calls the caller's own module, unless the server is a process."""
     for home in HOMES:
         own = policy()
         with made(home, policy=own) as collector:
@@ -189,7 +189,7 @@ def test_a_vector_environment_is_one_entry() -> None:
 
 
 class Pinned(mock.CountingEnv):
-    """Its reward is the number of CPUs that it may use."""
+    """Return the number of available CPUs as the reward."""
 
     def _step(self, tensordict: Any) -> Any:
         td = super()._step(tensordict)
@@ -203,7 +203,7 @@ def linear(device: str) -> TensorDictModule:
 
 
 def test_the_documented_program() -> None:
-    """The second of TorchRL's docstring, on the CPU: weights of before are those of all frames."""
+    """The second example of TorchRL's docstring, on the CPU; all frames use the old weights."""
     collector = pycollect.AsyncBatchedCollector(
         create_env_fn=[lambda: GymEnv("CartPole-v1")] * 3,
         policy_factory=partial(linear, "cpu"),

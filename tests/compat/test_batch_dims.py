@@ -1,4 +1,4 @@
-"""Environments of two and three batch dimensions: policies see them, batches have them."""
+"""Environments with two and three batch dimensions, in policies and in batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchrl_support import (
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
@@ -70,7 +70,7 @@ ENVS: dict[str, Make] = {
 
 
 def sized(env: Any, policy: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A policy that insists on the environment's batch size."""
+    """Return a policy that asserts the environment's batch size."""
     size = env.batch_size
 
     def act(td: Any) -> Any:
@@ -106,7 +106,7 @@ def tensors(env: Any) -> Any:
 
 
 def noting(env: Any) -> Any:
-    """Hands on what it noted for itself alone."""
+    """Return a policy that passes a private entry to its next call."""
 
     def policy(td: Any) -> Any:
         noted = td.get("_noted", torch.zeros(*td.shape, 2))
@@ -203,7 +203,7 @@ def test_recurrent_policies(env: str, name: str, kwargs: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_states_that_the_policy_alone_tells(name: str) -> None:
-    """Without transforms here, with those that it needs there: the same frames."""
+    """The frames match TorchRL's with its transforms, although pycollect needs no transforms."""
 
     def primed() -> Any:
         primer = RECURRENT[name]()[1].make_tensordict_primer()
@@ -229,7 +229,7 @@ def test_entries_of_the_collector_have_the_batch_dimensions() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["[2, 3]", "SerialEnv of SerialEnv"])
 def test_from_processes(env: str) -> None:
-    """Each worker's rows are what a collector in this process gives."""
+    """Each worker's rows equal the batch of a collector in this process."""
     make = ENVS[env]
     policy = zeros(make())
     alone = collect(pycollect.Collector, make, policy, batches=2)

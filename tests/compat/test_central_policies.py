@@ -1,4 +1,4 @@
-"""TorchRL's recurrent and actor-critic policies, called centrally as in the workers."""
+"""TorchRL's recurrent and actor-critic policies, with central inference and in the workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from torch.distributions import Categorical
     from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, ValueOperator
@@ -40,7 +40,7 @@ def recurrent(module: Any) -> TensorDictSequential:
 
 
 def rollouts(way: Any, kind: str, policy: Any) -> dict[int, TensorDictBase]:
-    """Two of each worker, by its id, one after the other along time."""
+    """Return two rollouts of each worker by its id, concatenated along time."""
     envs, _ = envs_of(kind)
     found: dict[int, list[TensorDictBase]] = {}
     with collecting(way, ENTRIES[kind], policy, frames=envs * STEPS) as collector:
@@ -66,7 +66,8 @@ def test_states_are_those_of_a_policy_in_the_workers(ways: Any, module: Any, kin
         assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
         state = next(key for key in ours.keys() if key.startswith("recurrent_state"))  # noqa: SIM118
         assert ours[state].any()
-        torch.testing.assert_close(ours.to_dict(), theirs.to_dict())  # of another batch size
+        # dicts, because the batch sizes differ
+        torch.testing.assert_close(ours.to_dict(), theirs.to_dict())
 
 
 class Heads(nn.Module):
@@ -81,7 +82,7 @@ class Heads(nn.Module):
 
 
 class Value(Heads):
-    """One of them."""
+    """The first of two outputs."""
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         return super().forward(observation)[..., :1]

@@ -1,4 +1,7 @@
-"""What TorchRL's own tests ask of its collectors, asked of both; see also `test_programs.py`."""
+"""Requirements from TorchRL's own collector tests, checked for both libraries.
+
+See also `test_programs.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from torch import nn
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from program_envs import ENVS
@@ -61,7 +64,7 @@ pytestmark = [
     ],
 )
 def test_as_a_rollout_of_the_env(env: str, policy: str) -> None:
-    """`env.rollout` is the oracle: reset at each done, nothing else between the steps."""
+    """Compare with `env.rollout`, which resets at each done and does nothing else between steps."""
     (batch, *_) = Program(env, policy).collected_by(OURS, SEED).batches
     torch.manual_seed(0)
     act = POLICIES[policy]()
@@ -114,7 +117,7 @@ def test_what_a_reset_shows_is_at_the_root_and_what_ended_under_next(kind: Any) 
         goes_on = (root == following).all(-1)
         assert torch.equal(goes_on, ~done[:, :-1])
         assert not batch["done"].any()
-        assert (root[done[:, :-1]].abs() <= 0.05).all()  # as CartPole begins
+        assert (root[done[:, :-1]].abs() <= 0.05).all()  # the initial range of CartPole
 
 
 def ones(td: TensorDictBase) -> TensorDictBase:
@@ -139,7 +142,7 @@ def test_rows_are_reset_on_their_own(kind: Any) -> None:
 @BOTH
 @pytest.mark.parametrize("policy", ["linear", "normal", "actor and value", "private keys"])
 def test_output_keys(kind: Any, policy: str) -> None:
-    """The policy's, whatever it is; those that begin with "_" are left out."""
+    """Batches contain all outputs of the policy, except keys that begin with "_"."""
     (batch, *_) = Program("Pendulum", policy, draws=True).collected_by(kind).batches
     flags = {"done", "terminated", "truncated"}
     env = {"observation", *flags, *(("next", flag) for flag in flags)}
@@ -174,7 +177,7 @@ class TwoInputs(nn.Module):
 
 
 class Unfitting(nn.Module):
-    """A module over something that the environment does not show."""
+    """A module over an entry that the environment does not return."""
 
     def forward(self, other: torch.Tensor, another: torch.Tensor) -> torch.Tensor:
         return other
@@ -197,7 +200,7 @@ def test_modules_that_do_not_fit_are_refused(kind: Any) -> None:
 
 @BOTH
 def test_the_policy_in_this_process_is_live(kind: Any) -> None:
-    """Parameters and buffers both, without an update."""
+    """Changed parameters and buffers take effect without an update."""
     policy = TensorDictModule(Constant(), ["observation"], ["action"])
     env = ENVS["Pendulum"].theirs(None)()
     collector = kind(env, policy, frames_per_batch=4, total_frames=12)
@@ -211,7 +214,7 @@ def test_the_policy_in_this_process_is_live(kind: Any) -> None:
 
 
 class Constant(nn.Module):
-    """Its parameter and its buffer added up."""
+    """Add up the parameter and the buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +234,7 @@ class Constant(nn.Module):
     ids=["ours", "torchrl"],
 )
 def test_policy_versions(kind: Any, version: Callable[[Any], torch.Tensor]) -> None:
-    """0 at first, one more with each update, in every frame collected from then on."""
+    """The version is 0 at first, and grows with each update in all later frames."""
     collector = kind(
         ENVS["Pendulum"].theirs(None)(),
         POLICIES["linear"](),
@@ -275,7 +278,7 @@ def test_iteration_goes_on_where_it_was(kind: Any) -> None:
 
 @BOTH
 def test_hooks_are_called_around_each_rollout(kind: Any) -> None:
-    """The latter with what is about to be delivered, after `postproc`; it may change that."""
+    """The post-collect hook receives the batch after `postproc`, and may change it."""
     calls: list[Any] = []
 
     def note(td: TensorDictBase) -> TensorDictBase:
@@ -333,7 +336,7 @@ def test_an_error_of_a_hook_comes_through(kind: Any, hook: str) -> None:
 
 @pytest.mark.parametrize("kind", [OURS, MultiSyncCollector], ids=["ours", "torchrl"])
 def test_init_fn_runs_before_the_env_is_made(kind: Any, tmp_path: Path) -> None:
-    """There, only collectors with processes of their own take it."""
+    """In TorchRL, only collectors with processes of their own accept it."""
     diary = tmp_path / "diary"
 
     def write(line: str) -> None:
@@ -360,7 +363,7 @@ def test_init_fn_runs_before_the_env_is_made(kind: Any, tmp_path: Path) -> None:
 
 
 def test_whole_trajectories_of_torchrls_envs() -> None:
-    """A time limit is found in a transform and in the Gymnasium env inside, else asked for."""
+    """A time limit is found in a transform or in the Gymnasium env inside; otherwise warn."""
 
     def pendulum() -> GymEnv:
         return GymEnv("Pendulum-v1")

@@ -1,6 +1,7 @@
-"""Where pycollect differs from TorchRL 0.14.1 on purpose: both sides shown, or the peer's told.
+"""Intended differences between pycollect and TorchRL 0.14.1.
 
-docs/coming-from-torchrl.md says why. All else is the same: `test_programs.py`.
+Each test shows both sides, or describes TorchRL's in its docstring. The reasons are in
+docs/coming-from-torchrl.md. Everything else is equal: see `test_programs.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequentia
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.collectors
     import torchrl.testing.mocking_classes as mock
@@ -49,7 +50,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:split_trajs=True produces:UserWa
 
 
 def batches(collector_class: Any, env: Any, policy: Any = None, **kwargs: Any) -> list[Any]:
-    """The first two; TorchRL's collector gets the Gymnasium env, or the list, as it needs them."""
+    """Return two batches; for TorchRL's collector, wrap the Gymnasium env or the list."""
     if collector_class is Collector:
         env = SerialEnv(len(env), [partial(index, fn) for fn in env]) if _many(env) else index(env)
     torch.manual_seed(0)
@@ -74,14 +75,14 @@ def ours_and_theirs(env: Any, policy: Any = None, **kwargs: Any) -> tuple[list[A
 
 
 def test_reused_observation_buffers_are_safe() -> None:
-    """There, all frames of a batch are the last one."""
+    """In TorchRL, all frames of a batch are the last one."""
     (ours, _), (theirs, _) = ours_and_theirs(partial(ReusedBufferEnv, length=T))
     assert ours["observation"][:, 2].tolist() == list(range(T))
     assert len(theirs["observation"].unique(dim=0)) == 1
 
 
 def test_what_a_policy_does_to_its_input_in_place_is_of_its_own_frame() -> None:
-    """There, it is done to the frame before as well, whose next observation has the same memory."""
+    """In TorchRL, the change also reaches the previous frame, which shares its memory."""
 
     def act(td: Any) -> Any:
         td["observation"].mul_(0.5)
@@ -93,7 +94,7 @@ def test_what_a_policy_does_to_its_input_in_place_is_of_its_own_frame() -> None:
 
 
 def of_torchrl(collector_class: Any, env: Any, policy: Any = None) -> Any:
-    """The first batch of a TorchRL environment."""
+    """Return the first batch of a TorchRL environment."""
     torch.manual_seed(0)
     collector = collector_class(env, policy, frames_per_batch=T, total_frames=T)
     try:
@@ -104,7 +105,7 @@ def of_torchrl(collector_class: Any, env: Any, policy: Any = None) -> Any:
 
 
 def test_what_an_env_writes_later_is_not_in_the_batch() -> None:
-    """This one adds to the observation that it returned before: there, to that frame's too."""
+    """The env adds to an observation after returning it; in TorchRL this changes the frame."""
     largest = {}
     for kind in (pycollect.SyncDataCollector, Collector):
         batch = of_torchrl(kind, mock.AutoResetHeteroCountingEnv(4, auto_reset=True))
@@ -112,12 +113,13 @@ def test_what_an_env_writes_later_is_not_in_the_batch() -> None:
             max(float(agent["camera"].max()) for agent in place["lazy"].unbind(-1))
             for place in (batch["next"][1:-1], batch[1:-1])
         ]
-    assert largest[pycollect.SyncDataCollector] == [0.0, 0.0]  # as they were returned and acted on
+    # the values at the time of the return
+    assert largest[pycollect.SyncDataCollector] == [0.0, 0.0]
     assert min(largest[Collector]) > 0
 
 
 def test_entries_of_changing_shapes_are_lazy_whatever_their_lengths() -> None:
-    """There, a batch is dense where all happen to be of one length."""
+    """In TorchRL, a batch is dense if all entries happen to have one length."""
     policy = TensorDictModule(
         lambda seen: torch.ones((3, 1), dtype=torch.int8), ["observation"], ["action"]
     )
@@ -132,7 +134,7 @@ def test_entries_of_changing_shapes_are_lazy_whatever_their_lengths() -> None:
 
 
 class Counter(torch.nn.Module):
-    """Counts its calls in a buffer, and draws."""
+    """Count calls in a buffer, and draw a random number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +146,7 @@ class Counter(torch.nn.Module):
 
 
 def test_a_policy_is_as_it_was_after_construction() -> None:
-    """There, the call that learns its outputs counts, and what it draws is missing later."""
+    """In TorchRL, the call that detects the outputs is counted, and its random draws are lost."""
     traces = {}
     for kind, env in ((pycollect.SyncDataCollector, CountingEnv), (Collector, index(CountingEnv))):
         net = Counter()
@@ -158,7 +160,7 @@ def test_a_policy_is_as_it_was_after_construction() -> None:
 
 
 def test_versions_have_their_own_place() -> None:
-    """There, "policy_version" at the root and under "next", as if the env had it.
+    """In TorchRL, "policy_version" is at the root and under "next", like an observation.
 
     At the root, the first frame after an update has the version before it.
     """
@@ -179,7 +181,7 @@ def test_versions_have_their_own_place() -> None:
 
 
 def test_padding_has_the_id_minus_one() -> None:
-    """There, it has the id 0, which is a trajectory's."""
+    """In TorchRL, it has the id 0, which is also the id of a trajectory."""
     kwargs = {"split_trajs": True}
     (ours, _), (theirs, _) = ours_and_theirs(partial(CountingEnv, length=5), **kwargs)
     assert ours["collector", "mask"].tolist() == theirs["collector", "mask"].tolist()
@@ -189,7 +191,7 @@ def test_padding_has_the_id_minus_one() -> None:
 
 
 def test_split_batches_always_have_two_dimensions() -> None:
-    """There, trajectories of one length keep the dimensions of what was split."""
+    """In TorchRL, trajectories of one length keep the dimensions of the input."""
     from torchrl.collectors.utils import split_trajectories
 
     (batch, _) = batches(pycollect.SyncDataCollector, [CountingEnv] * 2)
@@ -199,14 +201,14 @@ def test_split_batches_always_have_two_dimensions() -> None:
 
 
 def test_split_batches_name_the_dimension_of_time() -> None:
-    """There, neither has a name."""
+    """In TorchRL, neither dimension has a name."""
     ours, theirs = ours_and_theirs(partial(CountingEnv, length=5), split_trajs=True)
     assert ours[0].names == [None, "time"]
     assert theirs[0].names == [None, None]
 
 
 def test_ids_count_from_zero_without_gaps() -> None:
-    """There, they go on from those of the resets before; and are given by time, not by env."""
+    """In TorchRL, ids also count earlier resets, and are assigned by time, not by env."""
     kwargs = {"reset_at_each_iter": True}
     ours, theirs = ours_and_theirs(partial(CountingEnv, length=5), **kwargs)
     ids = [0] * 5 + [1] * 5 + [2] * 2
@@ -220,7 +222,7 @@ def test_ids_count_from_zero_without_gaps() -> None:
 
 
 def test_a_seed_begins_a_new_stream() -> None:
-    """There, the observation that is there already is acted on first."""
+    """In TorchRL, the current observation is acted on first."""
     first = {}
     for kind, env in ((pycollect.SyncDataCollector, CountingEnv), (Collector, index(CountingEnv))):
         collector = kind(env, None, frames_per_batch=4, total_frames=8)
@@ -232,7 +234,7 @@ def test_a_seed_begins_a_new_stream() -> None:
 
 
 class ScalarEnv(CountingEnv):
-    """Observation: a Box without dimensions."""
+    """An environment with a Box without dimensions as its observation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,21 +245,21 @@ class ScalarEnv(CountingEnv):
 
 
 def test_a_box_without_dimensions_has_none() -> None:
-    """There, it gets one."""
+    """In TorchRL, it gets one dimension."""
     (ours, _), (theirs, _) = ours_and_theirs(ScalarEnv)
     assert ours["observation"].shape == (T,)
     assert theirs["observation"].shape == (T, 1)
 
 
 def test_discrete_actions_begin_at_their_start() -> None:
-    """There, at 0, wherever the space begins."""
+    """In TorchRL, they begin at 0 for any start of the space."""
     (ours, _), (theirs, _) = ours_and_theirs(DiscreteEnv)
     assert set(ours["action"].tolist()) <= {5, 6, 7}
     assert set(theirs["action"].tolist()) <= {0, 1, 2}
 
 
 def test_tuples_of_spaces_are_numbered() -> None:
-    """There, a Tuple of unlike spaces is an error."""
+    """In TorchRL, a Tuple of unlike spaces is an error."""
 
     class TupleEnv(CountingEnv):
         def __init__(self) -> None:
@@ -276,7 +278,7 @@ def test_tuples_of_spaces_are_numbered() -> None:
 
 
 def test_exploration_is_one_of_four() -> None:
-    """There, MEDIAN is there too, for few distributions."""
+    """TorchRL also has MEDIAN, which few distributions support."""
     with refused(ValueError, "exploration_type"):
         batches(pycollect.SyncDataCollector, CountingEnv, exploration_type=InteractionType.MEDIAN)
 
@@ -297,7 +299,7 @@ def test_a_class_is_called_by_its_older_name(newer: str, older: str) -> None:
 
 
 def test_a_number_of_frames_that_does_not_divide() -> None:
-    """There, the sub-envs' steps are rounded up too, with a warning; RayCollector raises."""
+    """TorchRL also rounds up the steps of sub-envs, with a warning; its RayCollector raises."""
     with warned("frames_per_batch"):
         collector = pycollect.SyncDataCollector([CountingEnv] * 2, None, frames_per_batch=7)
     with collector:
@@ -307,8 +309,10 @@ def test_a_number_of_frames_that_does_not_divide() -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_ray_collector_with_few_arguments(ray_cluster: Any) -> None:
-    """There: an error for frames that do not divide, several envs per collector crash or are
-    ignored, the default actor waits for a GPU for ever, and without total_frames nothing comes.
+    """In TorchRL, `RayCollector` needs more arguments.
+
+    Frames that do not divide are an error, several envs per collector crash or are ignored, the
+    default actor waits for a GPU forever, and without total_frames no batch arrives.
     """
     with (
         warned("frames_per_batch"),
@@ -325,7 +329,7 @@ def test_a_ray_collector_with_few_arguments(ray_cluster: Any) -> None:
 
 
 def test_a_policy_without_an_action_is_found_out_at_once() -> None:
-    """There, whoever asks for the first batch is told that a key is missing."""
+    """In TorchRL, the first request for a batch raises a KeyError."""
     policy = TensorDictModule(lambda x: x.sum(), in_keys=["observation"], out_keys=["value"])
     with refused(ValueError, "policy") as caught:
         pycollect.Collector(CountingEnv, policy, frames_per_batch=T)
@@ -345,7 +349,7 @@ def test_a_policy_without_an_action_is_found_out_at_once() -> None:
     ],
 )
 def test_errors_name_the_argument(name: str, argument: str, value: Any) -> None:
-    """Of the same type, so that a program catches them as it did; only the words are others."""
+    """The error has TorchRL's type, so that programs still catch it, but a different message."""
     entry = partial(index, CountingEnv)
     entries = entry if name == "Collector" else [entry] * 2
     arguments = {"frames_per_batch": T, "total_frames": T, "trajs_per_batch": 2, argument: value}
@@ -356,7 +360,7 @@ def test_errors_name_the_argument(name: str, argument: str, value: Any) -> None:
 
 
 def test_a_replay_buffer_gets_dense_batches() -> None:
-    """There, single frames that are stacked where the storage writes them; the same frames."""
+    """TorchRL stacks single frames as the storage writes them; the buffer has the same frames."""
     kinds: list[type] = []
 
     class Buffer(ReplayBuffer):
@@ -382,7 +386,7 @@ def test_a_replay_buffer_gets_dense_batches() -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_nobody_waits_for_the_learner_or_for_a_rollout(ray_cluster: Any, tmp_path: Path) -> None:
-    """There, an actor idles until it is asked again, and an update waits for running rollouts."""
+    """In TorchRL, an actor idles until its next request, and an update waits for rollouts."""
     steps, gate = tmp_path / "steps", tmp_path / "gate"
     one: dict[str, Any] = {"frames_per_batch": T, "remote_configs": {"num_cpus": 1}}
     policy = parity_policy()

@@ -1,6 +1,6 @@
-"""What TorchRL's tutorials, examples and implementations do with a collector, in a few lines each.
+"""Programs of TorchRL's tutorials, examples and implementations, reduced to a few lines each.
 
-Every program is run with TorchRL's classes and with ours, and tells what it saw.
+Every program runs with TorchRL's classes and with ours, and returns its observations.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ OURS = Library(
 
 
 def form(td: TensorDictBase) -> dict[str, Any]:
-    """Shapes and dtypes by key."""
+    """Return shapes and dtypes by key."""
     return {str(key): (leaf.shape, leaf.dtype) for key, leaf in td.items(True, True)}
 
 
@@ -100,7 +100,7 @@ def slices(transform: Any) -> ReplayBuffer:
 
 
 def less_memory(library: Library) -> Any:
-    """Next observations are left out and found again, or kept as a difference."""
+    """Omit next observations and reconstruct them, or store them as differences."""
     compact = first(
         library.collector(cart_pole, frames_per_batch=200, total_frames=200, compact_obs=True)
     )
@@ -127,7 +127,7 @@ def less_memory(library: Library) -> Any:
 
 
 def trajectories(library: Library) -> Any:
-    """A batch is cut into trajectories, padded and nested; whole ones go into a buffer."""
+    """Split a batch into trajectories, padded and nested; write whole ones to a buffer."""
     env = cart_pole()
     policy = RandomPolicy(env.action_spec)
     batch = first(library.collector(env, policy, frames_per_batch=200, total_frames=-1))
@@ -153,7 +153,7 @@ def trajectories(library: Library) -> Any:
 
 
 def sequences(library: Library) -> Any:
-    """A recurrent policy is trained on slices of what it collected."""
+    """Train a recurrent policy on slices of its frames."""
     lstm = LSTMModule(
         input_size=4,
         hidden_size=8,
@@ -185,12 +185,12 @@ def sequences(library: Library) -> Any:
         loss = policy(sample)["logits"].pow(2).mean()
     loss.backward()
     assert next(lstm.parameters()).grad is not None
-    # TorchRL says where a trajectory begins under "next", too: never.
+    # TorchRL also writes "is_init" under "next", always false.
     return form(batch.exclude(("next", "is_init")))
 
 
 def recurrent_q_values(library: Library) -> Any:
-    """An LSTM below Q-values and exploration, its state in the environment's primer."""
+    """Run an LSTM with Q-values and exploration; the environment's primer has its state."""
     env = TransformedEnv(cart_pole(), Compose(StepCounter(), InitTracker()))
     lstm = LSTMModule(input_size=4, hidden_size=8, in_key="observation", out_key="features")
     env.append_transform(lstm.make_tensordict_primer())
@@ -227,7 +227,7 @@ def episodes() -> TransformedEnv:
 
 
 class Stamped:
-    """Flattens a batch and says which weights it is of."""
+    """Flatten a batch and add the version of its weights."""
 
     def __init__(self, version: float) -> None:
         self.version = version
@@ -238,7 +238,7 @@ class Stamped:
 
 
 def batches_from_processes(library: Library) -> Any:
-    """An actor and a learner, which takes whole batches as they come and sends weights back."""
+    """Run an actor and a learner that takes whole batches and sends weights back."""
     policy = linear()
     collector = library.in_processes(
         create_env_fn=[episodes] * 2,
@@ -265,7 +265,7 @@ def batches_from_processes(library: Library) -> Any:
 
 
 def a_buffer_that_is_filled_meanwhile(library: Library) -> Any:
-    """The learner reads from the buffer, whose count of writes says when it is done."""
+    """Read from the buffer in the learner, until its write count reaches the end."""
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(1000, shared_init=True), batch_size=8, shared=True
     )
@@ -297,7 +297,7 @@ def test_in_processes(program: Callable[[Library], Any]) -> None:
 
 
 def local_makers() -> tuple[Callable[[], GymEnv], Callable[[], TensorDictModule]]:
-    """Local functions, which pickle by value: actors do not find this module."""
+    """Return local functions, which are pickled by value: actors cannot import this module."""
 
     def make_env() -> GymEnv:
         return GymEnv("Pendulum-v1", device="cpu")
@@ -309,7 +309,7 @@ def local_makers() -> tuple[Callable[[], GymEnv], Callable[[], TensorDictModule]
 
 
 def a_buffer_in_an_actor(library: Library) -> Any:
-    """It is filled in the background, until the program has seen enough."""
+    """Fill a buffer in the background, until the program has enough frames."""
     buffer = RayReplayBuffer(storage=partial(LazyTensorStorage, 1000))
 
     async def main() -> Any:
@@ -335,7 +335,7 @@ def a_buffer_in_an_actor(library: Library) -> Any:
 
 
 def a_policy_in_an_actor(library: Library) -> Any:
-    """The policy and the buffer have actors of their own, whose clients the collector gets."""
+    """Put the policy and the buffer into actors, and pass their clients to the collector."""
     make_env, make_policy = local_makers()
     options = {"remote_config": {"num_cpus": 1}}
     buffer = TensorDictReplayBuffer(
@@ -383,7 +383,7 @@ def test_on_ray(program: Callable[[Library], Any], ray_cluster: Any) -> None:
 
 
 class Served:
-    """What says of itself that it is a service in an actor."""
+    """An object that claims to be a service in an actor."""
 
     service_backend = "ray"
 

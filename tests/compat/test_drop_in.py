@@ -21,7 +21,7 @@ from tensordict.nn import TensorDictModule
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     torchrl_collectors = pytest.importorskip("torchrl.collectors")
 
 FRAMES = 120
@@ -29,7 +29,7 @@ IDS = ("collector", "traj_ids")
 
 
 def makers() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """The environment for us and for TorchRL; local functions, which pickle by value."""
+    """Return the environment factories for us and for TorchRL; local, to be pickled by value."""
 
     class SameStart(gymnasium.Wrapper):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -55,7 +55,7 @@ MAKE_GYM, MAKE_TORCHRL = makers()
 
 
 def run(make_collector: Callable[..., Any], env: Any, **kwargs: Any) -> list[TensorDict]:
-    """The program: batches as they come, kept as copies."""
+    """Run the program and return copies of its batches."""
     collector = make_collector(env, policy(), **kwargs)
     try:
         return [batch.clone() for batch in collector]
@@ -85,15 +85,15 @@ def test_on_ray(ray_cluster: Any) -> None:
     }
     from torchrl.collectors.distributed import RayCollector
 
-    theirs = run(RayCollector, [MAKE_TORCHRL] * 2, **deepcopy(kwargs))  # it changes the dicts
+    theirs = run(RayCollector, [MAKE_TORCHRL] * 2, **deepcopy(kwargs))  # it modifies the dicts
     ours = run(pycollect.RayCollector, [MAKE_TORCHRL] * 2, **kwargs)
-    assert_alike(ours[0], theirs[0], (IDS,))  # ids of different actors collide there
+    assert_alike(ours[0], theirs[0], (IDS,))  # ids of different actors collide in TorchRL
     assert ours[0][IDS].unique().numel() == 2
 
 
 @pytest.mark.ray
 def test_the_documented_example(ray_cluster: Any) -> None:
-    """That of TorchRL's RayCollector, as it stands but for its imports."""
+    """The example of TorchRL's RayCollector, unchanged except for its imports."""
     from tensordict.nn import TensorDictModule
     from torch import nn
     from torchrl.envs.libs.gym import GymEnv

@@ -1,4 +1,4 @@
-"""`frames_per_batch` as a list, one number per worker, beside TorchRL's on the spot."""
+"""`frames_per_batch` as a list with one number per worker, compared with TorchRL's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TorchRL's policies keep between their calls; their frames are in `test_programs.py`."""
+"""State of TorchRL's policies between calls; `test_programs.py` compares their frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from program_envs import ENVS
     from program_policies import POLICIES
@@ -46,7 +46,7 @@ def test_random_frames_then_a_policy_whose_states_pass_through() -> None:
 
 @pytest.mark.parametrize("env", ["Pendulum", "Pendulum, InitTracker"])
 def test_correlated_noise_begins_anew_with_each_trajectory(env: str) -> None:
-    """The noise module keeps its state under keys with "_"; it gets `is_init` from either side."""
+    """The noise module keeps its state under keys with "_"; both libraries provide `is_init`."""
     collector = collector_of(
         pycollect.Collector, env, POLICIES["correlated noise"](), max_frames_per_traj=20
     )
@@ -89,14 +89,14 @@ def test_batch_norm(training: bool) -> None:
     assert our_policy.state_dict()["module.0.net.1.num_batches_tracked"] == steps
     for our_batch, their_batch in zip(ours, theirs, strict=True):
         assert our_batch["action"].shape == their_batch["action"].shape
-        if not training:  # there, the call that learns the outputs is counted as a step
+        if not training:  # TorchRL counts the detection of outputs as a step
             torch.testing.assert_close(
                 our_batch["action"], their_batch["action"], rtol=0, atol=1e-5
             )
 
 
 class Row(nn.Module):
-    """A net for a batch of rows, given one."""
+    """A net for batches, called with one row."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

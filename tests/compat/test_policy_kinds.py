@@ -1,4 +1,4 @@
-"""Ways to give a policy, with TorchRL's collector and with ours: the same batches."""
+"""Policies in many forms: the same batches with TorchRL's collector and with ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensordict.nn import TensorDictModuleBase
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from library_policies import LIBRARY
@@ -50,7 +50,7 @@ ENVS = {
 def batches(
     collector_class: Any, make_env: Any, make_policy: Make, **kwargs: Any
 ) -> list[TensorDictBase]:
-    """Two of them; whatever draws from torch's global generator draws the same each time."""
+    """Return two batches, with torch's global generator seeded alike."""
     env = seeded(make_env)
     torch.manual_seed(1)
     policy = make_policy(env)
@@ -90,7 +90,7 @@ def test_policies_that_write_what_they_read(kind: str, env: str) -> None:
 
 @pytest.mark.parametrize("kind", ["counts", "observation", "observation, by function"])
 def test_random_actions_before_them(kind: str) -> None:
-    """Nothing was written yet: the observation is the environment's, a count begins after them."""
+    """Random frames come from the environment alone; the policy's counts begin after them."""
     compare(ENVS["transformed"], WRITES_WHAT_IT_READS[kind], init_random_frames=FRAMES)
 
 
@@ -101,7 +101,7 @@ def test_compact_batches(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["LSTM", *(k for k in WRITES_WHAT_IT_READS if "next" in k)])
 def test_states_that_the_environment_primes(kind: str) -> None:
-    """There, what the policy wrote under "next" is what it reads in its next call."""
+    """In TorchRL, the policy reads the entries that its previous call wrote under "next"."""
     specs = {name: Unbounded((1, 12)) for name in ("hidden1", "hidden2")} | {"hidden": Unbounded(1)}
     compare(
         lambda: TransformedEnv(
@@ -114,7 +114,7 @@ def test_states_that_the_environment_primes(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["RandomPolicy without a spec", "noise without a spec"])
 def test_specs_of_a_gymnasium_env(kind: str) -> None:
-    """There is no environment of TorchRL's that has specs; the space tells as much."""
+    """A Gymnasium env has no TorchRL specs; its space provides the same information."""
     env = gymnasium.make("Pendulum-v1")
     policy = TAKES_TENSORDICTS[kind](env)
     with pycollect.Collector(env, policy, frames_per_batch=50, total_frames=50) as collector:
@@ -151,7 +151,7 @@ def test_modules_of_the_library(kind: str) -> None:
 
 
 class OfSpec(TensorDictModuleBase):
-    """Updates nested TensorDicts, of agents that differ in their keys and shapes."""
+    """Update nested TensorDicts of agents with different keys and shapes."""
 
     def __init__(self, env: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Profiles of the first rollouts, beside TorchRL's."""
+"""Profiles of the first rollouts, compared with TorchRL's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_profile_of_the_first_rollouts(home: Any, tmp_path: Path) -> None:
         assert collector.profile_config.num_rollouts == 3
         batches = list(collector)
         assert (tmp_path / "trace_0.json").exists()
-        if home is pycollect:  # theirs is not called meanwhile
+        if home is pycollect:  # TorchRL skips the hook during a profile
             assert all((td["next", "reward"] == 7).all() for td in batches)
         with pytest.raises(RuntimeError, match="enable_profile"):
             collector.enable_profile()
@@ -62,7 +62,7 @@ def test_a_hook_that_is_set_keeps_the_profile(tmp_path: Path) -> None:
         collector.post_collect_hook = write_seven
         assert (collector.next()["next", "reward"] == 7).all()
         collector.next()
-        collector.post_collect_hook = None  # ends it
+        collector.post_collect_hook = None  # ends the profile
         assert collector.profile_config is None
         assert (tmp_path / "trace.json").exists()
 
@@ -96,7 +96,7 @@ def test_a_profile_of_some_workers(tmp_path: Path) -> None:
         path = str(tmp_path / "trace_{worker_idx}.json")
         collector.enable_profile(save_path=path, workers=[1, 9], activities=["cpu"])
         collector.next()
-        collector.disable_profile()  # the trace of what there is
+        collector.disable_profile()  # writes the trace so far
         assert [file.name for file in tmp_path.iterdir()] == ["trace_1.json"]
         assert (collector.next()["next", "reward"] == 7).all()
     with refused(ValueError, "num_rollouts"):

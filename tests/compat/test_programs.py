@@ -11,7 +11,7 @@ from tensordict import TensorDict
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from programs import BATCHES, FRAMES, ON_RAY, PROGRAMS, Program
     from torchrl.collectors import Collector
@@ -31,7 +31,7 @@ def assert_same_batches(program: Program, ours: list[Any], theirs: list[Any]) ->
         assert len(ours) == len(theirs)
         skipped = tuple(key for batch in theirs for key in batch.keys(True, True))
     theirs = [batch.exclude(*program.extra) for batch in theirs]
-    if "split_trajs" in program.arguments:  # there, "time" is named by some ways of splitting
+    if "split_trajs" in program.arguments:  # in TorchRL, only some ways of splitting name "time"
         theirs = [batch.refine_names(..., "time") for batch in theirs]
     if not program.acts_alike and "split_trajs" not in program.arguments:
         assert all(batch.shape == other.shape for batch, other in zip(ours, theirs, strict=True))
@@ -57,7 +57,7 @@ def test_in_process(program: Program) -> None:
     ids=[f"{program}; {how}" for program, how in ON_RAY],
 )
 def test_on_ray(program: Program, arguments: dict[str, Any], ray_cluster: Any) -> None:
-    """Each actor's rows are what TorchRL's collector gives with that actor's seed."""
+    """Each actor's rows equal TorchRL's collector with that actor's seed."""
     actors = arguments["num_collectors"]
     counts = {
         name: actors * program.arguments.get(name, default)
@@ -77,7 +77,7 @@ def test_on_ray(program: Program, arguments: dict[str, Any], ray_cluster: Any) -
 
 
 def _rows(batch: TensorDict, actor: int, actors: int, arguments: dict[str, Any]) -> TensorDict:
-    """What one actor collected of a batch."""
+    """Return one actor's rows of a batch."""
     if "sync" not in arguments:
         return batch
     if "cat_results" not in arguments:

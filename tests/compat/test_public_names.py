@@ -1,4 +1,4 @@
-"""TorchRL's public names, and that a collector is of its kind."""
+"""TorchRL's public names, and the base classes of collectors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ALSO = [pytest.param(when, marks=pytest.mark.slow) for when in ("between", "afte
 
 @pytest.mark.parametrize("when", ["before", *ALSO])
 def test_collectors_are_kin_of_torchrls(when: str) -> None:
-    """Whichever is imported first; TorchRL is not imported for that."""
+    """The order of imports does not matter, and TorchRL is not imported for the check."""
     theirs = "import torchrl.collectors"
     first, second = theirs if when == "before" else "", theirs if when == "between" else ""
     program = KIN.format(first=first, second=second, early=when != "after")
@@ -66,7 +66,7 @@ def test_every_public_name_is_there_or_in_the_table(name: str) -> None:
 
 
 def test_every_public_name_of_ray_is_there_or_in_the_table() -> None:
-    """Of its class: an instance takes a cluster."""
+    """Check names of the class, because an instance needs a cluster."""
     pytest.importorskip("ray")
     from torchrl.collectors.distributed import RayCollector
 

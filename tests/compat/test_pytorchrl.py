@@ -43,7 +43,7 @@ def without_time(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def rollouts(worker: Any, count: int = ROLLOUTS) -> list[Any]:
-    """What a worker collects, in memory of its own: storages use theirs again."""
+    """Return copies of a worker's rollouts, because storages reuse their memory."""
     return [copy.deepcopy(worker.collect_data()) for _ in range(count)]
 
 
@@ -84,7 +84,7 @@ def test_environments_in_processes() -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_whole_program(program: Callable[[], Factories]) -> None:
-    """Collection, gradients and updates: the import of CWorkerSet is all that differs."""
+    """Collection, gradients and updates: only the import of CWorkerSet differs."""
     factories = program()
     infos, weights = learn(CWorkerSet, factories, 10)
     their_infos, their_weights = learn(TheirSet, factories, 10)
@@ -97,7 +97,7 @@ def test_the_whole_program(program: Callable[[], Factories]) -> None:
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_remote_workers(program: Callable[[], Factories], packed: bool, ray_cluster: Any) -> None:
-    """Each gives what a worker of theirs with its index and the same weights gives here."""
+    """Each remote worker equals a local PyTorchRL worker with the same index and weights."""
     factories = program()
     workers = CWorkerSet(
         2,
@@ -125,7 +125,7 @@ def test_remote_workers(program: Callable[[], Factories], packed: bool, ray_clus
 def test_their_learner_over_remote_workers(
     communication: str, ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It calls two functions that need what Ray no longer has: others stand in their place."""
+    """It calls two functions that need removed features of Ray, so the test replaces them."""
     monkeypatch.setattr(g_worker, "ray_get_and_free", ray_cluster.get)
     monkeypatch.setattr(g_worker, "broadcast_message", scheme.broadcast_message)
     resources = {"num_cpus": 1, "memory": 1024**3}
@@ -137,7 +137,7 @@ def test_their_learner_over_remote_workers(
 
 
 def test_packed_data_reach_their_learner() -> None:
-    """It opens what it knows to be packed by PyTorchRL, and takes apart what is not."""
+    """The learner unpacks our compressed results as a tuple, which restores them."""
 
     class PackedSet(CWorkerSet):
         def __init__(self, **arguments: Any) -> None:

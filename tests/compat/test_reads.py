@@ -1,4 +1,4 @@
-"""What users read of a collector, and ask of it, beside TorchRL's on the spot."""
+"""Attributes and methods of a collector, compared with TorchRL's."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ POLICIES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("env_device", [None, "cpu"])
 def test_devices_are_theirs(env_device: str | None, policy: str) -> None:
-    """The properties, and what `td.device` says."""
+    """Compare the device properties and `td.device` of batches."""
     for given in DEVICES:
         seen = []
         for home in BOTH:
@@ -121,7 +121,7 @@ def noting(seen: list[str]) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("env_device", [None, "cpu"])
 def test_a_policy_is_told_its_device_as_there(env_device: str | None) -> None:
-    """What `td.device` says to a policy that takes a TensorDict."""
+    """Compare `td.device` in the TensorDict that the policy receives."""
     for given in DEVICES:
         seen: list[str] = []
         act = noting(seen)
@@ -217,7 +217,7 @@ def test_a_rollout_is_a_raw_batch_that_counts() -> None:
 
 
 def test_some_environments_are_reset_alone() -> None:
-    """Theirs go on with the ids that they had, those that are reset get new ones."""
+    """Running environments keep their ids, and reset environments get new ones."""
     counts = []
     for home in BOTH:
         kwargs = {"frames_per_batch": 9, "total_frames": 18, "max_frames_per_traj": 50}
@@ -249,7 +249,7 @@ def test_the_length_of_what_has_no_end() -> None:
             assert len(collector) == 3
     buffer: dict[str, Any] = {"trajs_per_batch": 1, "max_frames_per_traj": 6}
     with made(pycollect, "Collector", **buffer) as collector:
-        assert len(list(collector)) == 4  # list() asks for the length, too
+        assert len(list(collector)) == 4  # list() also calls len()
 
 
 @pytest.mark.parametrize("name", ["Collector"])

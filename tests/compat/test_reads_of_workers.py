@@ -1,4 +1,4 @@
-"""What users read of workers elsewhere, and ask of them, beside TorchRL's on the spot."""
+"""Attributes and methods of remote workers, compared with TorchRL's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READ_OF_SEVERAL = (
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_several_workers_are_read_and_asked_as_theirs(name: str) -> None:
-    """Whatever they are asked, no frame is lost."""
+    """No request to the workers loses a frame."""
     asked: list[Callable[[Any], Any]] = [
         lambda c: c.getattr_env("action_spec").shape,
         lambda c: c.getattr_policy("out_keys"),
@@ -74,7 +74,7 @@ def only_ours(collector: Any) -> None:
         collector.map_fn("env.lock")
     weights = [TensorDict.from_module(linear()).data * 0 + value for value in (1.0, 2.0)]
     collector.map_fn("update_policy_weights_", [(own,) for own in weights])
-    for _ in range(8):  # what was asked for before
+    for _ in range(8):  # earlier requests
         collector.next()
     biases = collector.get_distant_attr("policy.module.bias")
     assert [bias.item() for bias in biases] == [1.0, 2.0]
@@ -98,7 +98,7 @@ def test_a_worker_that_does_not_answer_is_replaced_and_told() -> None:
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_hooks_of_workers_are_set_and_taken_away(name: str) -> None:
-    """From the next rollout to start on, also of a worker that comes later."""
+    """Changes apply from the next rollout on, and also to replacements of a worker."""
     with made(pycollect, name, [probed] * 2, total_frames=-1) as collector:
         collector.next()
         collector.post_collect_hook = write_seven
@@ -116,7 +116,7 @@ def test_hooks_of_workers_are_set_and_taken_away(name: str) -> None:
 
 
 def some(collector: Any, holds: Callable[[Any], bool], most: int = 8) -> bool:
-    """Whether it holds of one of the next batches: rollouts that were done before come first."""
+    """Return whether a batch fulfils the condition; earlier rollouts may be delivered first."""
     return any(holds(collector.next()) for _ in range(most))
 
 

@@ -1,4 +1,4 @@
-"""What is in a replay buffer after each batch, entry by entry as TorchRL's collectors fill it."""
+"""Contents of a replay buffer after each batch, compared entry by entry with TorchRL's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pycollect
 from pycollect.transport.processes.engine import ProcessEngine
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector, MultiSyncCollector
@@ -78,7 +78,7 @@ def buffer(ndim: int = 1, storage: Callable[..., Any] = LazyTensorStorage, **kwa
 
 
 def fill(collector: Any, replay: Any) -> list[tuple[int, int]]:
-    """The buffer's length and count of writes after each batch."""
+    """Return the buffer's length and write count after each batch."""
     states = []
     try:
         for batch in collector:
@@ -160,7 +160,7 @@ def test_single_steps_in_storages_of_two_dimensions() -> None:
 
 @pytest.mark.parametrize("cls", [Collector, pycollect.Collector])
 def test_postproc_gets_whole_trajectories(cls: Any) -> None:
-    """Those of 5 steps, of which a batch of 12 frames cuts every third."""
+    """Trajectories have 5 steps, so a batch of 12 frames cuts every third."""
     shapes = []
 
     def note(td: Any) -> Any:
@@ -216,13 +216,13 @@ def test_frames_that_are_there_already_count_as_random_ones(cls: Any) -> None:
 
 
 def of_workers(entry: Any, ndim: int, arguments: dict[str, Any]) -> Any:
-    """A buffer into which TorchRL's collectors of one process wrote, a batch of each in turn.
+    """Return a buffer that TorchRL's single-process collectors filled in turn, batch by batch.
 
-    That is what its collectors of several processes do, if they come in the order of their numbers.
+    TorchRL's multi-process collectors do the same if their workers finish in order.
     """
     replay = buffer(ndim)
     total = {"frames_per_batch": SHARE, "total_frames": BATCHES * SHARE, **arguments}
-    pool = _TrajectoryPool()  # of all their ids
+    pool = _TrajectoryPool()  # shared, so that ids are unique
     members = [
         Collector(entry(worker), policy(), replay_buffer=replay, traj_pool=pool, **total)
         for worker in range(WORKERS)
@@ -260,7 +260,7 @@ def test_processes(entry: Any, ndim: int, cat_results: Any, arguments: dict[str,
         total_frames=WORKERS * BATCHES * SHARE,
         replay_buffer=replay,
         cat_results=cat_results,
-        split_trajs=True,  # of no effect beside a buffer, as there
+        split_trajs=True,  # no effect with a buffer, as in TorchRL
         **arguments,
     )
     states = fill(collector, replay)
@@ -272,7 +272,7 @@ def test_processes(entry: Any, ndim: int, cat_results: Any, arguments: dict[str,
 @pytest.mark.slow
 @pytest.mark.processes
 def test_torchrls_own_processes() -> None:
-    """Whichever of its workers was first in each batch."""
+    """The order of the workers within a batch does not matter."""
     made = [partial(one, worker) for worker in range(WORKERS)]
     frames = {"frames_per_batch": WORKERS * SHARE, "total_frames": WORKERS * BATCHES * SHARE}
     buffers = []
@@ -287,7 +287,7 @@ def test_torchrls_own_processes() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("cls", [pycollect.MultiAsyncCollector, pycollect.MultiSyncCollector])
 def test_slices_and_counts_while_it_fills(cls: Any) -> None:
-    """Another thread sees the buffer grow by whole rollouts, and slices of one trajectory each."""
+    """A second thread samples whole rollouts, in slices of one trajectory each."""
     replay = buffer(kind=TensorDictReplayBuffer, sampler=SliceSampler(slice_len=3))
     with cls(
         [partial(one, worker) for worker in (0, 2)],
@@ -308,7 +308,7 @@ def test_slices_and_counts_while_it_fills(cls: Any) -> None:
 
 
 def test_slices_by_done_flags_are_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProcessEngine, "start", None)  # nothing starts before
+    monkeypatch.setattr(ProcessEngine, "start", None)  # fails if a worker starts before the warning
     replay = buffer(sampler=SliceSampler(slice_len=3, end_key=("next", "done")))
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -1,4 +1,4 @@
-"""The ways in which TorchRL's documentation puts collectors' batches into replay buffers."""
+"""Collectors with replay buffers, in the ways of TorchRL's documentation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def several(worker: int) -> Any:
 
 
 def check_slices(sample: Any) -> None:
-    """Slices of SLICE frames, each of one trajectory of one env, in the order of time."""
+    """Check slices of SLICE frames, each of one trajectory of one env, in order of time."""
     slices = sample.reshape(-1, SLICE)
     ids = slices["collector", "traj_ids"]
     assert (ids == ids[:, :1]).all()
@@ -133,7 +133,7 @@ def test_steps_in_which_no_env_has_a_frame_are_left_out() -> None:
 
 
 def test_trajectories_in_a_buffer() -> None:
-    """Batches of whole trajectories, one after the other."""
+    """Batches of whole trajectories are appended in order."""
     replay = buffer(1)
     with collecting(
         IN_PROCESS,

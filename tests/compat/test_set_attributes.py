@@ -1,4 +1,4 @@
-"""What users set on a collector, and what cannot be set."""
+"""Settable attributes of a collector, and errors for read-only ones."""
 
 from __future__ import annotations
 

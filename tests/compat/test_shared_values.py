@@ -1,4 +1,4 @@
-"""Environments that share values, locks and statistics with each other across processes."""
+"""Environments that share values, locks and statistics across processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raising import refused
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import MultiSyncCollector
@@ -35,7 +35,7 @@ BOTH = [OURS, pytest.param(MultiSyncCollector, id="theirs", marks=pytest.mark.sl
 
 @pytest.fixture(autouse=True)
 def _spawning() -> Iterator[None]:
-    """As TorchRL's import has it: shared values are made for processes that are spawned."""
+    """Use "spawn", as after TorchRL's import: shared values are bound to a start method."""
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("spawn", force=True)
     yield
@@ -84,7 +84,7 @@ def _count(creator: Any) -> float:
 
 
 class Tallying(mock.CountingEnv):
-    """Counts its steps in a value that all share."""
+    """Count steps in a shared value."""
 
     def __init__(self, tally: Any) -> None:
         super().__init__(max_steps=4)

@@ -1,4 +1,4 @@
-"""TorchRL's `split_trajectories` as the oracle; where ours differs on purpose, both are shown."""
+"""`split_trajectories` compared with TorchRL's; tests of intended differences show both."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tensordict import TensorDict
 from pycollect import split_trajectories
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     torchrl_utils = pytest.importorskip("torchrl.collectors.utils")
 
 oracle = torchrl_utils.split_trajectories
 
 
 def collected(shape: tuple[int, ...], seed: int, done: float = 0.25) -> TensorDict:
-    """A batch as collectors yield it: ids unique over all envs, changing after each done."""
+    """Return a batch like a collector's: unique ids over all envs, new after each done."""
     g = torch.Generator().manual_seed(seed)
     over = torch.rand((*shape, 1), generator=g) < done
     starts = over.squeeze(-1).roll(1, -1)
@@ -35,7 +35,7 @@ def collected(shape: tuple[int, ...], seed: int, done: float = 0.25) -> TensorDi
 
 
 def assert_equal(ours: TensorDict, theirs: TensorDict, ids: object) -> None:
-    """All but the one difference in padding: -1 where TorchRL has 0, which is an id."""
+    """Compare all but the padding's id, which is -1 here and 0 in TorchRL."""
     assert ours.shape == theirs.shape
     assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
     for key, value in theirs.items(True, True):
@@ -87,7 +87,7 @@ ARGUMENTS = [
 def test_the_whole_of_it(
     arguments: dict[str, object], shape: tuple[int, ...], nested: bool
 ) -> None:
-    """With `padding_id=0` nothing differs but that time has a name."""
+    """With `padding_id=0`, only the name of the time dimension differs."""
     td = collected(shape, 3)
     td["which"] = td["collector", "traj_ids"].int()
     td["agents"] = TensorDict({"x": torch.randn(*shape, 2, 3)}, [*shape, 2])
@@ -122,7 +122,7 @@ def test_the_whole_of_it_by_done(nested: bool) -> None:
 
 
 def test_layouts_are_those_that_are_asked_for() -> None:
-    """TorchRL's are strided whatever `as_nested` is, and dense where all are of one length."""
+    """TorchRL's layouts are strided for any `as_nested`, and dense if all have one length."""
     td = collected((40,), 5)
     assert oracle(td, as_nested=torch.jagged)["observation"].layout == torch.strided
     assert split_trajectories(td, as_nested=torch.jagged)["observation"].layout == torch.jagged

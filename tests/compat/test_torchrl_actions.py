@@ -1,5 +1,7 @@
-"""Actions that are not of the spec's shape, dtype or encoding: recorded as they came, taken as
-TorchRL's environments take them."""
+"""Actions with a shape, dtype or encoding other than the spec's.
+
+They are recorded as returned, and interpreted as TorchRL's environments do.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from torchrl_support import Make, collect, compare, seeded
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
@@ -126,7 +128,7 @@ def test_parallel_env(action: str) -> None:
 
 
 def test_an_index_for_one_hot_is_warned_about() -> None:
-    """TorchRL's GymEnv then takes the action 0, whatever was recorded."""
+    """TorchRL's GymEnv then takes the action 0 for any recorded index."""
     with warned("policy"):
         (td, *_) = collect(pycollect.Collector, cart_pole, policy(falls_right))
     assert td["action"].shape == (24,)
@@ -141,7 +143,7 @@ def test_random_frames_come_in_the_policys_form(dtype: torch.dtype) -> None:
     kwargs = {"init_random_frames": 24, "frames": 24, "batches": 3}
     first, *ours = collect(pycollect.Collector, counting, act(), **kwargs)
     (random, *theirs) = collect(Collector, counting, act(), **kwargs)
-    assert random["action"].shape == (24, 1)  # and [24] then
+    assert random["action"].shape == (24, 1)  # and [24] afterwards
     assert first["action"].shape == (24,)
     for our, their in zip(ours, theirs, strict=True):
         assert our["action"].dtype is their["action"].dtype is dtype
@@ -194,7 +196,7 @@ def test_an_environment_that_was_just_reset_is_not_reset_again() -> None:
 
 
 def test_a_value_outside_of_an_integer_space_does_not_wrap_around() -> None:
-    """It is recorded, and given to the environment, in the policy's own dtype."""
+    """The value is recorded, and passed to the environment, in the policy's own dtype."""
     env = ActedEnv(spaces.Box(0, 255, (1,), np.uint8))
     with pycollect.SyncDataCollector(
         GymWrapper(env), lambda observation: torch.tensor([-1.0]), frames_per_batch=2

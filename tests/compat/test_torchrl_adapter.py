@@ -1,4 +1,4 @@
-"""TorchRL environments: what is done with their masks, states, seeds, errors and ends."""
+"""TorchRL environments: masks, states, seeds, errors and ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ import pycollect
 from pycollect.envs.make import make_env_batch
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
@@ -57,7 +57,7 @@ with warnings.catch_warnings():
 
 
 class SpeedEnv(EnvBase):
-    """Walks by its action times what the policy says under "speed"; a state that it keeps there."""
+    """Walk by the action times the policy's "speed", which the environment keeps as a state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def test_outputs_beside_the_action_reach_the_env() -> None:
 
 
 class MaskedEnv(mock.CountingEnv):
-    """Allows one of two actions, by turns."""
+    """Allow one of two actions, in turn."""
 
     def __init__(self) -> None:
         super().__init__(max_steps=4)
@@ -115,12 +115,12 @@ def test_random_actions_honour_masks() -> None:
 
     for batch in collect(pycollect.SyncDataCollector, make):
         assert torch.equal(batch["action"].bool(), batch["mask"])
-    # There, only those of init_random_frames do.
+    # In TorchRL, only random actions of init_random_frames respect the mask.
     compare(make, init_random_frames=10**6)
 
 
 def test_random_moves_are_legal() -> None:
-    """≠ There, only those of init_random_frames are."""
+    """Differs from TorchRL, which draws legal moves only with init_random_frames."""
     for batch in collect(pycollect.SyncDataCollector, TicTacToeEnv):
         moves = batch["action"].reshape(-1, 1)
         assert batch["mask"].gather(-1, moves).all()
@@ -136,7 +136,7 @@ def test_random_moves_are_legal() -> None:
     ],
 )
 def test_envs_without_actions(make: Make) -> None:
-    """≠ Not collected there."""
+    """Differs from TorchRL, which does not collect these."""
     first, second = collect(pycollect.SyncDataCollector, make, frames=6, batches=2)
     ends = [flag for flag in first["next"].values(True, True) if flag.dtype is torch.bool]
     ended = torch.stack([flag.flatten() for flag in ends]).any(0)
@@ -145,7 +145,7 @@ def test_envs_without_actions(make: Make) -> None:
 
 
 class ReusingEnv(mock.CountingEnv):
-    """Shows the same tensor each time."""
+    """Return the same tensor in each step."""
 
     def _shown(self, td: Any) -> Any:
         if not hasattr(self, "buffer"):
@@ -161,7 +161,7 @@ class ReusingEnv(mock.CountingEnv):
 
 
 def test_a_reused_buffer_is_read_before_it_is_written_again() -> None:
-    """≠ There, every frame of a batch is the last one."""
+    """Differs from TorchRL, which returns the last frame in every row."""
     ours = collect(pycollect.SyncDataCollector, lambda: ReusingEnv(max_steps=4))
     theirs = collect(Collector, lambda: mock.CountingEnv(max_steps=4))
     assert_alike(ours, theirs, skipped=("action",))
@@ -183,7 +183,7 @@ def test_entries(entry: str) -> None:
     collector = pycollect.SyncDataCollector(env, ones, frames_per_batch=3, total_frames=3)
     assert next(collector)["observation"].flatten().tolist() == [0, 1, 2]
     inner = collector._worker.env.groups[0]._env  # type: ignore[attr-defined]
-    inner.is_closed = False  # it says True from the start
+    inner.is_closed = False  # it is True initially
     collector.shutdown()
     assert inner.is_closed
 
@@ -204,7 +204,7 @@ def test_arguments_of_the_env() -> None:
 
 
 def test_seeds_follow_torchrls_chain() -> None:
-    """≠ The batch after `set_seed` is the first of the new stream; there, one has to reset too."""
+    """The first batch after `set_seed` begins the new stream; TorchRL also needs a reset."""
 
     class DiceEnv(mock.CountingEnv):
         def _set_seed(self, seed: Any) -> None:
@@ -250,7 +250,7 @@ def serial(make: Make = mock.CountingEnv, count: int = 2) -> Any:
     ids=["one", "[3]", "[2, 3]", "Serial", "Serial of [3]", "nested", "Parallel", "transformed"],
 )
 def test_the_seed_that_follows_is_torchrls(make: Make) -> None:
-    """One env of a batch size takes one seed, whatever the size; a SerialEnv one per worker."""
+    """One env with a batch size takes one seed for any size; a SerialEnv takes one per worker."""
     following = []
     for kind in (pycollect.SyncDataCollector, Collector):
         collector = kind(make(), None, frames_per_batch=6, total_frames=6)
@@ -364,7 +364,7 @@ def test_an_error_of_the_env_comes_through() -> None:
 @pytest.mark.ray
 @pytest.mark.parametrize("entry", ["instance", "callable"])
 def test_on_ray(ray_cluster: Any, entry: str) -> None:
-    """Actors get copies; what they collect is what the same envs give in this process."""
+    """Actors get copies, and collect the same frames as these envs in this process."""
 
     def make() -> Any:
         return SerialEnv(2, [partial(mock.CountingEnv, max_steps=n) for n in (3, 5)])
@@ -390,7 +390,7 @@ def test_on_ray(ray_cluster: Any, entry: str) -> None:
 
 
 def test_only_entries_of_the_spec_are_collected() -> None:
-    """≠ There, the root has a reward as well, which this env's reset gives beside its specs."""
+    """In TorchRL, the root also has a reward, which this env's reset returns outside its specs."""
     ours = collect(pycollect.SyncDataCollector, mock.StateLessCountingEnv)
     theirs = collect(Collector, mock.StateLessCountingEnv)
     assert_alike(ours, [batch.exclude("reward") for batch in theirs])
@@ -464,4 +464,4 @@ def test_actions_are_drawn_as_by_the_spec(spec: Any) -> None:
         theirs = spec.rand()
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
-        assert torch.equal(then, torch.rand(1))  # the generator stands where it would
+        assert torch.equal(then, torch.rand(1))  # the generator has the same state

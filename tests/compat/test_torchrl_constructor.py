@@ -1,4 +1,4 @@
-"""What TorchRL's constructors take, and which collector its `Collector` makes, compared with it."""
+"""Arguments of TorchRL's constructors, and the collector class that `Collector` chooses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raising import refused
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.collectors as torchrl_collectors
     import torchrl.testing.mocking_classes as mock
@@ -27,7 +27,7 @@ class Made(Exception):
     """A collector of another class would have been made."""
 
 
-# Where each of them looks for the class of the collector that it makes, and what that is.
+# Import paths and kinds of the classes that each library's `Collector` may create.
 THEIRS = {
     ("torchrl.collectors._multi_base", "MultiCollector"): "process",
     ("torchrl.collectors.distributed.ray", "RayCollector"): "ray",
@@ -56,7 +56,7 @@ SPELT_OUT: dict[str, Any] = {
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, kind: str, module: str, name: str) -> None:
-    """A class in the place of another, which says how it was called."""
+    """Replace a class by one that raises `Made` with its arguments."""
     original = getattr(importlib.import_module(module), name)
 
     class StandIn:
@@ -77,7 +77,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, kind: str, module: str, name: str)
 
 
 def made(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call makes: "direct" with the shape of a batch, another class, or an error's type."""
+    """Return "direct" with a batch's shape, another class, or an error's type."""
     try:
         collector = cls(*args, **kwargs)
     except Made as made:
@@ -154,7 +154,7 @@ CHOICES: list[dict[str, Any]] = [
 def test_the_collector_that_is_made(
     chosen: dict[str, Any], positional: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The class, the number of workers, the arguments that arrive there, or the kind of error."""
+    """Compare the class, the number of workers, the arguments, or the type of error."""
     pytest.importorskip("ray")
     for table in (THEIRS, OURS):
         for (module, name), kind in table.items():
@@ -212,13 +212,14 @@ def test_a_collector_of_processes_has_to_be_told() -> None:
 CLASSES = {
     "Collector": (Collector, pycollect.Collector),
     "MultiSyncCollector": (MultiSyncCollector, pycollect.MultiSyncCollector),
-    "MultiAsyncCollector": (MultiSyncCollector, pycollect.MultiAsyncCollector),  # hands all on
-    "RayCollector": (None, pycollect.RayCollector),  # theirs needs Ray to be imported
+    # passes all arguments on
+    "MultiAsyncCollector": (MultiSyncCollector, pycollect.MultiAsyncCollector),
+    "RayCollector": (None, pycollect.RayCollector),  # TorchRL's class needs Ray at import
 }
 
 
 class Started(Exception):
-    """All arguments were taken: a worker would be started now."""
+    """All arguments were accepted: a worker would start now."""
 
 
 @pytest.fixture
@@ -239,16 +240,16 @@ def signatures(name: str) -> tuple[Any, Any]:
     if theirs is None:
         pytest.importorskip("ray")
         theirs = importlib.import_module("torchrl.collectors.distributed").RayCollector
-    # A metaclass of theirs hides the constructor's own.
+    # The metaclass of TorchRL's classes hides the signature of the constructor.
     own = list(inspect.signature(theirs.__init__).parameters.values())[1:]
-    # Ray adds one of its own to classes that were actors in this process.
+    # If a class was an actor in this process, Ray has added an argument.
     return inspect.Signature([one for one in own if not one.name.startswith("_")]), ours
 
 
 @pytest.mark.usefixtures("nothing_starts")
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_defaults_of_all_arguments_are_taken(name: str) -> None:
-    """One by one and together, in the order of TorchRL's positions."""
+    """Pass the defaults one by one and together, in the order of TorchRL's parameters."""
     signature, ours = signatures(name)
     defaults = {
         own.name: own.default
@@ -269,7 +270,7 @@ def test_the_defaults_of_all_arguments_are_taken(name: str) -> None:
 @pytest.mark.usefixtures("nothing_starts")
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_argument_is_known_by_name(name: str) -> None:
-    """Whatever comes is taken, or refused in words that name the argument."""
+    """Any value is accepted, or refused by an error that names the argument."""
     signature, ours = signatures(name)
     entries = ENV if name == "Collector" else [ENV, ENV]
     for own in signature.parameters.values():

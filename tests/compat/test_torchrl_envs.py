@@ -1,4 +1,4 @@
-"""TorchRL environments: the frames that TorchRL's own collector gives, from every kind of them."""
+"""TorchRL environments of every kind give the frames of TorchRL's own collector."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchrl_support import (
 )
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.data import Categorical, Composite, Unbounded
@@ -48,7 +48,7 @@ def test_frames_flagged_at_the_end(name: str) -> None:
 
 
 class GroupEnv(EnvBase):
-    """A group that is truncated, below a root that only knows terminals."""
+    """An environment with a truncated group, below a root that only has "terminated"."""
 
     def __init__(self) -> None:
         super().__init__(batch_size=torch.Size([2]))

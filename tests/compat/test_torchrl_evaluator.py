@@ -1,4 +1,4 @@
-"""Evaluator beside TorchRL's: its names, its results, and what it does to what it is given."""
+"""Evaluator compared with TorchRL's: names, results, and effects on its arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import nn
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     collectors = pytest.importorskip("torchrl.collectors")
     if not hasattr(collectors, "Evaluator"):
         pytest.skip("TorchRL has no Evaluator", allow_module_level=True)
@@ -46,7 +46,7 @@ def one_env() -> Any:
 
 
 class Gated(ContinuousActionVecMockEnv):  # type: ignore[misc] # TorchRL has no types
-    """Steps while its gate is open."""
+    """Step only while the gate is open."""
 
     gate = threading.Event()
 
@@ -180,7 +180,7 @@ def test_steps_are_counted_and_restored(evaluator: Any) -> None:
 
 
 def test_nothing_is_pending_after_a_shutdown() -> None:
-    own = pycollect.Evaluator(one_env(), policy(), max_steps=2000)  # theirs raises in its thread
+    own = pycollect.Evaluator(one_env(), policy(), max_steps=2000)  # TorchRL's raises in its thread
     own.trigger_eval()
     assert own.pending
     own.shutdown()

@@ -1,4 +1,4 @@
-"""GymEnv and GymWrapper: stepped through the env inside, the same frames as through themselves."""
+"""GymEnv and GymWrapper: the env inside is stepped, with the same frames as the wrapper's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pycollect
 from pycollect.envs.make import make_env_batch
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from torchrl.collectors import Collector
     from torchrl.envs import GymEnv, GymWrapper, RewardSum, TransformedEnv, default_info_dict_reader
@@ -31,7 +31,7 @@ Make = Callable[[], Any]
 
 
 class WalkEnv(gymnasium.Env[Any, Any]):
-    """Shows where it is in every form that is known; ends at a place that it draws."""
+    """Observe a place in every supported form; the episode ends at a random place."""
 
     def __init__(self, observation: str = "nested") -> None:
         box = spaces.Box(-1, 1, (2, 3), np.float64)
@@ -86,7 +86,7 @@ def linear(size: int) -> Callable[[], Any]:
 
 
 def choices(count: int, index: bool, key: Any) -> Callable[[], Any]:
-    """A choice that the sum of the observation decides."""
+    """Compute a choice from the sum of the observation."""
 
     def act(observation: torch.Tensor) -> torch.Tensor:
         choice = (observation.double().sum() * 7).long().abs() % count
@@ -159,7 +159,7 @@ def test_the_same_through_itself(
 
 @pytest.mark.parametrize("name", ["Pendulum", "CartPole", "place index"])
 def test_seeds(name: str) -> None:
-    """TorchRL's `set_seed` and the reset that it needs after it."""
+    """Compare `set_seed`; TorchRL's needs a reset afterwards."""
     make, make_policy = GYM[name]
 
     def frames(collector_class: Any) -> list[Any]:

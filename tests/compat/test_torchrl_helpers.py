@@ -1,4 +1,4 @@
-"""The helper functions and configs beside TorchRL's."""
+"""The helper functions and configs, compared with TorchRL's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     peer = pytest.importorskip("torchrl.trainers.helpers.collectors")
 
 ADDED = {"max_frames_per_traj": -1, "gamma": 0.99}

@@ -1,4 +1,4 @@
-"""TorchRL's `MultiStep` as the oracle; where ours differs on purpose, both are shown."""
+"""`MultiStep` compared with TorchRL's; tests of intended differences show both."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tensordict import TensorDict
 from pycollect import MultiStep, SyncDataCollector, split_trajectories
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     postprocs = pytest.importorskip("torchrl.data.postprocs")
 
 Oracle = postprocs.MultiStep
 
 
 def collected(shape: tuple[int, ...], seed: int, done: float = 0.2) -> TensorDict:
-    """A batch as collectors yield it."""
+    """Return a batch like a collector's."""
     g = torch.Generator().manual_seed(seed)
     terminated = torch.rand((*shape, 1), generator=g) < done
     truncated = torch.rand((*shape, 1), generator=g) < done / 2
@@ -41,7 +41,7 @@ def collected(shape: tuple[int, ...], seed: int, done: float = 0.2) -> TensorDic
 
 
 def assert_same(ours: TensorDict, theirs: TensorDict, but: set[object] = frozenset()) -> None:
-    """Keys, shapes, dtypes, names and values; sums to the last bits of a float32."""
+    """Compare keys, shapes, dtypes, names and values; sums up to the last bits of a float32."""
     assert ours.shape == theirs.shape
     assert ours.names == theirs.names
     assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
@@ -112,7 +112,7 @@ def test_a_module() -> None:
 @pytest.mark.parametrize("how", ["transform", "append", "invert"])
 @pytest.mark.parametrize("ndim", [1, 2])
 def test_in_a_replay_buffer(how: str, ndim: int) -> None:
-    """What it does to slices that are sampled, which end with a flag of their own."""
+    """Apply it to sampled slices, which end with a flag of their own."""
     data = pytest.importorskip("torchrl.data")
     td = collected((4, 30)[2 - ndim :], 5)
     td["collector", "traj_ids"] = torch.zeros(td.shape, dtype=torch.int64)
@@ -182,7 +182,7 @@ def test_flags_of_a_frame_end_trajectories_of_their_own(flags: tuple[int, ...]) 
 
 
 def test_flags_that_not_all_leaves_have_end_a_segment_together() -> None:
-    """TorchRL takes flags per agent only where all leaves have a place for each agent."""
+    """TorchRL accepts flags per agent only if all leaves have an agent dimension."""
     td = collected((4,), 0, done=0.0)
     td["next", "done"] = torch.zeros(4, 3, dtype=torch.bool)
     td["next", "done"][1, 2] = True
@@ -192,7 +192,7 @@ def test_flags_that_not_all_leaves_have_end_a_segment_together() -> None:
 
 
 def test_flags_are_those_of_the_next_observation() -> None:
-    """TorchRL leaves the flags where they were: two of three frames bootstrap past the terminal."""
+    """TorchRL leaves the flags in place: two of three frames bootstrap past the terminal."""
     td = collected((3,), 0, done=0.0)
     td["next", "done"][-1] = td["next", "terminated"][-1] = True
     assert Oracle(0.9, 3)(td)["next", "terminated"].squeeze(-1).tolist() == [False, False, True]
@@ -201,7 +201,7 @@ def test_flags_are_those_of_the_next_observation() -> None:
 
 
 def test_ids_end_segments() -> None:
-    """TorchRL looks into the next trajectory where one ends without a done (a reset, say)."""
+    """TorchRL reads the next trajectory if one ends without a done, for example by a reset."""
     td = collected((4,), 0, done=0.0)
     td["collector", "traj_ids"] = torch.tensor([0, 0, 1, 1])
     assert Oracle(0.9, 3)(td)["steps_to_next_obs"].tolist() == [3, 3, 2, 1]
@@ -209,13 +209,13 @@ def test_ids_end_segments() -> None:
 
 
 def test_uncollected_cells_are_no_frames() -> None:
-    """TorchRL looks into the padding of a trajectory that goes on in the next batch."""
+    """TorchRL reads the padding of a trajectory that continues in the next batch."""
     td = collected((2, 3), 0, done=0.0)
     td["collector", "traj_ids"] = torch.tensor([[0, 0, -1], [1, 1, 1]])
     td["collector", "mask"] = td["collector", "traj_ids"] != -1
     td["next", "observation"][0, 2] = 0.0
     ours, theirs = MultiStep(0.9, 3)(td), Oracle(0.9, 3)(td)
-    assert not theirs["next", "observation"][0].any()  # all bootstrap from what was never seen
+    assert not theirs["next", "observation"][0].any()  # all bootstrap from uncollected cells
     assert torch.equal(ours["next", "observation"][0, 0], td["next", "observation"][0, 1])
     assert theirs["steps_to_next_obs"][0].tolist() == [3, 2, 1]
     assert ours["steps_to_next_obs"][0].tolist() == [2, 1, 0]
@@ -223,7 +223,7 @@ def test_uncollected_cells_are_no_frames() -> None:
 
 
 def test_nonterminal_with_one_step() -> None:
-    """TorchRL calls every frame terminal, for ``n_steps=1`` only."""
+    """TorchRL marks every frame as terminal, for ``n_steps=1`` only."""
     td = collected((10,), 3)
     assert not Oracle(0.9, 1)(td)["nonterminal"].any()
     ours = MultiStep(0.9, 1, shift_done=False)(td)
@@ -240,7 +240,7 @@ def test_integer_rewards_become_floats() -> None:
 
 
 def test_groups_of_agents() -> None:
-    """TorchRL knows one reward and one done, at the root of "next"."""
+    """TorchRL supports one reward and one done, at the root of "next"."""
     td = collected((4,), 0, done=0.0)
     td["next", "agents", "reward"] = torch.ones(4, 3, 1)
     td = td.exclude(("next", "reward"))

@@ -1,4 +1,4 @@
-"""What TorchRL's trainers and documented programs ask of a collector by TorchRL's names."""
+"""The attributes of a collector that TorchRL's trainers and documented programs use."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_stream_and_its_version() -> None:
 
 
 def stochastic() -> Any:
-    """An actor that knows no action spec: a trainer asks the collector for it."""
+    """Return an actor without an action spec: a trainer reads the collector's."""
     net = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
     return ProbabilisticActor(
         TensorDictModule(net, ["observation"], ["loc", "scale"]),
@@ -126,7 +126,7 @@ def conservative() -> dict[str, Any]:
 def test_trainers_of_algorithms(
     home: Any, trainer: Any, parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They train, and are saved and loaded with their collector."""
+    """Trainers train, and are saved and loaded with their collector."""
     monkeypatch.setattr(Distribution, "_validate_args", False)  # as TorchRL's import does
 
     def made() -> Any:

@@ -1,6 +1,6 @@
-"""TorchRL environments on a device, whose tensors stay there: the batches of the same on the host.
+"""TorchRL environments on a device give the same batches as on the host.
 
-The device is none: its memory is the host's, and what it is asked to bring to the host is noted.
+The device is fake: its memory is the host's, and it logs its copies to the host.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from torchrl_support import (
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.data import Binary, Composite, Unbounded
     from torchrl.envs import TensorDictPrimer, TransformedEnv
 
 
-# A third of them in the usual run: they differ in what the host does with them, too.
+# A third of them run by default; the environments also differ in their work on the host.
 NAMES = [
     pytest.param(name, marks=pytest.mark.slow if place % 3 else [])
     for place, name in enumerate(ENVS)
@@ -46,7 +46,7 @@ NAMES = [
 
 
 def there(patch: pytest.MonkeyPatch) -> FakeDevice:
-    """From now on TorchRL's environments are on a device."""
+    """Put TorchRL's environments on a fake device from now on."""
     device = FakeDevice()
     patch.setattr("pycollect.envs.torchrl.adapter.TorchRLEnv._is_on_device", True)
     patch.setattr("pycollect.envs.torchrl.adapter.accelerator", lambda _: device)
@@ -54,7 +54,7 @@ def there(patch: pytest.MonkeyPatch) -> FakeDevice:
 
 
 class There:
-    """Makes an environment, and has those of its process be on a device."""
+    """Make an environment in a process with a fake device."""
 
     def __init__(self, make: Make, shift: int = 0) -> None:
         self._make = make
@@ -70,7 +70,7 @@ class There:
         return self._make()
 
     def _shift_what_is_brought(self) -> None:
-        """Whole rollouts that come to the host are to show that they came that way."""
+        """Shift observations of rollouts that are copied whole to the host, to detect copies."""
         from pycollect.transport import host
 
         bring, key = host._copy_to_slab, ("observation",)
@@ -192,12 +192,12 @@ def test_flags_and_rewards_alone_come_to_the_host(
         first = collector.next()
         kept = first.clone()
         assert set(device.log) == {"host waits"}
-        assert 4 <= device.log.count("host waits") <= 8  # a step each, and the resets
-        assert not collector._worker.slab_leaves.states  # the host has no room for them
+        assert 4 <= device.log.count("host waits") <= 8  # one per step, and the resets
+        assert not collector._worker.slab_leaves.states  # the host has no memory for them
         shapes = {tuple(room.shape) for room in rooms_of(collector)}
         assert shapes == {(3, 1)}
         collector.next()
-        assert_same_entries(first, kept, ())  # no later batch is written there
+        assert_same_entries(first, kept, ())  # no later batch overwrites it
 
 
 def test_a_flag_of_another_name_ends_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_a_flag_of_another_name_ends_episodes(monkeypatch: pytest.MonkeyPatch) -
 
 
 def flip(rollout: TensorDictBase) -> None:
-    """What a hook writes there arrives, whatever it was recorded on."""
+    """A hook's writes reach the batch for any recording device."""
     rollout["action"].logical_not_()
 
 
@@ -312,7 +312,7 @@ def test_the_end_of_a_stopped_rollout_is_empty() -> None:
 
 
 def rooms_of(collector: Any) -> list[torch.Tensor]:
-    """The host memory of what the env brings there."""
+    """Return the host memory for the env's copies."""
     (env,) = collector._worker.env.groups
     gathers = [env._gather_root, env._gather_next]
     cells = [cell.cell_contents for gather in gathers for cell in gather.__closure__]
@@ -330,5 +330,5 @@ def test_an_observation_that_changes_its_form_is_named(monkeypatch: pytest.Monke
     with pycollect.SyncDataCollector(Growing, None, frames_per_batch=12) as collector:
         with refused(ValueError, "next.observation"):
             collector.next()
-        with refused(ValueError, "next.observation"):  # an ended stream stays so
+        with refused(ValueError, "next.observation"):  # a failed stream raises again
             collector.next()

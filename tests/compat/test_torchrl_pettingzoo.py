@@ -14,7 +14,7 @@ from torchrl_support import IDS, assert_alike, collect
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     pytest.importorskip("pettingzoo")
     from pettingzoo import ParallelEnv
@@ -44,7 +44,7 @@ def policy_of(kind: str) -> Any:
 
 
 class Truncating(ParallelCrowd):
-    """Truncates agents that leave before the others, which terminate at the end of the episode."""
+    """Truncate agents that leave early; the others terminate at the end of the episode."""
 
     def step(self, actions: dict[str, Any]) -> Any:
         observations, rewards, terminated, truncated, infos = super().step(actions)
@@ -54,7 +54,7 @@ class Truncating(ParallelCrowd):
 
 
 class Mixed(ParallelCrowd):
-    """Truncates an agent in the step in which all others terminate."""
+    """Truncate an agent in the step in which all others terminate."""
 
     def step(self, actions: dict[str, Any]) -> Any:
         observations, rewards, terminated, truncated, infos = super().step(actions)
@@ -65,7 +65,7 @@ class Mixed(ParallelCrowd):
 
 
 def by_torchrl(kind: str, crowd: type[ParallelCrowd] = ParallelCrowd, **arguments: Any) -> Any:
-    """The wrapper with its options for agents that leave; it resets in its constructor."""
+    """Return the wrapper with options for agents that leave; its constructor resets."""
     inner = crowd(0, kind)
     env = PettingZooWrapper(inner, use_mask=True, done_on_any=False, **arguments)
     inner.episode = -1
@@ -117,7 +117,7 @@ def test_agents_that_end_in_different_ways() -> None:
 
 
 class Informed(ParallelCrowd):
-    """Tells the step of each agent in its info."""
+    """Return the step of each agent in its info."""
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         observations, infos = super().reset(seed, options)
@@ -129,7 +129,7 @@ class Informed(ParallelCrowd):
 
 
 def test_infos() -> None:
-    """TorchRL records them, pycollect does not."""
+    """TorchRL records infos, pycollect does not."""
     infos = [(*at, "agent", "info") for at in ((), ("next",))]
     ours, theirs = both("alike", policy_of("alike"), Informed)
     assert all(key in theirs[0].keys(True) for key in infos)
@@ -142,7 +142,7 @@ AGENTS_OWN = [
 
 
 def test_truncated_episodes() -> None:
-    """Their flags; those of the agents stay unset in TorchRL and are set by pycollect."""
+    """TorchRL leaves the agents' flags unset; pycollect sets them."""
     ours, theirs = both("leaves", policy_of("leaves"), max_frames_per_traj=3)
     assert_alike(ours, theirs, (IDS, *AGENTS_OWN))
     for our, their in zip(ours, theirs, strict=True):
@@ -175,7 +175,7 @@ def test_groups_of_single_agents() -> None:
 
 @pytest.mark.slow
 def test_particle_environments() -> None:
-    """Both collectors with the same policy; each episode begins in the same state."""
+    """Both collectors have the same policy, and each episode begins in the same state."""
     spread = pytest.importorskip("mpe2.simple_spread_v3")
     policy = TensorDictModule(
         lambda seen: (seen.sum(-1) * 10).long().abs() % 5,

@@ -1,4 +1,4 @@
-"""SerialEnv: its environments are stepped by themselves where that is the same to the last bit."""
+"""SerialEnv: its environments are stepped directly if the frames are the same bit for bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pycollect
 from pycollect.envs.make import make_env_batch
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
@@ -103,7 +103,7 @@ KWARGS: list[dict[str, Any]] = [
 
 
 def rowwise(make_policy: Callable[[], Any]) -> Callable[[], Any]:
-    """The same choice for each row, whatever else is in the batch."""
+    """Return a policy that computes each row separately."""
 
     def make() -> Any:
         policy = make_policy()
@@ -230,7 +230,7 @@ def test_what_stays_together(make: Make) -> None:
 
 
 def test_unlike_environments_go_by_their_specs() -> None:
-    """Bounds of actions are the environment's: rows are then stepped through their wrappers."""
+    """Action bounds are the environment's, so rows are stepped through their wrappers."""
 
     class Strong(gymnasium.envs.classic_control.PendulumEnv):
         def __init__(self) -> None:
@@ -265,7 +265,7 @@ def test_an_instance_that_runs_is_reset_and_closed_with_the_collector(transforms
 
     env = SerialEnv(2, [partial(wrapped, one) for one in inner])
     env.rollout(2)
-    before = [one.closed for one in inner]  # it was opened to be looked at
+    before = [one.closed for one in inner]  # the inspection opened and closed it
     collector = pycollect.Collector(env, None, frames_per_batch=4)
     assert (collector.next()["observation"].argmax(-1)[:, 0] == 0).all()
     collector.shutdown()

@@ -1,4 +1,4 @@
-"""What is left out of a TorchRL environment's step changes nothing of it."""
+"""Skipped parts of a TorchRL environment's step do not change its result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Make = Callable[[], Any]
 
 
 class DoneOnlyEnv(EnvBase):
-    """Shows "done" and leaves "terminated" to TorchRL; its reward has no dimensions of its own."""
+    """Return only "done", not "terminated"; the reward has no dimensions of its own."""
 
     def __init__(self, flags: tuple[str, ...] = ("done",), reward: tuple[int, ...] = (1,)) -> None:
         super().__init__()
@@ -60,8 +60,9 @@ class DoneOnlyEnv(EnvBase):
 
 
 class LazyRootEnv(EnvBase):
-    """Agents in a lazy stack after a reset, in one TensorDict after a step, which reads a state
-    that only resets give.
+    """An environment of agents with a lazy stack after a reset and one TensorDict after a step.
+
+    The step reads a state that only resets return.
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class LazyRootEnv(EnvBase):
 
 
 class FlagsOfAgentsEnv(EnvBase):
-    """Nothing but flags in a node, which is named after resets alone."""
+    """An environment with a node of flags only, which has a dimension name only after resets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +113,7 @@ class FlagsOfAgentsEnv(EnvBase):
 
 
 class Negated(Transform):
-    """A user's transform that changes the action on its way in."""
+    """A user's transform that changes the action before the step."""
 
     def _inv_call(self, td: Any) -> Any:
         return td.set("action", -td["action"])
@@ -162,7 +163,7 @@ def expect_same(ours: Any, theirs: Any) -> None:
     assert ours.batch_size == theirs.batch_size
     assert ours.device == theirs.device
     assert ours.names == theirs.names
-    if isinstance(theirs, LazyStackedTensorDict):  # entries of several shapes have no stack
+    if isinstance(theirs, LazyStackedTensorDict):  # entries of several shapes cannot be stacked
         for mine, its in zip(ours.tensordicts, theirs.tensordicts, strict=True):
             expect_same(mine, its)
         return

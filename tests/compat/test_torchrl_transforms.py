@@ -1,4 +1,4 @@
-"""Transforms that take keys away, rename them, or have them at the root or under "next" alone."""
+"""Transforms that remove or rename keys, or add them only at the root or under "next"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchrl_support import MAX_STEPS, Make, batched, collect, compare, seeded
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.envs import (
@@ -105,14 +105,14 @@ def test_the_difference_alone_under_next(kwargs: dict[str, Any]) -> None:
 
 
 class Halving(Transform):
-    """The policy sees half of what was recorded of the step."""
+    """Halve the policy's observation after the step is recorded."""
 
     def _post_step_mdp_hooks(self, tensordict: Any, tensordict_: Any) -> Any:
         return tensordict, tensordict_.set("observation", tensordict_["observation"] * 0.5)
 
 
 class Narrow(Transform):
-    """Recorded in half of the bits, acted on in full: of one key."""
+    """Record one key in half precision, and act on it in full precision."""
 
     def _post_step_mdp_hooks(self, tensordict: Any, tensordict_: Any) -> Any:
         following = tensordict["next"]
@@ -126,7 +126,7 @@ class Narrow(Transform):
 
 
 class Telling(Transform):
-    """Something under "next" that no spec names, and that a hook alone adds."""
+    """Add an entry under "next" in a hook, without a spec."""
 
     def _post_step_mdp_hooks(self, tensordict: Any, tensordict_: Any) -> Any:
         tensordict["next", "told"] = tensordict["next", "observation"].sum(-1)

@@ -1,4 +1,4 @@
-"""Rewards that are vectors: TorchRL's GymWrapper and MOGymWrapper as the oracle."""
+"""Vector rewards, compared with TorchRL's GymWrapper and MOGymWrapper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vector_reward_envs import SeveralEnv, several
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from torchrl.collectors import Collector
     from torchrl.envs import GymWrapper, MOGymWrapper, SerialEnv
@@ -83,11 +83,11 @@ def test_their_wrapper_has_one_return() -> None:
         assert collector.stats()["episode_return"] == pytest.approx(float(total / episodes))
 
 
-# MO-Gymnasium's own, where it is installed
+# MO-Gymnasium's own environments, if installed
 
 
 class Bounded(SeveralEnv):
-    """A space with bounds, as those of MO-Gymnasium have."""
+    """A space with bounds, like MO-Gymnasium's."""
 
     reward_space = spaces.Box(np.float32(-1e6), np.float32(1e6), (3,), np.float32)
 
@@ -101,7 +101,7 @@ def test_a_space_with_bounds() -> None:
 
 
 class Seeded(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Each episode begins alike, also where numpy's global generator is drawn from."""
+    """Begin each episode alike, even if the env draws from numpy's global generator."""
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         np.random.seed(7)

@@ -1,4 +1,4 @@
-"""New weights in every form, from TorchRL's schemes and updaters, with both collectors."""
+"""Weight updates in every form, from TorchRL's schemes and updaters, with both collectors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import nn
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from torchrl.collectors import (
         Collector,
@@ -42,7 +42,7 @@ pytestmark = [
 
 
 class Sum(nn.Module):
-    """A parameter, ten times a buffer, and a hundred times one that no state dict has."""
+    """Sum a parameter, 10 times a buffer, and 100 times one outside the state dict."""
 
     def __init__(self, value: float = 0.0) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def nested(**named: torch.Tensor) -> TensorDict:
 
 
 Update = Callable[[Any], Any]
-# In every form that there works in process, or with several workers.
+# Every form that TorchRL supports in process, or with several workers.
 FORMS: dict[str, Update] = {
     "nothing": lambda c: c.update_policy_weights_(),
     "from_module": lambda c: c.update_policy_weights_(TensorDict.from_module(policy(1.0))),
@@ -103,7 +103,7 @@ ONLY_WITH_WORKERS: dict[str, Update] = {
     "policy=": lambda c: c.update_policy_weights_(policy=policy(1.0)),
     "weights_dict": lambda c: c.update_policy_weights_(weights_dict={"policy": weights()}),
 }
-# Errors there in process, but for what is ignored there in silence; no weights have changed.
+# In TorchRL, errors in process or silently ignored; the weights do not change.
 ERRORS: dict[str, Update] = {
     "unknown names": lambda c: c.update_policy_weights_(nested(other=torch.ones(1))),
     "another shape": lambda c: c.update_policy_weights_(nested(param=torch.ones(2))),
@@ -132,7 +132,7 @@ def in_process(cls: Any, **arguments: Any) -> Any:
 
 
 def acted(collector: Any) -> list[float]:
-    """What all actions of the next batch are."""
+    """Return the distinct actions of the next batch."""
     actions: list[float] = next(iter(collector))["action"].unique().tolist()
     return actions
 
@@ -151,7 +151,7 @@ def test_forms_in_process(form: str) -> None:
 
 @pytest.mark.parametrize("form", ONLY_WITH_WORKERS)
 def test_forms_that_fail_there_in_process(form: str) -> None:
-    """They work with several workers there, and everywhere here."""
+    """TorchRL accepts them with several workers; pycollect always does."""
     collector = in_process(pycollect.Collector)
     ONLY_WITH_WORKERS[form](collector)
     assert acted(collector) == [111.0]
@@ -207,7 +207,7 @@ def test_forms_with_workers(form: str) -> None:
 
 @pytest.mark.processes
 def test_weights_of_workers_stay_out_of_the_callers_policy() -> None:
-    """There they are written into it, as it lies in the memory that workers share."""
+    """TorchRL writes them into the policy, because it is in the workers' shared memory."""
     own = policy()
     with pycollect.MultiSyncCollector([pendulum] * 2, own, frames_per_batch=8) as collector:
         collector.update_policy_weights_(weights())
@@ -216,7 +216,7 @@ def test_weights_of_workers_stay_out_of_the_callers_policy() -> None:
 
 
 class Recording(WeightUpdaterBase):
-    """Notes which of its methods are called, in which order, and writes in this process."""
+    """Record the order of method calls, and write weights in this process."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -292,7 +292,7 @@ SCHEMES = [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme]
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("given", [True, False])
 def test_schemes_in_process(scheme: Any, given: bool) -> None:
-    """There they fail in process, which TorchRL's own example runs into."""
+    """TorchRL's schemes fail in process, even in TorchRL's own example."""
     with warned("weight_sync_schemes"):
         collector = in_process(pycollect.Collector, weight_sync_schemes={"policy": scheme()})
     collector.policy.module.param.data.fill_(5.0)
@@ -322,7 +322,7 @@ def test_a_scheme_of_the_users_own_is_refused() -> None:
 
 
 def sending(scheme: Any) -> None:
-    """Make it a sender with one receiver."""
+    """Initialize the scheme as a sender with one receiver."""
     scheme.init_on_sender(
         model_id="policy", weights=weights(2.0), devices=[torch.device("cpu")], num_workers=1
     )
@@ -330,7 +330,7 @@ def sending(scheme: Any) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_scheme_that_receives(scheme: Any) -> None:
-    """What a sender elsewhere sends, here in another thread, is what the policy acts by."""
+    """The policy uses weights of a remote sender, here another thread."""
     seen = []
     for cls in (Collector, pycollect.Collector):
         sender = scheme()
@@ -348,7 +348,7 @@ def test_a_scheme_that_receives(scheme: Any) -> None:
         with pytest.raises(ValueError, match="policy_or_weights"):
             collector.receive_weights(weights())
         collector.shutdown()
-        if cls is Collector:  # its thread would wait for ever at queues that the sender closes
+        if cls is Collector:  # its thread would wait forever on closed queues
             WeightSyncScheme.shutdown(receivers["policy"])
         sender.shutdown()
         seen.append(actions)
@@ -357,7 +357,7 @@ def test_a_scheme_that_receives(scheme: Any) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_policy_version_of_the_users(first: bool) -> None:
-    """It is counted with each update, and by itself."""
+    """It increments with each update, and when called directly."""
     seen = []
     for cls in (Collector, pycollect.Collector):
         version = PolicyVersion()

@@ -1,4 +1,4 @@
-"""What the tests of TorchRL environments share: the envs, and both collectors on each of them."""
+"""Environments for the tests of TorchRL environments, and both collectors on each of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tensordict.nn import TensorDictModule
 import pycollect
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
@@ -63,7 +63,7 @@ def collect(
     batches: int = 4,
     **kwargs: Any,
 ) -> list[TensorDictBase]:
-    """The first batches; whatever draws from torch's global generator draws the same each time."""
+    """Return the first batches, with torch's global generator seeded alike."""
     torch.manual_seed(0)
     env = make()
     torch.manual_seed(1)
@@ -77,7 +77,7 @@ def collect(
 
 
 def in_order(ids: torch.Tensor) -> torch.Tensor:
-    """Ids numbered anew by where they appear first: there, a batch's ids are numbered by time."""
+    """Renumber ids by first appearance, because TorchRL numbers a batch's ids by time."""
     numbers: dict[int, int] = {}
     return torch.tensor([numbers.setdefault(i, len(numbers)) for i in ids.flatten().tolist()])
 
@@ -95,7 +95,7 @@ def assert_alike(ours: list[Any], theirs: list[Any], skipped: tuple[Any, ...] = 
 
 
 def assert_same_entries(ours: Any, theirs: Any, skipped: tuple[Any, ...], path: Any = ()) -> None:
-    """Equal keys, types, batch sizes, dtypes and values, lazy stacks row by row."""
+    """Compare keys, types, batch sizes, dtypes and values; lazy stacks row by row."""
     assert type(ours) is type(theirs), path
     assert ours.batch_size == theirs.batch_size, path
     assert ours.names == theirs.names, path
@@ -133,7 +133,7 @@ def compare(
 
 
 def seeded(make: Make, seed: int = 3) -> Any:
-    """Mock envs that count from a seed have to be told one before anything else."""
+    """Set the seed of a mock env that counts from it, before any other call."""
     env = make()
     env.set_seed(seed)
     return env
@@ -155,14 +155,14 @@ def cart_poles(mode: AutoresetMode) -> Any:
 
 
 class Worded(mock.CountingEnvWithString):
-    """Says how far it has counted, and not whatever comes to its mind."""
+    """Return a string of the count instead of a random string."""
 
     def get_random_string(self) -> str:
         return "ab" * (1 + int(self.count.sum())) if hasattr(self, "count") else ""
 
 
 class Talking(mock.Str2StrEnv):
-    """Repeats what it was told behind the number of its step; ends after 5 of them."""
+    """Repeat the last input after the step number; episodes have 5 steps."""
 
     told, steps = "", 0
 
@@ -287,7 +287,7 @@ ENVS: dict[str, Make] = {
     "DISABLED": lambda: seeded(lambda: GymWrapper(cart_poles(AutoresetMode.DISABLED))),
 }
 
-# There: a StepCounter does not find the flags, or batches of nested sizes cannot be stacked.
+# In TorchRL, StepCounter misses their flags, or nested batches cannot be stacked.
 WITHOUT_A_LIMIT = {
     "MultiAgentCountingEnv",
     "NestedCountingEnv",
