@@ -852,3 +852,41 @@ def test_arguments_of_the_command(
         main(["check", *arguments])
     assert stopped.value.code == 2
     assert text in capsys.readouterr().err
+
+
+class MaskedEnv(gymnasium.Env[Any, Any]):
+    """Raises for actions that its mask forbids."""
+
+    observation_space = spaces.Box(0, 100, (1,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": (np.arange(4) == self.time % 4).astype(np.int8)}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(1, np.float32), self.info()
+
+    def step(self, action: Any) -> Any:
+        if action != self.time % 4:
+            raise ValueError("illegal")
+        self.time += 1
+        ended = self.time >= 10 + self.np_random.integers(5)
+        return np.array([self.time], np.float32), 1.0, ended, False, self.info()
+
+
+def test_an_action_mask_is_no_fault() -> None:
+    report = check_env(MaskedEnv, seconds=1)
+    assert report.ok
+    assert report.skipped
+
+
+class ExitingEnv(MaskedEnv):
+    def step(self, action: Any) -> Any:
+        raise SystemExit(0)
+
+
+def test_an_environment_that_ends_the_program_crashes() -> None:
+    report = check_env(ExitingEnv, seconds=1)
+    assert [finding.code for finding in report.errors] == ["crashes"]

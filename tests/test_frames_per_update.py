@@ -145,20 +145,38 @@ def test_the_end_is_noticed_without_an_update() -> None:
         assert collector.stats()["completed"]
 
 
-def test_trajectories_that_are_not_complete_count() -> None:
+def test_the_first_trajectory_is_collected_however_long_it_is() -> None:
     def entry(worker: int) -> Any:
         return partial(CountingEnv, 0, 4 * T)
 
-    options = {"replay_buffer": Buffer(), "trajs_per_batch": 1, "max_frames_per_traj": 4 * T}
+    buffer = Buffer()
+    options = {"replay_buffer": buffer, "trajs_per_batch": 1, "max_frames_per_traj": 4 * T}
     with collecting(
         IN_PROCESS, entry, parity_policy(), frames=T, max_frames_per_update=2 * T, **options
     ) as collector:
         collector.start()
+        assert settled(collector, 4 * T)  # else the buffer would stay empty
+        collector.update_policy_weights_()
+        collector.update_policy_weights_()
         wait_until(lambda: collector.ledger()["total"]["in_flight"] == 2 * T)
         time.sleep(0.1)
         assert collector.ledger()["total"]["in_flight"] == 2 * T
-        collector.update_policy_weights_()
-        assert settled(collector, 4 * T)
+
+
+def test_a_state_that_is_loaded_while_the_thread_waits_lets_it_go_on() -> None:
+    with filling(max_frames_per_update=2 * T) as collector:
+        collector.start()
+        assert settled(collector, 2 * T)
+        collector.load_state_dict(collector.state_dict())
+        wait_until(lambda: collector.stats()["frames"] >= 4 * T)
+
+
+def test_the_end_that_another_call_reaches_ends_the_thread() -> None:
+    with filling(max_frames_per_update=2 * T, total_frames=3 * T) as collector:
+        collector.start()
+        assert settled(collector, 2 * T)
+        collector.next()
+        wait_until(lambda: not collector.is_running())
 
 
 def test_a_run_that_is_resumed_has_its_own_count() -> None:

@@ -243,6 +243,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
                 self._count(_frames_of(parts), counted)
             with self._flow.statistics.timed("deliver"):
                 td = self._finish(self._joined(parts), {}, counted)
+                self._count_lags(parts)
                 self._ready.append(Finished(td, counted))
         self._show_progress(sum(counted.values()))
         return True
@@ -257,6 +258,11 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
                 write.expect(frames_of)
             put(self._finish(self._joined(parts), {}, frames_of), self.replay_buffer)
             write.count(frames_of)
+            self._count_lags(parts)
+
+    def _count_lags(self, parts: Sequence[Part]) -> None:
+        for frames_of, versions, _ in parts:
+            self._flow.count_lag(versions, frames_of)
 
     def _gather(self) -> None:
         """Collect rollouts until a batch is full or no more are due.

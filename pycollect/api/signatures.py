@@ -107,11 +107,12 @@ class SyncDataCollectorSignature:
                 iterator yields ``None``. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
-            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
-                behind, counted from the oldest weights of its rollout. Workers wait rather than
-                start a rollout that could become older. If the learner updates more often than
-                before, rollouts that have become too old are dropped and counted in `ledger()`.
-                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
+                is taken for delivery, before `postproc` and the replay buffer, counted from the
+                oldest weights of its rollout. Workers wait rather than start a rollout that could
+                become older. If the learner updates more often than before, rollouts that have
+                become too old are dropped and counted in `ledger()`. Weights then always go to all
+                workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.
@@ -323,11 +324,12 @@ class MultiSyncDataCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
-            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
-                behind, counted from the oldest weights of its rollout. Workers wait rather than
-                start a rollout that could become older. If the learner updates more often than
-                before, rollouts that have become too old are dropped and counted in `ledger()`.
-                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
+                is taken for delivery, before `postproc` and the replay buffer, counted from the
+                oldest weights of its rollout. Workers wait rather than start a rollout that could
+                become older. If the learner updates more often than before, rollouts that have
+                become too old are dropped and counted in `ledger()`. Weights then always go to all
+                workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.
@@ -579,11 +581,12 @@ class MultiaSyncDataCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
-            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
-                behind, counted from the oldest weights of its rollout. Workers wait rather than
-                start a rollout that could become older. If the learner updates more often than
-                before, rollouts that have become too old are dropped and counted in `ledger()`.
-                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
+                is taken for delivery, before `postproc` and the replay buffer, counted from the
+                oldest weights of its rollout. Workers wait rather than start a rollout that could
+                become older. If the learner updates more often than before, rollouts that have
+                become too old are dropped and counted in `ledger()`. Weights then always go to all
+                workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.
@@ -839,11 +842,12 @@ class RayCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
-            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
-                behind, counted from the oldest weights of its rollout. Workers wait rather than
-                start a rollout that could become older. If the learner updates more often than
-                before, rollouts that have become too old are dropped and counted in `ledger()`.
-                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
+                is taken for delivery, before `postproc` and the replay buffer, counted from the
+                oldest weights of its rollout. Workers wait rather than start a rollout that could
+                become older. If the learner updates more often than before, rollouts that have
+                become too old are dropped and counted in `ledger()`. Weights then always go to all
+                workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.
@@ -1119,11 +1123,12 @@ class DistributedDataCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
-            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
-                behind, counted from the oldest weights of its rollout. Workers wait rather than
-                start a rollout that could become older. If the learner updates more often than
-                before, rollouts that have become too old are dropped and counted in `ledger()`.
-                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
+                is taken for delivery, before `postproc` and the replay buffer, counted from the
+                oldest weights of its rollout. Workers wait rather than start a rollout that could
+                become older. If the learner updates more often than before, rollouts that have
+                become too old are dropped and counted in `ledger()`. Weights then always go to all
+                workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.
@@ -1389,11 +1394,12 @@ class DistributedSyncDataCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
-            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
-                behind, counted from the oldest weights of its rollout. Workers wait rather than
-                start a rollout that could become older. If the learner updates more often than
-                before, rollouts that have become too old are dropped and counted in `ledger()`.
-                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
+                is taken for delivery, before `postproc` and the replay buffer, counted from the
+                oldest weights of its rollout. Workers wait rather than start a rollout that could
+                become older. If the learner updates more often than before, rollouts that have
+                become too old are dropped and counted in `ledger()`. Weights then always go to all
+                workers. ``None`` sets no limit (default: ``None``).
             progress: Show a progress bar (default: ``False``).
             observation_dtype: Cast observations to this dtype (or its name), at the root, under
                 "next" and for the policy. A dict casts by observation key. Flags are never cast,
@@ -1655,11 +1661,12 @@ class RPCDataCollectorSignature:
                 `split_trajs` then have no effect. Defaults to ``None``: batches are returned.
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
-            max_policy_lag: Maximum number of policy versions by which a delivered frame may be
-                behind, counted from the oldest weights of its rollout. Workers wait rather than
-                start a rollout that could become older. If the learner updates more often than
-                before, rollouts that have become too old are dropped and counted in `ledger()`.
-                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
+            max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
+                is taken for delivery, before `postproc` and the replay buffer, counted from the
+                oldest weights of its rollout. Workers wait rather than start a rollout that could
+                become older. If the learner updates more often than before, rollouts that have
+                become too old are dropped and counted in `ledger()`. Weights then always go to all
+                workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.

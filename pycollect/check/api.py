@@ -78,7 +78,10 @@ def check_env(
                 report.env = named(made[0])
             _check_factories(makers, made, report)
         _check_kind(entry, made, report, seconds, autoreset_mode)
-        if worker and not isinstance(entry, list) and not is_env(entry) and not report.is_faulty:
+        can_start = not isinstance(entry, list) and not is_env(entry)
+        if worker and can_start and report.has_mask:
+            report.skip("a worker process", "random actions ignore the action mask")
+        elif worker and can_start and not report.is_faulty:
             check_in_worker(entry, report, autoreset_mode)
     except CallFailed as failed:
         failed.report(report)
@@ -86,7 +89,11 @@ def check_env(
         pass
     finally:
         for own in made:
-            close_quietly(own)
+            try:
+                with calling("close()"):
+                    close_quietly(own)
+            except CallFailed as failed:
+                failed.report(report)
     return report.final()
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from pycollect.check.report import Draft
 from pycollect.errors import WorkerError
 
+_AGAIN_SECONDS = 5.0  # between two interrupts of a call that goes on
 CALL_SECONDS = 60.0
 """Time after which a call of the environment is interrupted."""
 
@@ -91,13 +92,13 @@ def calling(call: str, calls: int = 1) -> Iterator[None]:
         raise CallFailed("hangs", text, place) from None
     except CallFailed:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = place_of(error)
         text = f"{call} raised {type(error).__name__}: {_shortened(error)} ({place})"
         raise CallFailed("crashes", text, place, _refusal(error)) from error
 
 
-def _refusal(error: Exception) -> str:
+def _refusal(error: BaseException) -> str:
     frames = _frames_of(error)
     ours = frames and frames[-1][0].startswith(_PACKAGE)
     return str(error) if ours and isinstance(error, TypeError | ValueError) else ""
@@ -114,7 +115,8 @@ def _limited(seconds: float) -> Iterator[None]:
         raise _TooLongError
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Again and again, in case the environment catches the exception.
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
     try:
         yield
     finally:

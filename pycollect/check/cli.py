@@ -60,8 +60,8 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.module is not None:
         try:
             importlib.import_module(args.module)
-        except ImportError as error:
-            parser.error(f"--module: {error}")
+        except Exception as error:
+            parser.error(f"--module: {type(error).__name__}: {error}")
     try:
         import gymnasium
     except ModuleNotFoundError:
@@ -75,7 +75,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         entries.append((f"{args.env}, {args.vector} environments", make))
     wrong = False
     for name, entry in entries:
-        seconds = _HANG_SECONDS + 10 * max(0.0, args.seconds)
+        seconds = _HANG_SECONDS + 10 * min(max(0.0, args.seconds), _HANG_SECONDS)
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
         try:
             report = check_env(entry, seconds=args.seconds, worker=True, ignore=args.ignore)

@@ -44,6 +44,8 @@ def check_collecting(
         except CallFailed as failed:
             if failed.refusal:
                 _add_message(report, failed.refusal, "refused", ERROR)
+            elif report.has_mask:
+                report.skip("collecting", f"random actions ignore the action mask: {failed}")
             elif not report.is_faulty:
                 raise
     for warning in caught:

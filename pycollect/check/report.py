@@ -131,12 +131,14 @@ class Draft(Report):
         places: Lines of the environment that are named in findings.
         is_faulty: Whether there was an error, also one that is ignored.
         frames: Frames of each environment in a collected batch; fewer if its steps are slow.
+        has_mask: Whether the environment returns an action mask, which random actions ignore.
     """
 
     ignored: Collection[str] = ()
     places: set[str] = field(default_factory=set)
     is_faulty: bool = False
     frames: int = 50
+    has_mask: bool = False
     _found: dict[tuple[str, str], Finding] = field(default_factory=dict)
 
     def final(self) -> Report:

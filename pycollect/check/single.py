@@ -15,7 +15,7 @@ from pycollect.check.calls import Budget, CallFailed, calling
 from pycollect.check.report import WARNING, Draft
 from pycollect.check.starts import Start, watched_starts
 from pycollect.check.values import is_equal, make_check
-from pycollect.check.walk import Actions, Visit, Walk, reset, take
+from pycollect.check.walk import Actions, Visit, Walk, mask_of, reset, take
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.gymnasium_support import has_time_limit
@@ -100,8 +100,8 @@ def check_actions(subject: Subject) -> None:
         if not budget.is_left:
             break
         visit = reset(subject.env, subject.seed)
-        mask = visit.info.get("action_mask") if isinstance(visit.info, Mapping) else None
-        if mask is not None:
+        if mask_of(visit, space) is not None:
+            subject.report.has_mask = True
             return
         try:
             with calling(f"step with the action {name}"):

@@ -105,11 +105,10 @@ class Collector:
                     raise StopIteration
                 finished_batch = self._ready.popleft()
         except BaseException:
-            if (
-                finished_batch is not None
-            ):  # interrupted before it was returned: return it next time
+            if finished_batch is not None:  # interrupted: return it next time
                 self._ready.appendleft(finished_batch)
             raise
+        self._pace.notify()
         return finished_batch.td
 
     def next(self) -> TensorDictBase | None:
@@ -168,6 +167,7 @@ class Collector:
             with self._flow.statistics.timed("deliver"):
                 td = self._finish(td, batch.tensors, batch.frames_of)
                 self._source.before_delivery(td)
+                self._flow.count_lag(batch.versions, batch.frames_of)
                 self._ready.append(Finished(td, batch.frames_of, batch.versions))
         self._show_progress(sum(batch.frames_of.values()))
         return True
@@ -226,6 +226,7 @@ class Collector:
                 self._source.before_delivery(done)
                 extend(done, self._flow.options)
                 write.count(frames_of)
+                self._flow.count_lag(batch.versions, frames_of)
 
     def _fill_with_trajectories(self) -> None:
         """Write the trajectories that a batch completes to the replay buffer."""
@@ -388,6 +389,7 @@ class Collector:
         self._drop_ready(reason)
         self._flow.drop(reason)
         self._source.drop()
+        self._pace.notify()
 
     def __bool__(self) -> bool:
         """Return True, although the collector may have no length."""

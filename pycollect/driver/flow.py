@@ -139,10 +139,17 @@ class Flow:
         """Hand the collected batch over to the caller."""
         if self.unclaimed is not None:
             self.statistics.count_episodes(self.unclaimed.episodes)
-            for worker, frames in self.unclaimed.frames_of.items():
-                lag = self.version.lag(self.unclaimed.versions[worker])
-                self.statistics.count_lag(lag, frames)
             self.unclaimed = None
+
+    def count_lag(self, versions: Mapping[int, int], frames_of: Mapping[int, int]) -> None:
+        """Count by how many policy versions delivered frames are behind.
+
+        Args:
+            versions: Policy version of each worker's rollout.
+            frames_of: Number of frames of each worker.
+        """
+        for worker, frames in frames_of.items():
+            self.statistics.count_lag(self.version.lag(versions[worker]), frames)
 
     def is_stale(self, versions: Mapping[int, int]) -> bool:
         """Whether a rollout is too old to be delivered, by `max_policy_lag`.

@@ -284,7 +284,8 @@ def _check_pace(
             f"{name}: expected None without replay_buffer, got {value!r}; it limits start(), which "
             "fills the buffer"
         )
-    automatic = [other for other, own in zip(_AUTOMATIC, each, strict=True) if own and own > 0]
+    given = dict(zip(_AUTOMATIC, each, strict=True))
+    automatic = [other for other, own in given.items() if isinstance(own, int) and own > 0]
     if receivers:
         automatic.append("weight_recv_schemes")
     if automatic:
@@ -378,8 +379,9 @@ class StreamOptions:
     max_policy_lag: int | None = argument(
         None,
         _check_policy_lag,
-        """Maximum number of policy versions by which a delivered frame may be behind, counted from
-        the oldest weights of its rollout. Workers wait rather than start a rollout that could
+        """Maximum number of policy versions by which a frame may be behind when it is taken for
+        delivery, before `postproc` and the replay buffer, counted from the oldest weights of its
+        rollout. Workers wait rather than start a rollout that could
         become older. If the learner updates more often than before, rollouts that have become too
         old are dropped and counted in `ledger()`. Weights then always go to all workers. ``None``
         sets no limit.""",

@@ -128,6 +128,11 @@ class Pacing:
         self._updates += 1
         self._wake()
 
+    def notify(self) -> None:
+        """Check again whether more frames are allowed, because the stream has changed."""
+        if self._flow.options.max_frames_per_update is not None:
+            self._wake()
+
     def begin(self) -> None:
         """Count frames and updates from now on, unless that has begun."""
         if self._first is None:
@@ -138,12 +143,15 @@ class Pacing:
         if self._first is not None:
             self._first = None
             self.begin()
+            self._wake()
 
     def allows(self, batch: int) -> bool:
         """Return whether a batch of that many frames may be collected, or the stream has ended."""
         flow, limit = self._flow, self._flow.options.max_frames_per_update
         if limit is None or flow.has_ended:
             return True
+        if flow.queue is not None and not flow.written_before + flow.ledger.delivered:
+            return True  # no trajectory is complete yet, so the learner cannot begin
         assert self._first is not None
         frames, updates = self._first
         warm_up = max(flow.options.init_random_frames - flow.written_before - frames, 0)
