@@ -269,9 +269,7 @@ class Scheduler:
             if flow.failing is None:
                 try:
                     worker = self.waiter.any_of(self._due(waiting))
-                except (
-                    WorkerError
-                ) as error:  # too many deaths of the worker or the inference server
+                except WorkerError as error:  # the worker or its inference server died too often
                     for stalled in self.group.of([error.worker]):
                         self._give_up(stalled, error)
                     continue
