@@ -21,7 +21,7 @@ from pycollect.driver.records import WorkerPlan
 from pycollect.envs.groups import check_env_groups
 from pycollect.inference.options import InferenceOptions, ServerSettings
 from pycollect.policy.runner import build
-from pycollect.transport.messages import WorkerSpec
+from pycollect.transport.messages import WorkerSpec, pickled
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.worker.options import WorkerOptions
 
@@ -36,34 +36,6 @@ _TIMEOUT = 0.01  # seconds, as in TorchRL
 
 
 @dataclass(frozen=True)
-class NodeServers:
-    """The policy servers on other nodes, one on each node with workers.
-
-    Attributes:
-        policy: Policy to copy to each server; ``None`` with a factory.
-        factory: Function that returns the policy, or ``None``.
-        settings: Settings of each server.
-    """
-
-    policy: Any
-    factory: Callable[[], Any] | None
-    settings: ServerSettings
-
-    @property
-    def needs_gpu(self) -> bool:
-        """Whether the policy is called on a GPU."""
-        device = self.settings.device
-        return device is not None and device.type == "cuda"
-
-    def plan(self) -> WorkerPlan:
-        """Return the plan of a server; TypeError if the policy cannot be pickled."""
-        from pycollect.inference.policy_worker import PolicyWorkerMaker
-
-        maker = PolicyWorkerMaker(self.settings)
-        return _plan(self.policy, self.factory, self.settings, maker)
-
-
-@dataclass(frozen=True)
 class Central:
     """Central inference: one server calls the policy for all workers of a collector.
 
@@ -72,7 +44,6 @@ class Central:
             its policy instead.
         clients: Slots of the workers.
         server: Server in this process, or the plan of the server's process.
-        node_servers: Servers for workers on other nodes.
         bell: Bell on which this process waits for requests and serves them. Defaults to ``None``:
             another process is the server.
     """
@@ -80,8 +51,18 @@ class Central:
     given: Arguments
     clients: ClientSlots
     server: InferenceServer | WorkerPlan
-    node_servers: NodeServers
     bell: ServingBell | None = None
+
+    def copy(self) -> bytes:
+        """Pickle the policy for a worker that shares no memory with its server.
+
+        Raises:
+            TypeError: The policy cannot be pickled.
+        """
+        if not isinstance(self.server, WorkerPlan):
+            return parse.pickled_policies([self.given["policy"]], False)[0]
+        factory = self.given["policy_factory"]
+        return self.server.policy if factory is None else pickled("policy_factory", _Built(factory))
 
     @classmethod
     def of(cls, given: Arguments, workers: int, *, sync: bool) -> Central | None:
@@ -112,13 +93,8 @@ class Central:
             workers,
             check_env_groups("env_groups", given["env_groups"]),
         )
-        # A server on another node does not know which of its workers collect, so it does not wait
-        # for all of them.
-        alone = replace(settings, options=_with_wait_defaults(options, given, sync=False))
-        policy = given["policy"]
-        node_servers = NodeServers(policy, factory, _without_index(_on_device_of(alone, policy)))
         make = cls._in_driver if sync else cls._in_process
-        return make(given, settings, node_servers)
+        return make(given, settings)
 
     def serving(self, start_method: str) -> InferenceServer | ProcessPlan:
         """Return the server, or the plan of its process, for a scheduler.
@@ -131,9 +107,7 @@ class Central:
         return self.server
 
     @classmethod
-    def _in_driver(
-        cls, given: Arguments, settings: ServerSettings, node_servers: NodeServers
-    ) -> Central:
+    def _in_driver(cls, given: Arguments, settings: ServerSettings) -> Central:
         """Create a server in this process, which calls the policy while it waits for a batch."""
         from pycollect.inference.client import ClientSlots
         from pycollect.inference.in_driver import ServingBell
@@ -144,22 +118,29 @@ class Central:
         clients = ClientSlots(Bell(), settings.groups)
         server = InferenceServer(settings, policy, clients.slots, is_owned=factory is not None)
         arguments = given.instead(policy=policy, policy_factory=None)
-        return cls(arguments, clients, server, node_servers, ServingBell(clients.bell, server))
+        return cls(arguments, clients, server, ServingBell(clients.bell, server))
 
     @classmethod
-    def _in_process(
-        cls, given: Arguments, settings: ServerSettings, node_servers: NodeServers
-    ) -> Central:
+    def _in_process(cls, given: Arguments, settings: ServerSettings) -> Central:
         """Plan a separate process that calls the policy."""
         from pycollect.inference.client import ClientSlots
         from pycollect.inference.policy_worker import PolicyWorkerMaker
 
         settings = _on_device_of(settings, given["policy"])
         clients = ClientSlots(Bell(), settings.groups)
-        addresses = clients.slots.address, clients.bell.address
-        maker = PolicyWorkerMaker(settings, addresses)
+        maker = PolicyWorkerMaker(settings, clients.slots.address, clients.bell.address)
         plan = _plan(given["policy"], given["policy_factory"], settings, maker)
-        return cls(given, clients, plan, node_servers)
+        return cls(given, clients, plan)
+
+
+class _Built:
+    """Becomes the policy of a factory where it is unpickled."""
+
+    def __init__(self, factory: Callable[[], Any]) -> None:
+        self._factory = factory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return build, (self._factory,)
 
 
 def _on_device_of(settings: ServerSettings, policy: Any) -> ServerSettings:
@@ -168,12 +149,6 @@ def _on_device_of(settings: ServerSettings, policy: Any) -> ServerSettings:
     if settings.device is None and device is not None and device != CPU:
         return replace(settings, device=device)
     return settings
-
-
-def _without_index(settings: ServerSettings) -> ServerSettings:
-    """Return settings for another machine, where an actor sees only its own GPU."""
-    device = settings.device
-    return settings if device is None else replace(settings, device=torch.device(device.type))
 
 
 def _plan(

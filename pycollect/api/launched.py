@@ -11,7 +11,6 @@ from pycollect.api.multi import ScheduledCollector
 from pycollect.api.set_up import EngineOptions, SetUp, WorkerKind
 from pycollect.compat.many_workers import Places
 from pycollect.driver.options import RemoteOptions
-from pycollect.driver.policy_servers import NodePlan
 from pycollect.transport.process import Engine
 
 
@@ -48,8 +47,7 @@ class LaunchedCollector(ScheduledCollector):
         )
         server = None if central is None else central.serving(set_up.remote.start_method)
         made = engine(set_up.remote)
-        nodes = None if central is None else self._node_plan(central, made)
-        super().__init__(set_up, made, server, nodes)
+        super().__init__(set_up, made, server)
 
     def _with_policies(self, given: Arguments, workers: int) -> Arguments:
         """Return the arguments, with other policies if workers need them."""
@@ -59,10 +57,6 @@ class LaunchedCollector(ScheduledCollector):
         self, given: Arguments, kind: WorkerKind, workers: int, sync: bool
     ) -> Central | None:
         """Return the settings of central inference, or ``None`` if workers have copies."""
-        return None
-
-    def _node_plan(self, central: Central, engine: Engine) -> NodePlan | None:
-        """Return the plan for inference on other nodes, or ``None``."""
         return None
 
     @property

@@ -24,7 +24,6 @@ from pycollect.compat.weights import WorkerPipe
 from pycollect.docstrings import completed_by
 from pycollect.driver.flow import Flow
 from pycollect.driver.policy_server import ProcessPlan
-from pycollect.driver.policy_servers import NodePlan
 from pycollect.driver.replay import warn_of_slices
 from pycollect.driver.scheduler import Scheduler
 from pycollect.transport.process import Engine
@@ -42,8 +41,6 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
         engine: Closed when the collector is shut down or cannot be made.
         server: Inference server in this process or in another one. ``None`` if workers have
             policies.
-        nodes: How to start inference actors on other nodes. ``None`` if `server` serves their
-            workers.
     """
 
     _source: Scheduler
@@ -54,7 +51,6 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
         set_up: SetUp,
         engine: Engine,
         server: InferenceServer | ProcessPlan | None = None,
-        nodes: NodePlan | None = None,
     ) -> None:
         self._remote, self._template = set_up.remote, set_up.template
         options, first = set_up.options, set_up.plans[0].spec.options
@@ -63,7 +59,7 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
         warn_of_slices(options, first.set_truncated)
         flow = Flow(options)
         policy, plans = set_up.policy, set_up.plans
-        scheduler = Scheduler(flow, set_up.remote, plans, policy, engine, server, nodes)
+        scheduler = Scheduler(flow, set_up.remote, plans, policy, engine, server)
         super().__init__(
             flow, scheduler, set_up.weights, first.pre_collect_hook, first.post_collect_hook
         )

@@ -20,15 +20,11 @@ from pycollect.compat.torchrl import Done
 from pycollect.data.devices import Devices
 from pycollect.docstrings import completed_by
 from pycollect.driver.options import RemoteOptions
-from pycollect.driver.policy_servers import NodePlan
-from pycollect.transport.process import Engine
 from pycollect.transport.ray.engine import (
-    PART_OF_A_GPU,
     RayEngine,
     actor_options,
     check_actor_options,
 )
-from pycollect.transport.ray.servers import ServerEngine
 from pycollect.transport.ray.session import check_amounts, import_ray
 
 
@@ -108,13 +104,11 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         prefetch: Number of rollouts per worker, running or finished, beyond the batch being
             consumed. A batch is at most ``prefetch + 1`` policy versions old, counting the versions
             that its worker received. ``None`` means 0 if sync and 2 if async.
-        inference: With "central", workers only step environments and one policy acts for all
-            workers of a node. On this node the policy runs in this process if sync, as in
-            :class:`MultiSyncDataCollector`, else in an inference server, as in
-            :class:`MultiaSyncDataCollector`. On each other node an additional actor has a copy of
-            the policy and serves the workers there. Its weights are updated like a worker's, and it
-            is replaced like the inference server if it dies. ``None`` gives each worker a copy of
-            the policy.
+        inference: With "central", workers of this node only step environments and one policy acts
+            for all of them. It runs in this process if sync, as in :class:`MultiSyncDataCollector`,
+            else in an inference server, as in :class:`MultiaSyncDataCollector`. Workers of other
+            nodes call copies of the policy, as with ``None``. An actor there needs a GPU in
+            `remote_configs` if `policy_device` is a GPU.
         worker_init_timeout: Number of seconds in which an actor must build its environments,
             including time in which other programs had the CPU.
         start_method: How workers start processes, if they have any. "forkserver" forks them from a
@@ -166,12 +160,6 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
                 f"{given['collector_class']!r}; an actor's processes call the policy themselves"
             )
         return central
-
-    def _node_plan(self, central: Central, engine: Engine) -> NodePlan:
-        """Plan one inference actor for each other node."""
-        assert isinstance(engine, RayEngine)
-        gpus = PART_OF_A_GPU if central.node_servers.needs_gpu else 0
-        return NodePlan(central.node_servers.plan, ServerEngine(engine, gpus))
 
     def _with_policies(self, given: Arguments, workers: int) -> Arguments:
         """Replace an inference service by one client factory per actor."""

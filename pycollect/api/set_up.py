@@ -173,7 +173,8 @@ class WorkerTemplate:
         share: Frames of one rollout of each worker.
         other_machines: The workers may be on machines with other devices.
         kind: Kind of collector that each worker runs.
-        server: Calls the policy for the workers. None if they call it.
+        server: Slots of the workers at the server that calls the policy. None if they call it.
+        copy: Pickles the policy for workers that cannot use such a slot; see `WorkerPlan.copy`.
     """
 
     values: Mapping[str, Any]
@@ -183,6 +184,7 @@ class WorkerTemplate:
     other_machines: bool = False
     kind: WorkerKind = _SINGLE
     server: ClientSlots | None = None
+    copy: Callable[[], bytes] | None = None
 
     def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
         """Return the arguments of new workers; ``None`` means those of the first workers.
@@ -232,6 +234,7 @@ class WorkerTemplate:
             self.other_machines,
             remote.compress,
         )
+        plans = [replace(plan, copy=self.copy) for plan in plans]
         plans = self.kind.plans(plans, remote, arguments)
         check_plans(plans, remote, self.server)
         return plans
@@ -298,7 +301,10 @@ class SetUp:
         with_policy = given["weight_updater"] is None
         policies = parse.policy_sources(arguments, given["policy"], with_policy)
         clients = None if central is None else central.clients
-        template = WorkerTemplate(values, passed, kwargs, share, other_machines, kind, clients)
+        copy = None if central is None or not other_machines else central.copy
+        template = WorkerTemplate(
+            values, passed, kwargs, share, other_machines, kind, clients, copy
+        )
         shares = shares or [share] * workers
         plans = template.plans(entries, arguments, policies, shares, engine_options, remote)
         return cls(options, weights, remote, plans, template, given["policy"])

@@ -498,8 +498,6 @@ class Collector:
             - "workers": by id: pid, node, version, restarts, frames, seconds.
             - "workers_alive": number of live workers.
             - "server": pid, restarts and failure of the inference server, if there is one.
-            - "node_servers": pid, restarts, failure and host of the inference actors on other
-              nodes, by Ray's node id, if there are any.
 
         Raises:
             ValueError: `workers` has another value.

@@ -1,8 +1,7 @@
-"""A process that calls the policy for workers: how it is watched, seeded and replaced."""
+"""The inference process of a collector: how it is watched, seeded and replaced."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import StallDetector, WorkerPlan, WorkerRecord
-from pycollect.driver.workers import WorkerGroup
+from pycollect.driver.workers import WorkerGroup, with_log
 from pycollect.errors import WorkerDied, without_frames
 from pycollect.transport.process import Engine
 
@@ -21,36 +20,47 @@ DIED = "server_died"
 _NEWS_SECONDS = 10.0  # maximum time until a live server answers, or its death is known
 
 
-class PolicyServer(ABC):
-    """An inference server in another process, which its engine treats as a worker.
+@dataclass(frozen=True)
+class ProcessPlan:
+    """Plan of an inference process, and the engine that starts it."""
+
+    plan: WorkerPlan
+    engine: Engine
+
+
+class PolicyProcess:
+    """Calls the policy for workers in a process of this machine, which is managed like a worker.
 
     Args:
+        flow: Counters and ids of the stream.
         options: How workers are managed.
-        place: Distinguishes its random stream from those of other servers; empty for the first one.
+        plan: Plan of the process.
+
+    Attributes:
+        group: Worker group that contains only this process.
     """
 
-    def __init__(self, options: RemoteOptions, place: Sequence[int] = ()) -> None:
-        self._options, self._place = options, tuple(place)
+    def __init__(self, flow: Flow, options: RemoteOptions, plan: ProcessPlan) -> None:
+        self._options, self._engine, self._plan = options, plan.engine, plan.plan
         self._stalls = StallDetector(options.timeout)
         self._death: WorkerDied | None = None
+        self.group = WorkerGroup(flow, plan.engine, options)
+
+    def start(self) -> None:
+        """Start the process, and wait until it has the policy."""
+        self.group.start([self._plan])
 
     @property
-    @abstractmethod
     def record(self) -> WorkerRecord:
-        """Record of the server, once it was started."""
+        """Record of the process, once it was started."""
+        return self.group.present[0]
 
-    @abstractmethod
-    def replace(self, death: WorkerDied) -> None:
-        """Make the server's workers ready to be replaced: start another server, or end this one.
-
-        It may be called again after an interrupt, and then continues.
-
-        Raises:
-            WorkerError: The server died too often.
-        """
+    def served(self, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+        """Return the workers that the process serves: those that share memory with it."""
+        return [worker for worker in workers if worker.in_place]
 
     def death(self) -> WorkerDied | None:
-        """Return the error of a server that died or stalled in a call, or ``None`` if it serves.
+        """Return the error of the process if it died or stalled in a call, else ``None``.
 
         The error is returned until `replaced` is called.
         """
@@ -58,10 +68,15 @@ class PolicyServer(ABC):
             self._death = self._new_death()
         return self._death
 
-    def has_died(self) -> bool:
-        """Return whether the server has died; wait until this process knows it.
+    def check(self) -> None:
+        """Raise WorkerError, with the last lines of the log, if the process has died."""
+        if death := self.death():
+            raise with_log(death, str(death), self.record.process.recent_log()) from death
 
-        Workers can see its death earlier than this process.
+    def has_died(self) -> bool:
+        """Return whether the process has died; wait until the driver knows it.
+
+        Workers can see its death earlier than the driver.
         """
         record = self.record
         if self.death() is None and not record.starting:
@@ -91,69 +106,6 @@ class PolicyServer(ABC):
             return without_frames(death)
         raise AssertionError("handle: expected WorkerDied from an ended process, got an answer")
 
-    def recent_log(self) -> str:
-        """Return the last lines that the server logged, as far as they are available."""
-        return self.record.process.recent_log()
-
-    def replaced(self) -> None:
-        """Forget the death, because all workers of the server were replaced."""
-        self._death = None
-
-    def seed(self, root: int) -> None:
-        """Seed the random draws of the policy.
-
-        If the server has died or hangs, its replacement is seeded.
-        """
-        record = self.record
-        record.initial_call = ("set_seed", self._place, root)
-        if record.starting:
-            return
-        call = record.handle.request(*record.initial_call)
-        while not record.handle.await_answer(call, self._stalls.next_check):
-            if self.death() is not None:
-                return
-        with suppress(WorkerDied):
-            record.handle.answer(call)
-
-    def report(self) -> dict[str, Any]:
-        """Return the entries of `stats` about the server."""
-        record = self.record
-        return {
-            "pid": record.info.pid,
-            "restarts": record.restarts,
-            "failure": record.failure,
-        }
-
-
-@dataclass(frozen=True)
-class ProcessPlan:
-    """Plan of an inference process, and the engine that starts it."""
-
-    plan: WorkerPlan
-    engine: Engine
-
-
-class PolicyProcess(PolicyServer):
-    """An inference process on this machine.
-
-    Attributes:
-        group: Worker group that contains only this process.
-    """
-
-    def __init__(self, flow: Flow, options: RemoteOptions, plan: ProcessPlan) -> None:
-        super().__init__(options)
-        self._engine, self._plan = plan.engine, plan.plan
-        self.group = WorkerGroup(flow, plan.engine, options)
-
-    def start(self) -> None:
-        """Start the process, and wait until it has the policy."""
-        self.group.start([self._plan])
-
-    @property
-    def record(self) -> WorkerRecord:
-        """Record of the process, once it was started."""
-        return self.group.present[0]
-
     def replace(self, death: WorkerDied) -> None:
         """Start a replacement with the same weights, and wait until it serves.
 
@@ -168,6 +120,35 @@ class PolicyProcess(PolicyServer):
             self.group.restart(record, death, DIED)
         self.group.await_replaced(record, DIED)
         self.group.send_all(record)
+
+    def replaced(self) -> None:
+        """Forget the death, because all workers that the process served were replaced."""
+        self._death = None
+
+    def seed(self, root: int) -> None:
+        """Seed the random draws of the policy.
+
+        If the process has died or hangs, its replacement is seeded.
+        """
+        record = self.record
+        record.initial_call = ("set_seed", (), root)
+        if record.starting:
+            return
+        call = record.handle.request(*record.initial_call)
+        while not record.handle.await_answer(call, self._stalls.next_check):
+            if self.death() is not None:
+                return
+        with suppress(WorkerDied):
+            record.handle.answer(call)
+
+    def report(self) -> dict[str, Any]:
+        """Return the entry "server" of `stats`."""
+        record = self.record
+        return {
+            "pid": record.info.pid,
+            "restarts": record.restarts,
+            "failure": record.failure,
+        }
 
     def close(self, timeout: float | None) -> None:
         """End the process and leave its engine. Idempotent."""

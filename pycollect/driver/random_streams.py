@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pycollect.data.weights import NO_WEIGHTS, load_weights
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
@@ -79,31 +79,17 @@ class GroupStreams:
                 sender.send(weights, [worker], state.policy_version, individual=True)
 
 
-_SERVER = 2**32 - 1  # key of the servers' seed; ids of workers are smaller
-
-
-class SeededServer(Protocol):
-    """An inference server that can be seeded."""
-
-    def seed(self, root: int) -> None:
-        """Seed the random draws of the policy."""
-
-
-class ServedWeights(Protocol):
-    """Weights of a policy that inference servers call."""
-
-    def resume(self, state: CollectorState) -> None:
-        """Send the weights of a state to all servers."""
+_SERVER = 2**32 - 1  # key of the server's seed; ids of workers are smaller
 
 
 class ServedStreams:
-    """Random streams of a group of workers and of their inference servers.
+    """Random streams of a group of workers and of their inference server.
 
     Args:
         group: The workers.
         waiter: Waits for the workers.
-        weights: Weights of the policy.
-        servers: All servers that call the policy.
+        resume_weights: Sends the weights of a state to whatever calls the policy.
+        seed_server: Seeds the policy's random draws.
         policy: The caller's policy, which receives the weights of a state, or ``None``.
     """
 
@@ -111,16 +97,16 @@ class ServedStreams:
         self,
         group: WorkerGroup,
         waiter: WorkerWaiter,
-        weights: ServedWeights,
-        servers: Sequence[SeededServer],
+        resume_weights: Callable[[CollectorState], None],
+        seed_server: Callable[[int], None],
         policy: Any,
     ) -> None:
         self._workers = GroupStreams(group, waiter, policy)
-        self._weights, self._servers = weights, servers
+        self._resume_weights, self._seed_server = resume_weights, seed_server
 
     def seed(self, root: int, static: bool) -> int:
         """Seed and reset everything; return the next seed of the chain."""
-        self._seed_servers(root)
+        self._seed_server(root)
         return self._workers.seed(root, static)
 
     def states(self) -> dict[int, WorkerState]:
@@ -132,11 +118,7 @@ class ServedStreams:
         self._workers.check(states)
 
     def resume(self, state: CollectorState) -> None:
-        """Restore workers, weights and policy version; seed the servers from the state."""
+        """Restore workers, weights and policy version; seed the server from the state."""
         self._workers.resume(state)
-        self._weights.resume(state)
-        self._seed_servers(derived_seeds(1, state.entropy, state.batches, _SERVER)[0])
-
-    def _seed_servers(self, root: int) -> None:
-        for server in self._servers:
-            server.seed(root)
+        self._resume_weights(state)
+        self._seed_server(derived_seeds(1, state.entropy, state.batches, _SERVER)[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,15 +24,14 @@ class WorkerPlan:
         spec: Environments and options of the worker.
         policy: The pickled policy or factory.
         options: Options of the engine for the worker's process.
+        copy: Function that pickles the policy for a worker that shares no memory with the driver,
+            if `policy` is a client of central inference. Otherwise ``None``.
     """
 
     spec: WorkerSpec
     policy: bytes
     options: Mapping[str, Any]
-
-    def named(self, index: int, role: str, options: Mapping[str, Any]) -> WorkerPlan:
-        """Return this plan for another worker with that id, description and engine options."""
-        return replace(self, spec=replace(self.spec, index=index, role=role), options=options)
+    copy: Callable[[], bytes] | None = None
 
 
 @dataclass

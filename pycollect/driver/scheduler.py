@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
 
 from pycollect._core import Uninterrupted
 from pycollect.data.policy_stream import PolicyStream
-from pycollect.data.weights import NO_WEIGHTS, Weights, weights_of
 from pycollect.driver.accounts import count_slow_paths
 from pycollect.driver.assembly import Assembly, PendingBatch, forget_ids, in_flight_bytes
 from pycollect.driver.flow import Flow
@@ -18,10 +16,8 @@ from pycollect.driver.membership import Membership
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.pace import PolicyLagLimit
 from pycollect.driver.policy_server import PolicyProcess, ProcessPlan
-from pycollect.driver.policy_servers import NewestWeights, NodePlan, NodeServers, PolicyServers
 from pycollect.driver.random_streams import GroupStreams, ServedStreams
 from pycollect.driver.records import WorkerPlan, WorkerRecord
-from pycollect.driver.sending import WeightSender
 from pycollect.driver.served_weights import LiveWeights, ServerWeights
 from pycollect.driver.source import Batch, WorkerStreams
 from pycollect.driver.waiting import WorkerWaiter
@@ -83,8 +79,6 @@ class Scheduler:
         engine: Starts the workers. It is left when the scheduler is closed.
         server: Calls the policy for all workers in this process; or the plan of a process that
             does. ``None`` if workers call the policy.
-        nodes: How the policy is called for workers on other nodes; ``None`` if `server` serves them
-            too.
 
     Attributes:
         group: The present workers.
@@ -105,18 +99,20 @@ class Scheduler:
         policy: Any,
         engine: Engine,
         server: InferenceServer | ProcessPlan | None = None,
-        nodes: NodePlan | None = None,
     ) -> None:
         self._flow, self._options, self._plans = flow, options, plans
         self._engine = engine
         self.policy = policy
         depth = max(options.ahead, 1)
         self.assembly = Assembly(options.joined, depth, options.uneven, options.padded)
-        self._servers = self._all_servers(server, nodes)
+        self._server = None
+        if isinstance(server, ProcessPlan):
+            self._server = PolicyProcess(flow, options, server)
         limit = flow.options.max_policy_lag
         self._limit = None if limit is None else PolicyLagLimit(limit, flow.version)
-        self.group = WorkerGroup(flow, engine, options, self._servers)
-        self.waiter = WorkerWaiter(flow, self.group, options, self._servers)
+        check_server = None if self._server is None else self._server.check
+        self.group = WorkerGroup(flow, engine, options, check_server)
+        self.waiter = WorkerWaiter(flow, self.group, options, self._server)
         self.weights: WorkerWeights
         self.streams: WorkerStreams
         self.weights, self.streams = self._weights_and_streams(server)
@@ -124,42 +120,29 @@ class Scheduler:
             flow, self.group, self.waiter, self.weights, self.assembly, options
         )
 
-    def _all_servers(
-        self, server: InferenceServer | ProcessPlan | None, nodes: NodePlan | None
-    ) -> PolicyServers:
-        """Return the inference servers in other processes."""
-        flow, options, policy = self._flow, self._options, self.policy
-        newest: NewestWeights = partial(_live_weights, flow, policy)
-        process: PolicyProcess | None = None
-        if isinstance(server, ProcessPlan):
-            process = PolicyProcess(flow, options, server)
-            newest = partial(_sent_weights, flow, process.group.weights)
-        others = None if nodes is None else NodeServers(flow, options, nodes, newest)
-        return PolicyServers(process, others)
-
     def _weights_and_streams(
         self, server: InferenceServer | ProcessPlan | None
     ) -> tuple[WorkerWeights, WorkerStreams]:
         """Return weights and random streams for the process that calls the policy."""
         flow, group, waiter, policy = self._flow, self.group, self.waiter, self.policy
-        options, process, nodes = self._options, self._servers.process, self._servers.nodes
+        options, process = self._options, self._server
         if server is None:
             updates = PolicyUpdates(flow, group, options, policy)
             return updates, GroupStreams(group, waiter, policy)
-        node_servers = [] if nodes is None else [nodes]
         if process is not None:
-            sent = ServerWeights(flow, process, nodes, options, policy, group.ids)
-            return sent, ServedStreams(group, waiter, sent, [process, *node_servers], policy)
+            sent = ServerWeights(flow, process, group, options, policy)
+            return sent, ServedStreams(group, waiter, sent.resume, process.seed, policy)
         assert not isinstance(server, ProcessPlan)
         server.count_by(flow.version)
         flow.policy_stream = PolicyStream(server.device)
         server.call_on(flow.policy_stream)
-        live = LiveWeights(flow, server, policy, server.is_owned, group.ids, options, nodes)
-        return live, ServedStreams(group, waiter, live, [server, *node_servers], policy)
+        live = LiveWeights(flow, server, policy, server.is_owned, group, options)
+        return live, ServedStreams(group, waiter, live.resume, server.seed, policy)
 
     def start(self) -> None:
         """Start the workers and check them."""
-        self._servers.start()
+        if self._server is not None:
+            self._server.start()
         self.members.start(self._plans)
         for in_place in (True, False):
             workers = [worker for worker in self.group.present if worker.in_place is in_place]
@@ -476,8 +459,9 @@ class Scheduler:
         }
 
     def report(self) -> dict[str, Any]:
-        """Return the statistics of the stream, the workers and the inference servers."""
-        return {**stats_of(self._flow, self.group), **self._servers.report()}
+        """Return the statistics of the stream, the workers and the inference process."""
+        server = {} if self._server is None else {"server": self._server.report()}
+        return {**stats_of(self._flow, self.group), **server}
 
     def check_close_env(self, close_env: bool) -> None:
         """Raise RuntimeError unless `close_env` is true, because environments end with workers."""
@@ -489,18 +473,7 @@ class Scheduler:
     def close(self, timeout: float | None = None, close_env: bool = True) -> None:
         """End the workers and leave the engine. Idempotent."""
         self.group.close(timeout)
-        self._servers.close_nodes(timeout)
         self._engine.leave()
-        self._servers.close_process(timeout)
+        if self._server is not None:
+            self._server.close(timeout)
         self.assembly.close()
-
-
-def _live_weights(flow: Flow, policy: Any) -> tuple[Weights, int] | None:
-    """Return weights and version of a policy in this process, for servers that call a copy."""
-    weights = weights_of(policy) if flow.options.sends else NO_WEIGHTS
-    return (weights, flow.version.number) if weights else None
-
-
-def _sent_weights(flow: Flow, sender: WeightSender) -> tuple[Weights, int] | None:
-    """Return weights and version that were sent last, for servers that start later."""
-    return (sender.newest, flow.version.number) if sender.newest else None

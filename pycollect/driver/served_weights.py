@@ -1,8 +1,12 @@
-"""Weights of a policy that inference servers call for workers."""
+"""Weights of a policy that an inference server calls for workers.
+
+Workers that share no memory with the driver call copies of the policy, which need the weights too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,32 +14,65 @@ from pycollect.data.weights import Weights, weights_of
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.policy_server import PolicyProcess
-from pycollect.driver.policy_servers import NodeServers
 from pycollect.driver.records import WorkerRecord
 from pycollect.driver.state import CollectorState
 from pycollect.driver.weights import (
     LivePolicy,
     PolicyCaller,
     PolicyUpdates,
-    TargetedWeights,
     for_all,
 )
+from pycollect.driver.workers import WorkerGroup
+
+
+class PolicyCopies:
+    """Copies of a policy in workers that share no memory with the driver.
+
+    Args:
+        flow: Counters and ids of the stream.
+        group: All workers. Those that a server serves have no weights.
+    """
+
+    def __init__(self, flow: Flow, group: WorkerGroup) -> None:
+        self._flow, self._group = flow, group
+        self._sent_after = 0  # delivered batches at the last update
+
+    @property
+    def exist(self) -> bool:
+        """Whether a worker has a copy, or can get one when it is replaced."""
+        return any(worker.plan.copy is not None for worker in self._group.present)
+
+    def send(
+        self, weights: Weights, version: int, acknowledge: bool = False
+    ) -> list[tuple[WorkerRecord, Any]]:
+        """Send weights to all copies; return the workers and calls that can be awaited."""
+        if not self.exist:
+            return []
+        self._sent_after = self._flow.statistics.batches
+        workers = self._group.present  # all of them, because a replacement may have a copy
+        return self._group.weights.send(weights, workers, version, acknowledge)
+
+    def have(self, weights: Weights) -> bool:
+        """Return whether the copies have these weights."""
+        sent = self._group.weights.newest
+        return bool(sent) and weights.equal(sent)
+
+    @property
+    def batches_since_update(self) -> int:
+        """Number of delivered batches since the last update."""
+        return self._flow.statistics.batches - self._sent_after
 
 
 class LiveWeights(LivePolicy):
     """Weights of a policy that the driver calls for workers.
-
-    Workers need no weights. Servers of other nodes call a copy, so they receive the caller's
-    weights.
 
     Args:
         flow: Counters and ids of the stream.
         caller: Calls the policy for all workers.
         policy: The user's policy.
         is_owned: Whether a factory made the policy, so that only the collector has it.
-        workers: Returns the ids of the present workers.
+        group: The workers.
         options: How workers are managed.
-        nodes: Servers of other nodes; ``None`` if there are none.
     """
 
     def __init__(
@@ -44,110 +81,108 @@ class LiveWeights(LivePolicy):
         caller: PolicyCaller,
         policy: Any,
         is_owned: bool,
-        workers: Callable[[], Sequence[int]],
+        group: WorkerGroup,
         options: RemoteOptions,
-        nodes: NodeServers | None,
     ) -> None:
-        super().__init__(flow, caller, policy, is_owned, workers)
-        self._options, self._nodes = options, nodes
-        self._sent_after = 0  # delivered batches at the last update of the nodes
+        super().__init__(flow, caller, policy, is_owned, group.ids)
+        self._options, self._copies = options, PolicyCopies(flow, group)
+        self._sending = threading.Lock()
 
     def start(self) -> None:
-        """Do nothing, because workers need no weights and servers get theirs when they start."""
+        """Send the weights to copies, because a factory may have made them with others."""
+        self._send_to_copies()
 
     def check_new(self, workers: Sequence[WorkerRecord]) -> None:
         """Do nothing, because any worker can use the policy."""
 
     def served(self, worker: WorkerRecord) -> None:
-        """Do nothing, because workers receive no updates."""
+        """Do nothing, because workers that are served receive no updates."""
 
     def push_to_worker(self, worker: WorkerRecord, source: Any) -> None:
         """Take these weights for all workers, because they share one policy."""
         self.receive(source)
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Write weights into the user's policy at once, and send them to servers of other nodes."""
+        """Write weights into the user's policy at once, and send them to copies."""
         super().update(source, worker_ids, wait)
-        self._send_to_nodes(wait)
+        sent = self._send_to_copies(wait)
+        for worker, call in sent if wait else ():
+            worker.handle.answer(call)
 
     def receive(self, source: Any) -> None:
-        """Write weights into the user's policy and send them to other nodes, as no new version."""
+        """Write weights into the user's policy and send them to copies, as no new version."""
         super().receive(source)
-        self._send_to_nodes()
+        self._send_to_copies()
 
     @contextmanager
     def one_version(self) -> Iterator[None]:
         """Count one version for weights that the caller writes within the context."""
         with super().one_version():
             yield
-        self._send_to_nodes()
+        self._send_to_copies()
 
     def due(self) -> Sequence[int]:
-        """Return all workers if other nodes are due for an update, else none."""
-        if self._nodes is None or not self._nodes.servers:
+        """Return all workers if copies are due for an update, else none."""
+        if not self._copies.exist:
             return ()
         interval = self._options.update_interval
-        batches = self._flow.statistics.batches - self._sent_after
-        is_due = self._options.update_each or (interval and batches >= interval)
-        return self._workers() if is_due else ()
+        is_due = interval and self._copies.batches_since_update >= interval
+        return self._workers() if self._options.update_each or is_due else ()
 
     def push(self, worker_ids: Sequence[int]) -> None:
-        """Send the user's weights to other nodes as a new version, unless they have the same."""
+        """Send the user's weights to copies as a new version, unless they have the same."""
         weights = self.current()
-        if self._nodes is None or not self._sends or not weights:
-            return
-        sent = self._nodes.weights
-        if not sent or not weights.equal(sent):
+        if self._copies.exist and self._sends and weights and not self._copies.have(weights):
             self._flow.version.count()
-            self._send_to_nodes()
+            self._send_to_copies()
 
     def resume(self, state: CollectorState) -> None:
-        """Send the weights of a resumed state, which the user's policy holds, to all servers."""
+        """Send the weights of a resumed state, which the user's policy holds."""
         self.renew_copy()
-        self._send_to_nodes()
+        self._send_to_copies()
 
-    def _send_to_nodes(self, wait: bool = False) -> None:
-        if self._nodes is not None and self._sends:
-            self._sent_after = self._flow.statistics.batches
-            self._nodes.send(self.current(), self._flow.version.number, wait)
+    def _send_to_copies(self, acknowledge: bool = False) -> list[tuple[WorkerRecord, Any]]:
+        if not (self._sends and self._copies.exist):
+            return []
+        with self._sending:  # any thread may update; the newest weights must be sent last
+            return self._copies.send(self.current(), self._flow.version.number, acknowledge)
 
 
 class ServerWeights(PolicyUpdates):
-    """Weights of a policy that an inference process calls for workers, perhaps with node servers.
+    """Weights of a policy that an inference process calls for workers.
 
     Args:
         flow: Counters and ids of the stream.
         process: The inference process.
-        nodes: Servers of other nodes; ``None`` if there are none.
+        group: The workers.
         options: How workers are managed.
         policy: The caller's policy, or ``None``.
-        workers: Returns the ids of the present workers.
     """
 
     def __init__(
         self,
         flow: Flow,
         process: PolicyProcess,
-        nodes: NodeServers | None,
+        group: WorkerGroup,
         options: RemoteOptions,
         policy: Any,
-        workers: Callable[[], Sequence[int]],
     ) -> None:
         super().__init__(flow, process.group, options, policy)
-        self._process, self._nodes, self._workers = process, nodes, workers
+        self._process, self._workers = process, group.ids
+        self._copies = PolicyCopies(flow, group)
 
     def start(self) -> None:
-        """Send the weights of this process's policy to servers that built theirs from a factory."""
+        """Send the weights of this process's policy to all that built theirs from a factory."""
         super().start()
-        if self._process.group.weights.newest:
-            self._send_to_nodes(self._process.group.weights.newest, self._flow.version.number)
+        if newest := self._process.group.weights.newest:
+            self._copies.send(newest, self._flow.version.number)
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Send all servers weights from a source; ``None`` sends the policy's."""
+        """Send the process and all copies weights from a source; ``None`` sends the policy's."""
         super().update(for_all(source, worker_ids, self._workers()), None, wait)
 
     def check_new(self, workers: Sequence[WorkerRecord]) -> None:
-        """Do nothing, because workers need no weights."""
+        """Do nothing, because workers that are served need no weights."""
 
     def served(self, worker: WorkerRecord) -> None:
         """Count a delivered batch of any worker."""
@@ -163,26 +198,24 @@ class ServerWeights(PolicyUpdates):
         return self._workers() if super().due() else ()
 
     def resume(self, state: CollectorState) -> None:
-        """Send the weights and version of a state to all servers."""
+        """Send the weights and version of a state to the process and to all copies."""
         if state.policy:
             record, version = self._process.record, state.policy_version
             self._process.group.weights.send(state.policy, [record], version)
-            self._send_to_nodes(state.policy, version)
+            self._copies.send(state.policy, version)
 
     def push(self, worker_ids: Sequence[int]) -> None:
-        """Send the policy's weights to all servers, unless they have the same."""
+        """Send the policy's weights to the process and all copies, unless they have the same."""
         sent = self._first.updated(self._process.group.weights.newest)
         if not weights_of(self._policy).equal(sent):
             super().push([self._process.record.index])
 
-    def _push(
-        self, targets: Sequence[TargetedWeights], acknowledge: bool, individual: bool = False
+    def _send(
+        self,
+        weights: Weights,
+        workers: Sequence[WorkerRecord],
+        acknowledge: bool,
+        individual: bool,
     ) -> list[tuple[WorkerRecord, Any]]:
-        sent = super()._push(targets, acknowledge, individual)
-        for weights, _ in targets:
-            self._send_to_nodes(weights, self._flow.version.number, acknowledge)
-        return sent
-
-    def _send_to_nodes(self, weights: Weights, version: int, wait: bool = False) -> None:
-        if self._nodes is not None:
-            self._nodes.send(weights, version, wait)
+        sent = super()._send(weights, workers, acknowledge, individual)
+        return [*sent, *self._copies.send(weights, self._flow.version.number, acknowledge)]

@@ -1,4 +1,4 @@
-"""Wait for workers and inference servers, and replace those that died or stalled."""
+"""Wait for workers and the inference process, and replace those that died or stalled."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import cloudpickle
 from pycollect._core import SharedMemoryError, Uninterrupted
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
-from pycollect.driver.policy_server import DIED
-from pycollect.driver.policy_servers import PolicyServers
+from pycollect.driver.policy_server import DIED, PolicyProcess
 from pycollect.driver.records import StallDetector, WorkerRecord
 from pycollect.driver.workers import WorkerGroup
 from pycollect.errors import WorkerDied, WorkerError, is_interrupt, warn_user, without_frames
@@ -22,13 +21,13 @@ _SILENCE_SECONDS = 60.0
 
 
 class WorkerWaiter:
-    """Waits for workers, and replaces workers and servers that died or stalled.
+    """Waits for workers, and replaces those that died or stalled, and their inference process.
 
     Args:
         flow: Counters and ids of the stream.
         group: The workers.
         options: How workers are managed.
-        servers: Inference servers of these workers.
+        server: Process that calls the policy for these workers. ``None`` if there is none.
     """
 
     def __init__(
@@ -36,10 +35,10 @@ class WorkerWaiter:
         flow: Flow,
         group: WorkerGroup,
         options: RemoteOptions,
-        servers: PolicyServers,
+        server: PolicyProcess | None,
     ) -> None:
         self._flow, self._group, self._options = flow, group, options
-        self._servers = servers
+        self._server = server
         self._stalls = StallDetector(options.timeout)
 
     def any_of(self, waiting: Sequence[WorkerRecord]) -> WorkerRecord:
@@ -51,7 +50,7 @@ class WorkerWaiter:
         with self._flow.statistics.timed("idle"):
             while True:
                 self._flow.check_not_closed()
-                self._replace_dead_servers()
+                self._replace_dead_server()
                 for worker in self._stalls.stalled(waiting):
                     # A worker with an unread answer makes no steps, but has not stalled.
                     if worker.handle.has_answer:
@@ -101,29 +100,33 @@ class WorkerWaiter:
     def _is_server_failure(self, worker: WorkerRecord, error: Exception) -> bool:
         """Return whether a worker could not be built because the memory of its server was gone."""
         starting = worker.starting is not None
-        return starting and isinstance(error, SharedMemoryError) and self._servers.have_lost(worker)
+        if not starting or not isinstance(error, SharedMemoryError):
+            return False
+        return self._server is not None and self._server.has_died()
 
     def _give_up(self, worker: WorkerRecord) -> None:
         """End a stalled worker and replace it."""
         text = f"worker {worker.index} made no step for {self._options.timeout} s (worker_timeout)"
         self._group.replace(worker, _end_of(worker, text), "worker_timeout")
 
-    def _replace_dead_servers(self) -> bool:
-        """Replace dead servers and the workers that they served; return whether there were any.
+    def _replace_dead_server(self) -> bool:
+        """Replace a dead inference process and its workers; return whether it was dead.
 
-        The workers cannot continue, because the memory that they shared with the server is gone.
+        The workers cannot continue, because the memory that they shared with it is gone.
         """
-        dead = self._servers.dead()
-        for server, death in dead:
-            workers = self._servers.served_by(server, self._group.present)
-            server.replace(death)
+        server = self._server
+        death = None if server is None else server.death()
+        if server is None or death is None:
+            return False
+        workers = server.served(self._group.present)
+        server.replace(death)
+        for worker in workers:
+            worker.process.kill()
+        with Uninterrupted():  # each worker must be replaced exactly once
             for worker in workers:
-                worker.process.kill()
-            with Uninterrupted():  # each worker must be replaced exactly once
-                for worker in workers:
-                    self._group.replace(worker, death, DIED)
-                server.replaced()
-        return bool(dead)
+                self._group.replace(worker, death, DIED)
+            server.replaced()
+        return True
 
     def call(self, function: Callable[..., Any], calls: Mapping[int, Sequence[Any]]) -> list[Any]:
         """Call a function in these workers; return the results in the order of their ids.
@@ -172,7 +175,8 @@ class WorkerWaiter:
 
     def _replaced(self, worker: WorkerRecord) -> Exception:
         """Return the error for a worker that was replaced before it answered a call."""
-        if self._servers.have_failed(worker.failure):
+        server = self._server
+        if server is not None and worker.failure and worker.failure == server.record.failure:
             text = f"worker {worker.index} was replaced before it answered a call: {worker.failure}"
             return WorkerError(text, worker.index, worker.incarnation - 1, "")
         return TimeoutError(
@@ -188,7 +192,7 @@ class WorkerWaiter:
         silence = _SilenceWarning([worker])
         while not worker.handle.await_answer(call, self._stalls.next_check):
             self._flow.check_not_closed()
-            if self._replace_dead_servers() and worker.starting:
+            if self._replace_dead_server() and worker.starting:
                 return False
             if self._stalls.stalled([worker]):
                 self._give_up(worker)

@@ -257,10 +257,19 @@ class PolicyUpdates:
             return [
                 sent
                 for weights, workers in targets
-                for sent in self._group.weights.send(
-                    weights, workers, version.number, acknowledge, individual
-                )
+                for sent in self._send(weights, workers, acknowledge, individual)
             ]
+
+    def _send(
+        self,
+        weights: Weights,
+        workers: Sequence[WorkerRecord],
+        acknowledge: bool,
+        individual: bool,
+    ) -> list[tuple[WorkerRecord, Any]]:
+        """Send weights as the present version. The caller holds the lock."""
+        version = self._flow.version.number
+        return self._group.weights.send(weights, workers, version, acknowledge, individual)
 
 
 class PolicyCaller(Protocol):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn, Protocol
+from functools import partial
+from typing import Any, ClassVar, NoReturn
 
 from pycollect._core import Leaf, Uninterrupted
 from pycollect.data.extras import Extra
@@ -56,19 +57,6 @@ _LOGGER = logging.getLogger(__name__)
 _BATCHES_REMEMBERED = 100  # a death no longer counts after this many delivered batches
 
 
-class InferenceServers(Protocol):
-    """Servers that call the policy for workers."""
-
-    def death(self) -> WorkerDied | None:
-        """Return the error of a server that ended, or ``None`` if all are alive."""
-
-    def recent_log(self) -> str:
-        """Return the last lines that the dead server logged, as far as they are available."""
-
-    def end_idle(self, workers: Sequence[WorkerRecord]) -> None:
-        """End the servers that none of these workers, which are all workers, needs."""
-
-
 class WorkerGroup:
     """The present workers, and the weights and hooks that also their replacements get.
 
@@ -78,8 +66,8 @@ class WorkerGroup:
         flow: Counters and ids of the stream.
         engine: Starts the workers.
         options: How workers are managed.
-        servers: Servers that call the policy for the workers; ``None`` if workers call it, or if it
-            is called in this process.
+        check_server: Function that raises WorkerError if the process that calls the policy for
+            the workers has died. ``None`` if there is no such process (default: ``None``).
 
     Attributes:
         present: Workers in the order in which they were added.
@@ -94,10 +82,10 @@ class WorkerGroup:
         flow: Flow,
         engine: Engine,
         options: RemoteOptions,
-        servers: InferenceServers | None = None,
+        check_server: Callable[[], None] | None = None,
     ) -> None:
         self._flow, self._engine, self._options = flow, engine, options
-        self._servers = servers
+        self._check_server = check_server
         self._start_timer = StartTimer(options.init_timeout)
         self._policies: dict[bytes, SharedValue] = {}
         self.weights = WeightSender(engine.put)
@@ -133,7 +121,7 @@ class WorkerGroup:
         workers: list[WorkerRecord] = []
         try:
             for plan in plans:
-                workers.append(self.begin(plan))
+                workers.append(WorkerRecord(plan, self._started(plan)))
             self.await_built(workers)
         except BaseException:
             self._end_processes(workers)
@@ -144,15 +132,19 @@ class WorkerGroup:
             warn_user(text)
         return workers
 
-    def begin(self, plan: WorkerPlan) -> WorkerRecord:
-        """Start a worker without waiting for it; pass it to `take` once it is built."""
-        return WorkerRecord(plan, self._started(plan))
-
     def _started(self, plan: WorkerPlan) -> StartingWorker:
         with limits_named(f"the start of {plan.spec.name}"):
-            if plan.policy not in self._policies:
-                self._policies[plan.policy] = self._engine.put(plan.policy)
-            return self._engine.start(plan.spec, self._policies[plan.policy], plan.options)
+            policy = self._shared(plan.policy)
+            policy.elsewhere = plan.copy and partial(self._copied, plan.copy)
+            return self._engine.start(plan.spec, policy, plan.options)
+
+    def _copied(self, copy: Callable[[], bytes]) -> SharedValue:
+        return self._shared(copy())
+
+    def _shared(self, policy: bytes) -> SharedValue:
+        if policy not in self._policies:
+            self._policies[policy] = self._engine.put(policy)
+        return self._policies[policy]
 
     def await_built(self, workers: Sequence[WorkerRecord]) -> None:
         """Wait until these started workers are built.
@@ -167,15 +159,15 @@ class WorkerGroup:
             ready = self.wait_any(waiting, CHECK_SECONDS)
             if ready is not None:
                 waiting = [worker for worker in waiting if worker is not ready]
-            elif self._servers is not None and (death := self._servers.death()):
-                raise _with_log(death, str(death), self._servers.recent_log()) from death
             else:
+                if self._check_server is not None:
+                    self._check_server()
                 self._start_timer.check(waiting)
         for worker in workers:
             try:
                 _take_handle(worker)
             except WorkerDied as death:
-                raise _with_log(death, str(death), worker.process.recent_log()) from death
+                raise with_log(death, str(death), worker.process.recent_log()) from death
 
     def wait_any(self, workers: Sequence[WorkerRecord], timeout: float) -> WorkerRecord | None:
         """Return a worker that is built, has an answer, or died; ``None`` on timeout.
@@ -249,7 +241,7 @@ class WorkerGroup:
         worker.deaths = [*recent, batches]
         if len(worker.deaths) > self._options.max_restarts:
             text = f"{death}; it was replaced {len(recent)} times (max_worker_restarts)"
-            raise _with_log(death, text, log) from death
+            raise with_log(death, text, log) from death
         spec = replace(worker.plan.spec, incarnation=worker.incarnation + 1)
         worker.plan = replace(worker.plan, spec=spec)
         worker.starting = NotStarted()
@@ -294,17 +286,6 @@ class WorkerGroup:
         except LimitError as error:
             text = f"{worker.plan.spec.name} could not receive weights and requests: {error}"
             raise WorkerDied(text, worker.index, worker.incarnation, "") from error
-        self._end_idle_servers()  # the replacement may be on another node
-
-    def take(self, worker: WorkerRecord) -> None:
-        """Use the handle of a worker that was started by `begin` or `restart` and is built now.
-
-        Raises:
-            WorkerDied: The worker died.
-            Exception: Building the worker raised it.
-        """
-        _take_handle(worker)
-        self.send_all(worker)
 
     def send_all(self, worker: WorkerRecord) -> None:
         """Send a worker its weights, hooks and initial call."""
@@ -342,13 +323,8 @@ class WorkerGroup:
         self._end_processes(workers)
 
     def _end_processes(self, workers: Sequence[WorkerRecord]) -> None:
-        """End the processes of workers that are not present, and servers that become unused."""
+        """End the processes of workers that are not present."""
         self._engine.wait_closed([worker.process for worker in workers])
-        self._end_idle_servers()
-
-    def _end_idle_servers(self) -> None:
-        if self._servers is not None:
-            self._servers.end_idle(self.present)
 
     def close(self, timeout: float | None = None) -> None:
         """End all workers.
@@ -371,7 +347,7 @@ def _take_handle(worker: WorkerRecord) -> None:
     worker.starting = None
 
 
-def _with_log(death: WorkerDied, text: str, log: str) -> WorkerError:
+def with_log(death: WorkerDied, text: str, log: str) -> WorkerError:
     """Return the error for a death, with the worker's last log lines."""
     return WorkerError(
         f"{text}\nits last log lines:\n{log}" if log else text,

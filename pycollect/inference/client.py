@@ -157,9 +157,7 @@ def _ignore(version: int) -> None:
 
 
 class ClientSlots:
-    """Slots of all workers, in memory of this process, which outlive workers and servers.
-
-    This process is the driver, or the inference server of another node.
+    """Slots of all workers, in memory of the driver, which outlive workers and servers.
 
     Args:
         bell: Bell that workers knock at when they send a request.
@@ -175,7 +173,6 @@ class ClientSlots:
     def __init__(self, bell: Bell, groups: int) -> None:
         self.slots = ServerSlots()
         self.bell, self.groups = bell, groups
-        self._by_worker: dict[int, PolicyClient] = {}
 
     def policies(self, count: int) -> list[PolicyClient]:
         """Return the policy clients of new workers.
@@ -188,12 +185,3 @@ class ClientSlots:
         """
         each = [[self.slots.add() for _ in range(self.groups)] for _ in range(count)]
         return [PolicyClient(self.slots.address, slots[0], self.bell.address) for slots in each]
-
-    def policy_of(self, worker: int) -> PolicyClient:
-        """Return the policy client of the worker with that id, and of its replacements.
-
-        Raises the errors of `policies`.
-        """
-        if worker not in self._by_worker:
-            (self._by_worker[worker],) = self.policies(1)
-        return self._by_worker[worker]

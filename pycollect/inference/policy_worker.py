@@ -1,7 +1,4 @@
-"""An inference server in its own process, which its driver treats as a worker.
-
-The process is next to the driver, or is an actor on another node that serves the workers there.
-"""
+"""An inference server in its own process, which its driver treats as a worker."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import torch
 from pycollect._core import Bell, ServerSlots
 from pycollect.data.slabs import MemoryAddress
 from pycollect.data.weights import PolicyVersion, Weights, WeightSpec
-from pycollect.inference.client import ClientSlots
 from pycollect.inference.options import ServerSettings
 from pycollect.inference.server import InferenceServer
 from pycollect.policy.runner import build
@@ -29,24 +25,21 @@ class PolicyWorkerMaker:
 
     Attributes:
         settings: Settings of the server.
-        driver: Addresses of the driver's slots and bell, so that workers outlive this process.
-            ``None`` if the driver is on another node; then this process has its own.
+        slots: Address of the clients' slots, in memory of the driver, so that they outlive this
+            process.
+        bell: Address of the bell that clients knock at.
     """
 
     settings: ServerSettings
-    driver: tuple[MemoryAddress, MemoryAddress] | None = None
+    slots: MemoryAddress
+    bell: MemoryAddress
 
     def __call__(self, spec: WorkerSpec, policy: bytes) -> PolicyWorker:
         """Make the server for a pickled policy or factory."""
         loaded = cloudpickle.loads(policy)
         module = build(loaded) if spec.builds_policy else loaded
-        if self.driver is None:
-            clients = ClientSlots(Bell(), self.settings.groups)
-            server = InferenceServer(self.settings, module, clients.slots, is_owned=True)
-            return PolicyWorker(spec.index, server, clients.bell, clients)
-        slots, bell = self.driver
-        server = InferenceServer(self.settings, module, ServerSlots(slots), is_owned=True)
-        return PolicyWorker(spec.index, server, Bell(bell))
+        server = InferenceServer(self.settings, module, ServerSlots(self.slots), is_owned=True)
+        return PolicyWorker(spec.index, server, Bell(self.bell))
 
 
 class PolicyWorker(HostedServer):
@@ -56,14 +49,11 @@ class PolicyWorker(HostedServer):
         index: Id of this process.
         server: Calls the policy.
         bell: Bell that workers knock at.
-        clients: Slots of the workers; ``None`` if the driver has the slots.
     """
 
-    def __init__(
-        self, index: int, server: InferenceServer, bell: Bell, clients: ClientSlots | None = None
-    ) -> None:
+    def __init__(self, index: int, server: InferenceServer, bell: Bell) -> None:
         self.index = index
-        self._server, self._bell, self._clients = server, bell, clients
+        self._server, self._bell = server, bell
         self._knocks, self._awaited = 0, 1
         self._version = PolicyVersion()
         server.count_by(self._version)
@@ -90,24 +80,11 @@ class PolicyWorker(HostedServer):
         self._version.number = version
         self._awaited = self._server.serve()
 
-    def policy_client(self, worker: int) -> bytes:
-        """See :meth:`HostedServer.policy_client`; only without slots in the driver."""
-        assert self._clients is not None, (
-            "policy_client: expected workers of another node than the driver's"
-        )
-        client: bytes = cloudpickle.dumps(self._clients.policy_of(worker))
-        return client
-
     def load_weights(self, weights: Weights) -> None:
         """Write new weights into the policy, in place."""
         self._server.load_weights(weights)
         self._server.refresh()
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """Seed the random draws of the policy.
-
-        Args:
-            seeds: Distinguish this server from other servers.
-            root: Seed of the random generators.
-        """
-        self._server.seed(root, *seeds)
+        """Seed the random draws of the policy with `root`."""
+        self._server.seed(root)

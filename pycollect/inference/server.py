@@ -223,15 +223,9 @@ class InferenceServer:
         """Write new weights into the policy that is called, in place."""
         load_weights(self.policy, weights)
 
-    def seed(self, root: int, *place: int) -> None:
-        """Seed the random draws of the policy, which has its own random stream.
-
-        Args:
-            root: Seed of the random generators.
-            place: Distinguishes this server from other servers of the same workers; empty for the
-                first one.
-        """
-        sequence = np.random.SeedSequence(root, spawn_key=(_SERVER_STREAM, *place))
+    def seed(self, root: int) -> None:
+        """Seed the random draws of the policy, which has its own random stream."""
+        sequence = np.random.SeedSequence(root, spawn_key=(_SERVER_STREAM,))
         self._generators = Generators(sequence, self._served.device)
 
     def refresh(self) -> None:

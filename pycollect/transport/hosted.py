@@ -69,14 +69,6 @@ class HostedServer(ABC):
         """
 
     @abstractmethod
-    def policy_client(self, worker: int) -> bytes:
-        """Return the pickled policy client for a worker, by the worker's id.
-
-        Called only if the server was created without the shared slots of its clients. A replacement
-        of a worker gets the same slots.
-        """
-
-    @abstractmethod
     def load_weights(self, weights: Weights) -> None:
         """Load weights that apply from the next call of `serve`."""
 

@@ -7,7 +7,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing import queues, sharedctypes, synchronize
 from typing import Any, Protocol
@@ -204,6 +204,14 @@ class WorkerSpec:
     team: Callable[[WorkerSpec, bytes], Hosted] | None = None
     role: str = ""
     registered: Registered = field(default_factory=program_registrations)
+
+    @property
+    def with_own_policy(self) -> WorkerSpec:
+        """Specification if the worker calls a copy of the policy instead of a server's client.
+
+        Two groups of environments gain time only while another process calls the policy.
+        """
+        return replace(self, options=replace(self.options, env_groups=1))
 
     @property
     def name(self) -> str:

@@ -253,30 +253,3 @@ class Engine(Protocol):
 
     def leave(self) -> None:
         """Release everything the engine holds. Idempotent."""
-
-
-class NodePolicies(Protocol):
-    """Provides the policy for workers on other nodes than this process's."""
-
-    def policy_at(self, node: str, spec: WorkerSpec, options: Mapping[str, Any]) -> bytes | None:
-        """Return the pickled policy for a worker on a node, or ``None`` if it is not ready.
-
-        Does not wait; the caller polls.
-
-        Args:
-            node: The engine's id of the node.
-            options: Options of the worker's process.
-
-        Raises:
-            WorkerDied: The inference server of that node has died.
-        """
-
-
-class NodeEngine(Engine, Protocol):
-    """Starts inference servers on other nodes, next to the workers' engine."""
-
-    def set_node_policies(self, policies: NodePolicies) -> None:
-        """Let workers on other nodes get their policy from `policies`. Keeps a weak reference."""
-
-    def server_options(self, node: str, of_worker: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options of a node's server for workers with the given options."""

@@ -70,7 +70,13 @@ class SharedValue:
         value: The bytes.
         store: Function that puts a value into a store, for workers that share no memory with this
             process. ``None`` if all workers share memory (default: ``None``).
+
+    Attributes:
+        elsewhere: Function that returns another value, for workers that share no memory with this
+            process. ``None`` if they get the same bytes.
     """
+
+    elsewhere: Callable[[], SharedValue] | None = None
 
     def __init__(
         self, value: Shareable, store: Callable[[bytes | Buffer], Any] | None = None
@@ -90,7 +96,9 @@ class SharedValue:
 
     @cached_property
     def reference(self) -> Any:
-        """Reference to the value in the store."""
+        """Reference to the value in the store, for workers that share no memory."""
+        if self.elsewhere is not None:
+            return self.elsewhere().reference
         assert self._store is not None, "store: expected one, as not all workers share memory"
         value = self._value
         return self._store(value if isinstance(value, bytes) else array_of(value))

@@ -35,8 +35,7 @@ class StartingHandle:
         bell: Bell that the worker rings.
         mailbox: Handle of the mailbox and its monitor. ``None`` if this process cannot share memory
             with other processes.
-        by_calls: Function that makes the handle for remote calls. It returns ``None`` if it must be
-            called again later. `built` raises its exceptions.
+        by_calls: Function that makes the handle for remote calls. `built` raises its exceptions.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class StartingHandle:
         native: Any,
         bell: AnyBell,
         mailbox: tuple[MailboxHandle, ServingMonitor] | None,
-        by_calls: Callable[[], CallHandle | None],
+        by_calls: Callable[[], CallHandle],
     ) -> None:
         self.native = native
         self._bell = bell
@@ -54,9 +53,7 @@ class StartingHandle:
         self._monitor: ServingMonitor | None = None  # None once remote calls are used
         self._handle: MailboxHandle | CallHandle
         if mailbox is None:
-            called = by_calls()
-            assert called is not None, "by_calls: expected a handle, because there is no mailbox"
-            self._handle = called
+            self._handle = by_calls()
         else:
             self._handle, self._monitor = mailbox
 
@@ -65,16 +62,14 @@ class StartingHandle:
         if self._is_undecided and self._failure is None:
             try:
                 with limits_named(f"the connection to {self._handle.spec.name}"):
-                    called = self._by_calls()
+                    self._handle = self._by_calls()
+                self._monitor = None
             except LimitError:  # the caller may try again
                 raise
             except Exception as error:  # `built` raises it
                 if is_interrupt(error):
                     raise
                 self._failure = without_frames(error)
-            else:
-                if called is not None:
-                    self._handle, self._monitor = called, None
         return self._handle
 
     @property

@@ -17,7 +17,6 @@ from pycollect.transport.host import WorkerHost
 from pycollect.transport.process import OtherProcess, ProcessEnd
 from pycollect.transport.processes.serve import answer_all
 from pycollect.transport.ray.session import call_when_freed, end_of, import_ray
-from pycollect.transport.serving_host import ServingHost
 from pycollect.transport.waiting import AnyBell
 
 _LOG_CHARACTERS = 2000
@@ -51,10 +50,6 @@ class Actor:
     def serve(self, node: str, mailbox: MemoryAddress, bell: MemoryAddress) -> Future[str]:
         """Ask the actor to serve a mailbox of this process, which runs on `node`."""
         return self._ringing(self.handle.serve.remote(node, mailbox, bell, os.getpid()))
-
-    def node(self) -> Future[str]:
-        """Request Ray's id of the actor's node."""
-        return self._ringing(self.handle.node.remote())
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of `WorkerHost` after all queued calls."""
@@ -185,7 +180,7 @@ class RayWorker:
             "" after the end of service. If memory cannot be shared, the reason, at once; the driver
             then uses `call`.
         """
-        if self.node() != node:
+        if import_ray().get_runtime_context().get_node_id() != node:
             return "it is on another node"
         try:
             end = WorkerMailbox(mailbox, bell)
@@ -196,28 +191,8 @@ class RayWorker:
         answer_all(end)
         return ""
 
-    def node(self) -> str:
-        """Return Ray's id of this node."""
-        node: str = import_ray().get_runtime_context().get_node_id()
-        return node
-
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of `WorkerHost`, first `build`."""
         if self._host is None:
             self._host = WorkerHost()
-        return getattr(self._host, method)(*arguments)
-
-
-class RayServer:
-    """Hosts an inference server for the workers of its node. As plain as RayWorker."""
-
-    def __init__(self) -> None:
-        self._host = ServingHost()
-
-    def attend(self) -> None:
-        """Serve until `close`; one call after `build` for the actor's whole life."""
-        self._host.attend()
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `ServingHost`."""
         return getattr(self._host, method)(*arguments)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 from pycollect._core import Bell, Mailbox, SharedMemoryError, shared_memory_why_not
 from pycollect.data.devices import Devices
-from pycollect.errors import result_of
 from pycollect.transport.call_handle import CallHandle
 from pycollect.transport.messages import WorkerSpec, pickled_spec
-from pycollect.transport.process import H, NodePolicies, has_pidfd
+from pycollect.transport.process import H, has_pidfd
 from pycollect.transport.processes.handle import MailboxHandle
 from pycollect.transport.processes.serve import MAX_REQUESTS
 from pycollect.transport.ray.actor import Actor, ActorMonitor, RayWorker
-from pycollect.transport.ray.servers import ServerActor, ServerHandle, server_handle
 from pycollect.transport.ray.session import SESSION, call_when_freed, check_resources, import_ray
 from pycollect.transport.shared_value import Shareable, SharedValue
 from pycollect.transport.starting import StartingHandle
@@ -67,16 +62,8 @@ def driver_address(ray: Any, bell: SharedBell | None) -> DriverAddress:
     return DriverAddress(ray.get_runtime_context().get_node_id(), bell_or_new)
 
 
-PolicyAt = Callable[[str, WorkerSpec], "bytes | None"]
-"""Function that returns the pickled policy for a worker on a node; see `NodePolicies.policy_at`."""
-
-
 def starting_actor(
-    spec: WorkerSpec,
-    policy: SharedValue,
-    actor: Actor,
-    driver: DriverAddress,
-    policy_at: PolicyAt | None = None,
+    spec: WorkerSpec, policy: SharedValue, actor: Actor, driver: DriverAddress
 ) -> StartingHandle:
     """Ask an actor to serve a mailbox of this process; fall back to calls through Ray.
 
@@ -85,8 +72,6 @@ def starting_actor(
         policy: Pickled policy or policy factory.
         actor: The actor.
         driver: Address of this process.
-        policy_at: Function that returns the policy for another node. ``None`` uses `policy`
-            everywhere (default: ``None``).
     """
     served = None
     if not isinstance(driver.bell, ThreadBell):
@@ -95,59 +80,8 @@ def starting_actor(
         monitor = ActorMonitor(actor, serving)
         pickled = pickled_spec(spec)
         served = MailboxHandle(spec, pickled, policy, mailbox, driver.bell, monitor), monitor
-    if policy_at is None or served is None:
-        return StartingHandle(
-            actor.handle, driver.bell, served, lambda: CallHandle(spec, policy, actor)
-        )
-    by_calls = _HandleByNode(spec, policy, actor, driver.node, policy_at)
-    return StartingHandle(actor.handle, driver.bell, served, by_calls)
-
-
-class _HandleByNode:
-    """Makes a handle for remote calls once the actor's node and its policy are known.
-
-    Args:
-        spec: Specification of the worker.
-        policy: Pickled policy or policy factory, used if the actor runs on the driver's node.
-        actor: The actor.
-        driver_node: Ray's id of the driver's node.
-        policy_at: Function that returns the policy for another node.
-    """
-
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        policy: SharedValue,
-        actor: Actor,
-        driver_node: str,
-        policy_at: PolicyAt,
-    ) -> None:
-        self._spec, self._policy, self._actor = spec, policy, actor
-        self._driver_node, self._policy_at = driver_node, policy_at
-        self._node_call: Future[str] | None = None
-
-    def __call__(self) -> CallHandle | None:
-        """Return the handle, or ``None`` if the node or its policy is not known yet."""
-        if self._node_call is None:
-            self._node_call = self._actor.node()
-        if not self._node_call.done():
-            return None
-        node = self._node(self._node_call)
-        if node == self._driver_node:
-            return CallHandle(self._spec, self._policy, self._actor)
-        pickled = self._policy_at(node, self._spec)
-        if pickled is None:
-            return None
-        return CallHandle(self._spec, SharedValue(pickled, lambda value: value), self._actor)
-
-    def _node(self, call: Future[str]) -> str:
-        try:
-            return str(result_of(call))
-        except Exception as error:
-            process_end = self._actor.process_end(error)
-            if process_end is None:
-                raise
-            raise process_end.death_of(self._spec) from error
+    own = spec if policy.elsewhere is None else spec.with_own_policy
+    return StartingHandle(actor.handle, driver.bell, served, lambda: CallHandle(own, policy, actor))
 
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
@@ -178,7 +112,6 @@ class RayEngine:
         self._driver = driver_address(self._ray, bell)
         self._waiter = AnswerWaiter(self._driver.bell)
         self._started: WeakSet[StartingHandle] = WeakSet()
-        self._policies: weakref.ref[NodePolicies] | None = None
 
     def leave(self) -> None:
         """Shut Ray down if a collector started it and this was the last one. Idempotent."""
@@ -214,36 +147,13 @@ class RayEngine:
         """
         handle = _actor_class().options(**options).remote()
         actor = Actor(self._ray, handle, self._driver.bell)
-        policies = self._policies
-        policy_at = None if policies is None else partial(_policy_at, policies, options)
         try:
-            started = starting_actor(spec, policy, actor, self._driver, policy_at)
+            started = starting_actor(spec, policy, actor, self._driver)
         except BaseException:
             actor.kill()
             raise
         self._started.add(started)
         return started
-
-    def set_node_policies(self, policies: NodePolicies) -> None:
-        """Let workers on other nodes get their policy from `policies`.
-
-        `policies` may reference the engine, so the engine keeps only a weak reference to it.
-        """
-        self._policies = weakref.ref(policies)
-
-    def start_server(
-        self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingHandle:
-        """Start an actor that calls the policy for workers of another node.
-
-        Args:
-            spec: Specification of the server.
-            policy: Pickled policy or policy factory.
-            options: Options from `ServerEngine.server_options`.
-        """
-        actor = ServerActor(self._ray, server_handle(options), self._driver.bell)
-        by_calls = partial(ServerHandle, spec, policy, actor)
-        return StartingHandle(actor.handle, self._driver.bell, None, by_calls)
 
     @property
     def pending(self) -> int:
@@ -263,14 +173,6 @@ class RayEngine:
             return
         if self._ray.is_initialized():
             self._waiter.wait_closed(handles, timeout)
-
-
-def _policy_at(
-    policies: weakref.ref[NodePolicies], options: Mapping[str, Any], node: str, spec: WorkerSpec
-) -> bytes | None:
-    """Return the pickled policy for a worker, or ``None`` if `policies` is gone."""
-    alive = policies()
-    return None if alive is None else alive.policy_at(node, spec, options)
 
 
 def _actor_class() -> Any:
