@@ -971,13 +971,12 @@ class RayCollectorSignature:
             start_method: How workers start processes, if they have any. "forkserver" forks them
                 from a process that has already imported the modules they need. "spawn" starts new
                 interpreters (default: "forkserver").
-            inference: With "central", workers only step environments and one policy acts for all
-                workers of a node. On this node the policy runs in this process if sync, as in
+            inference: With "central", workers of this node only step environments and one policy
+                acts for all of them. It runs in this process if sync, as in
                 :class:`MultiSyncDataCollector`, else in an inference server, as in
-                :class:`MultiaSyncDataCollector`. On each other node an additional actor has a copy
-                of the policy and serves the workers there. Its weights are updated like a worker's,
-                and it is replaced like the inference server if it dies. ``None`` gives each worker
-                a copy of the policy (default: ``None``).
+                :class:`MultiaSyncDataCollector`. Workers of other nodes call copies of the policy,
+                as with ``None``. An actor there needs a GPU in `remote_configs` if `policy_device`
+                is a GPU (default: ``None``).
             min_batch_size: With central inference, minimum number of environments in a policy call.
                 ``None`` means the environments of all collecting workers if sync, which makes
                 actions reproducible from a seed, and 1 if async (default: ``None``).
