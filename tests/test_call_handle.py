@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from pycollect.transport.call_handle import CallHandle
-from pycollect.transport.messages import RolloutRequest, WorkerSpec
-from pycollect.transport.ray.actor import Actor
+from pycollect.transport.bells import ThreadBell
+from pycollect.transport.handle import WorkerHandle
+from pycollect.transport.messages import (
+    Collect,
+    RolloutRequest,
+    SetWeights,
+    Stop,
+    WorkerSpec,
+)
+from pycollect.transport.ray.actor import ActorProcess
 from pycollect.transport.shared_value import SharedValue
-from pycollect.transport.waiting import ThreadBell
 from pycollect.worker.options import WorkerOptions
 
 
@@ -25,8 +31,8 @@ class Method:
         assert concurrency_group == "control"
         return Method(self.notes, past=True)
 
-    def remote(self, name: str, *arguments: Any) -> Any:
-        self.notes.append((name, self.past, arguments))
+    def remote(self, kind: Any, *fields: Any) -> Any:
+        self.notes.append((kind(*fields), self.past))
         return Reference()
 
 
@@ -49,45 +55,61 @@ def actor() -> NotingActor:
 
 
 @pytest.fixture
-def handle(actor: NotingActor) -> CallHandle:
+def handle(actor: NotingActor) -> WorkerHandle:
     """Return the handle of a worker that is already built."""
     spec = WorkerSpec(0, None, None, WorkerOptions(5))
     policy = SharedValue(b"", lambda value: value)
-    handle = CallHandle(spec, policy, Actor(None, actor, ThreadBell()))
+    bell = ThreadBell()
+    handle = WorkerHandle(spec, b"", policy, None, ActorProcess(None, actor, bell), bell)
     handle.pop()
     actor.notes.clear()
     return handle
 
 
 def test_a_rollout_is_stopped_by_one_message_past_the_queue(
-    handle: CallHandle, actor: NotingActor
+    handle: WorkerHandle, actor: NotingActor
 ) -> None:
     for _ in range(3):
         handle.submit(RolloutRequest(False, None))
-    asked = [arguments[0] for name, past, arguments in actor.notes if not past]
-    assert asked == [1, 2, 3]
+    first, second, _ = [request.number for request, past in actor.notes if not past]
     actor.notes.clear()
     for _ in range(3):  # the collector repeats this while it waits
         handle.stop()
-    assert actor.notes == [("stop", True, (1,))]
+    assert actor.notes == [(Stop(first), True)]
     handle.pop()
     assert len(actor.notes) == 1  # the queued rollouts continue
     handle.stop()
     handle.stop()
-    assert actor.notes[1:] == [("stop", True, (2,))]
+    assert actor.notes[1:] == [(Stop(second), True)]
 
 
-def test_what_is_dropped_is_stopped(handle: CallHandle, actor: NotingActor) -> None:
+def test_what_is_dropped_is_stopped(handle: WorkerHandle, actor: NotingActor) -> None:
     handle.drop_rollouts()
     assert actor.notes == []
     handle.submit(RolloutRequest(False, None))
     handle.submit(RolloutRequest(False, None))
+    last = actor.notes[-1][0].number
     handle.stop()
     actor.notes.clear()
     handle.drop_rollouts()
-    assert actor.notes == [("stop", True, (2,))]
+    assert actor.notes == [(Stop(last), True)]
     handle.stop()
     assert len(actor.notes) == 1
     handle.submit(RolloutRequest(False, None))
     handle.stop()
-    assert actor.notes[-1] == ("stop", True, (3,))
+    assert actor.notes[-1] == (Stop(last + 1), True)
+
+
+def test_weights_travel_with_the_next_rollout(handle: WorkerHandle, actor: NotingActor) -> None:
+    """The build request of this handle never gets an answer, so something is always queued."""
+    weights = SharedValue(b"1", lambda value: value)
+    handle.assign(1, 10, weights, False)
+    handle.submit(RolloutRequest(False, None))
+    handle.submit(RolloutRequest(False, None))
+    sent, carrying, later = [request for request, _ in actor.notes]
+    assert sent == SetWeights(1, 10, b"1")
+    assert isinstance(carrying, Collect)
+    assert (carrying.serial, carrying.version, carrying.weights) == (1, 10, b"1")
+    assert later.weights is None
+    assert handle.assign(1, 11, weights, False) is None
+    assert len(actor.notes) == 3  # older weights than those that were sent

@@ -14,8 +14,10 @@ from raising import refused
 from pycollect.api.arguments import WORKER_ARGUMENTS, check_devices, pickled_policies
 from pycollect.api.set_up import worker_plans
 from pycollect.data.devices import Devices, why_not
+from pycollect.transport.channel import CallEnd
 from pycollect.transport.host import WorkerHost
-from pycollect.transport.messages import WorkerInfo, pickled_spec
+from pycollect.transport.messages import Build, WorkerInfo
+from pycollect.transport.pickling import pickled_spec
 from pycollect.transport.ray.engine import actor_options
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -107,8 +109,8 @@ def test_workers_without_a_gpu_do_not_see_it(
         [echo_fns(0)], [arguments], [parity_policy()], False, [6], [options], [devices]
     )
     if devices.worker_types <= {"cpu"}:
-        worker = WorkerHost()
-        info = worker.build(True, pickled_spec(plan.spec), plan.policy)
+        worker = WorkerHost(CallEnd())
+        info = worker.answer(Build(True, pickled_spec(plan.spec), plan.policy))
         assert isinstance(info, WorkerInfo)
         assert info.device == CPU
         worker.close()

@@ -215,8 +215,8 @@ def test_a_worker_that_hears_nothing_has_little_time_to_close(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle worker that does not respond is killed soon; other workers get their full time."""
-    monkeypatch.setattr("pycollect.transport.waiting._RESPOND_SECONDS", 0.5)
-    monkeypatch.setattr("pycollect.transport.waiting._CLOSE_SECONDS", PATIENCE)
+    monkeypatch.setattr("pycollect.transport.engine._RESPOND_SECONDS", 0.5)
+    monkeypatch.setattr("pycollect.transport.engine._CLOSE_SECONDS", PATIENCE)
     with collecting(way, endless, frames=T) as collector:
         collector.next()
         pids = [worker["pid"] for worker in collector.stats()["workers"].values()]

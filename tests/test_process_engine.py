@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -25,10 +26,10 @@ from pycollect._core import Placement, SharedSlabPool, Slab
 from pycollect.data.slabs import SlabRows, slab_tensors
 from pycollect.data.weights import WeightSlab, WeightSpec, weights_from
 from pycollect.errors import WorkerDied, WorkerError
-from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec
+from pycollect.transport.engine import AnswerWaiter
+from pycollect.transport.handle import WorkerHandle
+from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec, set_seed
 from pycollect.transport.processes.engine import ProcessEngine
-from pycollect.transport.processes.handle import MailboxHandle
-from pycollect.transport.waiting import AnswerWaiter
 from pycollect.worker.options import WorkerOptions
 from tests.collect_support import is_gone
 from tests.echo_envs import GateEnv, wait_until
@@ -100,7 +101,7 @@ def engine() -> Iterator[ProcessEngine]:
     engine.leave()
 
 
-def start(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> MailboxHandle:
+def start(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> WorkerHandle:
     spec = WorkerSpec(index, entry, None, WorkerOptions(STEPS, num_threads=1, **options))
     return engine.start(spec, engine.put(cloudpickle.dumps(Constant())), {})
 
@@ -109,7 +110,7 @@ def start(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> 
 class Started:
     """A worker that is built, with the specs that it reported."""
 
-    handle: MailboxHandle
+    handle: WorkerHandle
     info: WorkerInfo
 
     def ask(self, random: bool = False) -> Slab:
@@ -121,7 +122,7 @@ class Started:
 
 def started(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> Started:
     handle = start(engine, entry, index, **options)
-    return Started(handle, handle.read_info())
+    return Started(handle, handle.built())
 
 
 def await_gone(pid: int) -> None:
@@ -138,7 +139,7 @@ def await_reaped(pid: int) -> None:
 
 def test_workers_write_into_the_rows_of_one_batch(engine: ProcessEngine) -> None:
     handles = [start(engine, lambda i=i: CountingEnv(i), i) for i in range(2)]
-    infos = [handle.read_info() for handle in handles]
+    infos = [handle.built() for handle in handles]
     assert infos[0].pid != infos[1].pid
     layout = infos[0].leaves.layout()
     for order, shape in (("stack", [2, STEPS]), ("time", [2 * STEPS])):
@@ -214,12 +215,12 @@ def test_requests_wait_their_turn_and_answer(engine: ProcessEngine) -> None:
     worker = started(engine, CountingEnv)
     handle = worker.handle
     worker.ask()
-    assert handle.answer(handle.request("set_seed", [3], 3)) is None
+    assert pickle.loads(handle.answer(handle.run(set_seed, [3], 3))) is None
     assert handle.has_answer
     handle.drop_rollouts()
     assert not handle.has_answer
-    with pytest.raises(AttributeError, match="no_such"):
-        handle.answer(handle.request("no_such"))
+    with pytest.raises(TypeError, match="seeds"):
+        handle.answer(handle.run(set_seed))
 
 
 def test_dropped_rollouts_end_soon_and_are_not_heard_of(engine: ProcessEngine) -> None:
@@ -246,7 +247,7 @@ def test_a_killed_worker_is_noticed_wherever_one_waits(engine: ProcessEngine) ->
         worker = started(engine, SlowEnv, 3)
         handle, pid = worker.handle, worker.info.pid
         worker.ask()
-        call = handle.request("set_seed", [1], 1)
+        call = handle.run(set_seed, [1], 1)
         os.kill(pid, signal.SIGKILL)
         since = time.monotonic()
         if read == "wait_any":
@@ -273,7 +274,7 @@ def test_what_environments_started_ends_with_their_worker(
             await_gone(worker.info.pid)
         if way == "died, as another found":
             await_reaped(worker.info.pid)
-            assert "was ended by SIGKILL" in handle.monitor.end().summary
+            assert "was ended by SIGKILL" in handle.process.end().summary
         assert way != "killed" or not is_gone(child)
         handle.kill()
         await_gone(child)
@@ -326,7 +327,7 @@ def test_environments_that_take_their_time_are_closed_and_others_not_waited_for(
 
 def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
     with pytest.raises(ZeroDivisionError):
-        start(engine, lambda: 1 / 0).read_info()
+        start(engine, lambda: 1 / 0).built()
 
     def leave() -> None:
         print("so long", file=sys.stderr)
@@ -334,7 +335,7 @@ def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
 
     handle = start(engine, leave)
     with pytest.raises(WorkerDied, match="exit code 3"):
-        handle.read_info()
+        handle.built()
     assert handle.recent_log() == "so long\n"
 
 
@@ -352,7 +353,7 @@ def main():
     engine = ProcessEngine()
     handles = [start(engine, lambda i=i: ParentEnv(sys.argv[1] + str(i)), i) for i in range(2)]
     print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-    workers = [Started(handle, handle.read_info()) for handle in handles]
+    workers = [Started(handle, handle.built()) for handle in handles]
     print("built", flush=True)
     while True:
         for worker in workers:

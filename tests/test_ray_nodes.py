@@ -38,9 +38,9 @@ from test_stragglers import check_batches, one_straggler
 
 from pycollect import RayCollector
 from pycollect._core import Bell, Mailbox
+from pycollect.transport.bells import ThreadBell
 from pycollect.transport.ray.actor import RayWorker
 from pycollect.transport.ray.engine import DriverAddress
-from pycollect.transport.waiting import ThreadBell
 
 T = 5
 HERE = {"num_cpus": 1, "memory": 1024**3}

@@ -18,8 +18,7 @@ from test_env_groups import LateSync, counting_groups
 from test_ledger import check as check_ledger
 
 from pycollect import MultiSyncDataCollector, RayCollector
-from pycollect.transport.call_handle import CallHandle
-from pycollect.transport.processes.handle import MailboxHandle
+from pycollect.transport.handle import WorkerHandle
 
 MASK = ("collector", "mask")
 IDS = ("collector", "traj_ids")
@@ -79,17 +78,16 @@ def one_straggler(
 
 def open_once_stopped(monkeypatch: pytest.MonkeyPatch, stopped: Path) -> None:
     """Touch the file `stopped` after a worker has received its stop request."""
-    stops: dict[Any, Any] = {cls: cls.stop for cls in (MailboxHandle, CallHandle)}
+    stop = WorkerHandle.stop
 
-    def stop_and_open(self: Any) -> None:
+    def stop_and_open(self: WorkerHandle) -> None:
         assert self.spec.index == 1 or stopped.exists()
-        stops[type(self)](self)
-        if isinstance(self, CallHandle):  # the request is handled between two steps
+        stop(self)
+        if not self.in_place:  # the request is handled between two steps
             wait_until(lambda: self.steps() is not None)
         stopped.touch()
 
-    for cls in stops:
-        monkeypatch.setattr(cls, "stop", stop_and_open)
+    monkeypatch.setattr(WorkerHandle, "stop", stop_and_open)
 
 
 def rows(td: Any, envs: int, cat: Any) -> list[tuple[int, int, Any]]:

@@ -34,8 +34,8 @@ from pycollect.data.slabs import make_pool, slab_tensors, to_tensordict
 from pycollect.data.weights import Weights
 from pycollect.driver.nest import Nest
 from pycollect.driver.options import Preemption, RemoteOptions
+from pycollect.transport.handle import WorkerHandle
 from pycollect.transport.messages import WorkerSpec
-from pycollect.transport.processes.handle import MailboxHandle
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker
 
@@ -164,14 +164,14 @@ def test_a_team_is_stopped(
         entries[1][0] = slow
     else:
         entries[1] = slow
-    stops = MailboxHandle.stop
+    stops = WorkerHandle.stop
 
-    def stop_and_open(self: MailboxHandle) -> None:
+    def stop_and_open(self: WorkerHandle) -> None:
         stops(self)
         if self.spec.index == 1:
             gate.touch()
 
-    monkeypatch.setattr(MailboxHandle, "stop", stop_and_open)
+    monkeypatch.setattr(WorkerHandle, "stop", stop_and_open)
     with team_of(entries, parity_policy(), inner, Preemption(1.0, fraction)) as team:
         oracle = FrameOracle()
         control = RolloutControl(stop, 1, 1)

@@ -25,6 +25,7 @@ from test_process_engine import LONG, PATHS, Started, await_gone, started
 
 import pycollect
 from pycollect.errors import WorkerDied
+from pycollect.transport.messages import set_seed
 from pycollect.transport.processes import engine as start
 from pycollect.transport.processes import fork_server as forking
 from pycollect.transport.processes.engine import ProcessEngine
@@ -207,7 +208,7 @@ def test_workers_go_on_without_their_template_until_they_are_ended(engine: Proce
     other = started(engine, CountingEnv, 2)
     assert parent(other).name() == "pyc-fork-server"
     os.kill(worker.info.pid, signal.SIGKILL)
-    call = worker.handle.request("set_seed", [1], 1)
+    call = worker.handle.run(set_seed, [1], 1)
     with pytest.raises(WorkerDied, match=str(worker.info.pid)):
         worker.handle.answer(call)
     worker.handle.kill()
@@ -441,7 +442,7 @@ def test_a_stopped_template_is_given_up_if_its_worker_dies(
     os.kill(worker.info.pid, signal.SIGKILL)
     wait_until(lambda: worker.handle.is_dead)
     with pytest.warns(UserWarning, match=f"process {template.pid}"):
-        end = worker.handle.monitor.end()
+        end = worker.handle.process.end()
     assert "is gone" in end.summary
     await_gone(template.pid)
 

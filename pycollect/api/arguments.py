@@ -15,7 +15,7 @@ from pycollect.data.weights import moved_to
 from pycollect.driver.options import StreamOptions
 from pycollect.envs.groups import check_env_groups, group_entries
 from pycollect.envs.make import check_entry
-from pycollect.transport.messages import pickled
+from pycollect.transport.pickling import pickled
 from pycollect.worker.options import WorkerOptions
 
 NAMES = ("device", "storing_device", "env_device", "policy_device")

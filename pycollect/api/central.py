@@ -21,7 +21,8 @@ from pycollect.driver.records import WorkerPlan
 from pycollect.envs.groups import check_env_groups
 from pycollect.inference.options import InferenceOptions, ServerSettings
 from pycollect.policy.runner import build
-from pycollect.transport.messages import WorkerSpec, pickled
+from pycollect.transport.messages import WorkerSpec
+from pycollect.transport.pickling import pickled
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.worker.options import WorkerOptions
 

@@ -11,7 +11,7 @@ from pycollect.api.multi import ScheduledCollector
 from pycollect.api.set_up import EngineOptions, SetUp, WorkerKind
 from pycollect.compat.many_workers import Places
 from pycollect.driver.options import RemoteOptions
-from pycollect.transport.process import Engine
+from pycollect.transport.engine import Engine
 
 
 class LaunchedCollector(ScheduledCollector):

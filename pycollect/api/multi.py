@@ -26,7 +26,7 @@ from pycollect.driver.flow import Flow
 from pycollect.driver.policy_server import ProcessPlan
 from pycollect.driver.replay import warn_of_slices
 from pycollect.driver.scheduler import Scheduler
-from pycollect.transport.process import Engine
+from pycollect.transport.engine import Engine
 from pycollect.transport.processes.engine import ProcessEngine
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
     @property
     def remote_collectors(self) -> list[Any]:
         """Native handles of the workers, in order: processes or Ray actor handles."""
-        return [worker.process.native for worker in self._workers]
+        return [worker.newest.native for worker in self._workers]
 
 
 class MultiCollector(ScheduledCollector, metaclass=Choosing):

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pycollect.transport.messages import pickle_with_inherited
+from pycollect.transport.pickling import pickle_with_inherited
 
 _DEPTH = 8
 

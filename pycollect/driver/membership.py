@@ -13,6 +13,7 @@ from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.weights import WorkerWeights
 from pycollect.driver.workers import WorkerGroup, check_alike
 from pycollect.errors import warn_user
+from pycollect.transport.messages import set_seed
 
 
 class Membership:
@@ -103,7 +104,7 @@ class Membership:
         self._group.hooks.send_kept(worker)
         if flow.seeded:
             seeds = worker.seeds(flow.entropy, flow.statistics.batches)
-            worker.initial_call = ("set_seed", seeds, flow.entropy)
+            worker.initial_call = set_seed, seeds, flow.entropy
             self._waiter.call_all({worker.index: worker.initial_call})
 
     def remove(self, worker_ids: int | Sequence[int]) -> None:

@@ -18,9 +18,9 @@ from pycollect.driver.scheduler import Scheduler
 from pycollect.driver.source import Batch
 from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
-from pycollect.transport.messages import WorkerInfo, WorkerSpec
+from pycollect.transport.bells import POLL_SECONDS
+from pycollect.transport.messages import WorkerInfo, WorkerSpec, resume, set_seed
 from pycollect.transport.processes.engine import ProcessEngine
-from pycollect.transport.waiting import POLL_SECONDS
 from pycollect.worker.generators import GeneratorState, NestState
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
@@ -228,7 +228,7 @@ class Nest:
         """
         self._processes.begin(
             {
-                process: ("set_seed", process_seeds, root << 32 | self.index)
+                process: (set_seed, process_seeds, root << 32 | self.index)
                 for process, process_seeds in self._split(seeds).items()
             }
         )
@@ -239,7 +239,7 @@ class Nest:
         split = self._split(seeds)
         self._processes.begin(
             {
-                process: ("resume", generators, split[process])
+                process: (resume, generators, split[process])
                 for process, generators in enumerate(state.processes)
             }
         )

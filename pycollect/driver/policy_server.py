@@ -12,7 +12,8 @@ from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import StallDetector, WorkerPlan, WorkerRecord
 from pycollect.driver.workers import WorkerGroup, with_log
 from pycollect.errors import WorkerDied, without_frames
-from pycollect.transport.process import Engine
+from pycollect.transport.engine import Engine
+from pycollect.transport.messages import set_seed
 
 DIED = "server_died"
 """Reason for lost frames of workers whose inference server died."""
@@ -71,7 +72,7 @@ class PolicyProcess:
     def check(self) -> None:
         """Raise WorkerError, with the last lines of the log, if the process has died."""
         if death := self.death():
-            raise with_log(death, str(death), self.record.process.recent_log()) from death
+            raise with_log(death, str(death), self.record.newest.recent_log()) from death
 
     def has_died(self) -> bool:
         """Return whether the process has died; wait until the driver knows it.
@@ -80,7 +81,7 @@ class PolicyProcess:
         """
         record = self.record
         if self.death() is None and not record.starting:
-            call = record.handle.request("steps")
+            call = record.handle.ping()
             if record.handle.await_answer(call, _NEWS_SECONDS):
                 try:
                     record.handle.answer(call)
@@ -101,7 +102,7 @@ class PolicyProcess:
         if not record.handle.is_dead:
             return None
         try:
-            record.handle.answer(record.handle.request("steps"))
+            record.handle.answer(record.handle.ping())
         except WorkerDied as death:
             return without_frames(death)
         raise AssertionError("handle: expected WorkerDied from an ended process, got an answer")
@@ -116,7 +117,7 @@ class PolicyProcess:
         """
         record = self.record
         self._stalls.note_progress(record)
-        if record.incarnation == death.incarnation or record.process.is_dead:
+        if record.incarnation == death.incarnation or record.newest.is_dead:
             self.group.restart(record, death, DIED)
         self.group.await_replaced(record, DIED)
         self.group.send_all(record)
@@ -131,10 +132,10 @@ class PolicyProcess:
         If the process has died or hangs, its replacement is seeded.
         """
         record = self.record
-        record.initial_call = ("set_seed", (), root)
+        record.initial_call = (set_seed, (), root)
         if record.starting:
             return
-        call = record.handle.request(*record.initial_call)
+        call = record.handle.run(*record.initial_call)
         while not record.handle.await_answer(call, self._stalls.next_check):
             if self.death() is not None:
                 return

@@ -9,6 +9,7 @@ from pycollect.data.weights import NO_WEIGHTS, load_weights
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
 from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.workers import WorkerGroup
+from pycollect.transport.messages import set_seed
 from pycollect.worker.generators import derived_seeds, seed_chain
 
 
@@ -33,7 +34,7 @@ class GroupStreams:
             seeds[worker.index], following = seed_chain(following, count, static)
             worker.report = None
         self._waiter.begin_all(
-            {index: ("set_seed", worker_seeds, root) for index, worker_seeds in seeds.items()}
+            {index: (set_seed, worker_seeds, root) for index, worker_seeds in seeds.items()}
         )
         return following
 
@@ -64,7 +65,7 @@ class GroupStreams:
             if generators is None:
                 seeds = worker.seeds(state.entropy, state.batches)
                 root = derived_seeds(1, state.entropy, state.batches)[0]
-                calls[worker.index] = ("set_seed", seeds, root)
+                calls[worker.index] = (set_seed, seeds, root)
             else:
                 calls[worker.index] = worker.resumption(generators, state.entropy, state.batches)
             worker.report = None

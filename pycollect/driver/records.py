@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec
-from pycollect.transport.process import StartingWorker, WorkerHandle, WorkerProcess
+from pycollect.transport.handle import NotStarted, WorkerHandle
+from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec, resume
 from pycollect.worker.generators import GeneratorState, NestState, derived_seeds
 from pycollect.worker.report import RolloutReport
 
@@ -40,11 +40,11 @@ class WorkerRecord:
 
     Attributes:
         plan: Plan that the worker was built from.
-        starting: Started process whose worker is not built yet; ``None`` once it is built.
+        starting: Handle of a worker that is not built yet; ``None`` once it is built.
         handle: Handle of the built worker. While a replacement starts, that of its predecessor.
         info: Properties of the built worker. While a replacement starts, those of its predecessor.
         requests: Requested rollouts that are not part of a batch yet, oldest first.
-        initial_call: Method and arguments that the worker must run before its first rollout.
+        initial_call: Function and arguments that the worker must run before its first rollout.
         report: Report of the last rollout that became part of a batch; ``None`` before it, and
             after seeding.
         version: Policy version of that rollout.
@@ -58,7 +58,7 @@ class WorkerRecord:
     """
 
     plan: WorkerPlan
-    starting: StartingWorker | None
+    starting: WorkerHandle | NotStarted | None
     handle: WorkerHandle = field(init=False)
     info: WorkerInfo = field(init=False)
     requests: deque[RolloutRequest] = field(default_factory=deque)
@@ -84,8 +84,8 @@ class WorkerRecord:
         return self.plan.spec.incarnation
 
     @property
-    def process(self) -> WorkerProcess:
-        """Process of the worker, whether or not the worker is built."""
+    def newest(self) -> WorkerHandle | NotStarted:
+        """Handle of the worker, whether or not the worker is built."""
         return self.starting or self.handle
 
     @property
@@ -149,7 +149,7 @@ class WorkerRecord:
         self, generators: GeneratorState | NestState, entropy: int, moment: int
     ) -> tuple[Any, ...]:
         """Return the call that lets the worker continue with these generator states."""
-        return ("resume", generators, self.seeds(entropy, moment))
+        return resume, generators, self.seeds(entropy, moment)
 
 
 CHECK_SECONDS = 0.5

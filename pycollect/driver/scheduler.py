@@ -24,8 +24,8 @@ from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.weights import PolicyUpdates, WorkerWeights
 from pycollect.driver.workers import WorkerGroup
 from pycollect.errors import WorkerError, is_interrupt, without_frames
-from pycollect.transport.messages import Rollout, RolloutRequest
-from pycollect.transport.process import Engine
+from pycollect.transport.engine import Engine
+from pycollect.transport.messages import Rollout, RolloutRequest, reset
 from pycollect.worker.report import RolloutReport
 
 
@@ -418,7 +418,7 @@ class Scheduler:
         for worker in chosen:
             flow.lose_worker(worker.index, worker.frames_in_flight, "reset")
             worker.drop()
-        self.waiter.call_all({worker.index: ("reset",) for worker in chosen})
+        self.waiter.call_all({worker.index: (reset,) for worker in chosen})
 
     def _chosen(self, flags: Sequence[bool] | None) -> list[WorkerRecord]:
         if flags is None:

@@ -121,7 +121,7 @@ class WorkerWaiter:
         workers = server.served(self._group.present)
         server.replace(death)
         for worker in workers:
-            worker.process.kill()
+            worker.newest.kill()
         with Uninterrupted():  # each worker must be replaced exactly once
             for worker in workers:
                 self._group.replace(worker, death, DIED)
@@ -144,7 +144,7 @@ class WorkerWaiter:
             for worker in workers:
                 self.await_built(worker)
             sent = [
-                (worker, worker.handle.request("run", requests[worker.index])) for worker in workers
+                (worker, worker.handle.run_pickled(requests[worker.index])) for worker in workers
             ]
             answers, failures = [], []
             for worker, call in sent:
@@ -207,7 +207,7 @@ class WorkerWaiter:
         once it is built.
         """
         sent = [
-            (worker, worker.handle.request(*calls[worker.index]))
+            (worker, worker.handle.run(*calls[worker.index]))
             for worker in self._group.present
             if worker.index in calls and not worker.starting
         ]
@@ -236,7 +236,7 @@ class WorkerWaiter:
         for worker in present:
             self.await_built(worker)
             worker.set_frames(frames)
-        calls = [(worker, worker.handle.request("resize", frames)) for worker in present]
+        calls = [(worker, worker.handle.resize(frames)) for worker in present]
         for worker, call in calls:
             info = self._answer_if_any(worker, call)
             if info is not None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NoReturn
 
 from pycollect._core import Leaf, Uninterrupted
 from pycollect.data.extras import Extra
@@ -19,39 +18,11 @@ from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import CHECK_SECONDS, StartTimer, WorkerPlan, WorkerRecord
 from pycollect.driver.sending import HookSender, WeightSender
 from pycollect.errors import LimitError, WorkerDied, WorkerError, warn_user, without_frames
+from pycollect.transport.engine import Engine
+from pycollect.transport.handle import NotStarted, WorkerHandle
 from pycollect.transport.limits import limits_named
 from pycollect.transport.messages import WorkerInfo
-from pycollect.transport.process import Engine, StartingWorker
 from pycollect.transport.shared_value import SharedValue
-
-
-class NotStarted:
-    """A StartingWorker without a process; it never answers and never dies.
-
-    The worker group starts its process when it next waits for the worker.
-    """
-
-    native: ClassVar[Any] = None
-    cpu_delay: ClassVar[float] = 0.0
-    has_answer: ClassVar[bool] = False
-    is_dead: ClassVar[bool] = False
-    is_closing: ClassVar[bool] = False
-
-    def built(self) -> NoReturn:
-        """Raise AssertionError, because no process was started."""
-        raise AssertionError("built: expected a worker that was started")
-
-    def recent_log(self) -> str:
-        """Return no log lines."""
-        return ""
-
-    def ask_close(self) -> bool:
-        """Return False: there is nothing to close."""
-        return False
-
-    def kill(self) -> None:
-        """Do nothing."""
-
 
 _LOGGER = logging.getLogger(__name__)
 _BATCHES_REMEMBERED = 100  # a death no longer counts after this many delivered batches
@@ -132,7 +103,7 @@ class WorkerGroup:
             warn_user(text)
         return workers
 
-    def _started(self, plan: WorkerPlan) -> StartingWorker:
+    def _started(self, plan: WorkerPlan) -> WorkerHandle:
         with limits_named(f"the start of {plan.spec.name}"):
             policy = self._shared(plan.policy)
             policy.elsewhere = plan.copy and partial(self._copied, plan.copy)
@@ -167,7 +138,7 @@ class WorkerGroup:
             try:
                 _take_handle(worker)
             except WorkerDied as death:
-                raise with_log(death, str(death), worker.process.recent_log()) from death
+                raise with_log(death, str(death), worker.newest.recent_log()) from death
 
     def wait_any(self, workers: Sequence[WorkerRecord], timeout: float) -> WorkerRecord | None:
         """Return a worker that is built, has an answer, or died; ``None`` on timeout.
@@ -177,9 +148,9 @@ class WorkerGroup:
         overdue = next((worker for worker in workers if self.is_overdue(worker)), None)
         if overdue is not None:
             return overdue
-        processes = [worker.process for worker in workers]
-        ready = self._engine.wait_any(processes, timeout)
-        return None if ready is None else workers[processes.index(ready)]
+        handles = [worker.newest for worker in workers]
+        ready = self._engine.wait_any(handles, timeout)
+        return None if ready is None else workers[handles.index(ready)]
 
     def is_overdue(self, worker: WorkerRecord) -> bool:
         """Return whether this is a replacement that was not built within `worker_init_timeout`.
@@ -209,7 +180,7 @@ class WorkerGroup:
         flow = self._flow
         # As text: a kept log record would otherwise keep the exception's frames and their slabs.
         _LOGGER.warning("%s; %d frames in flight are lost", str(death), worker.frames_in_flight)
-        worker.process.kill()  # outside the uninterruptible block, because it may wait
+        worker.newest.kill()  # outside the uninterruptible block, because it may wait
         with Uninterrupted():  # otherwise frames could be lost twice
             flow.lose_worker(worker.index, worker.frames_in_flight, reason)
             forget_ids(flow.ids, worker.index, worker.info)
@@ -223,7 +194,7 @@ class WorkerGroup:
 
     def restart(self, worker: WorkerRecord, death: WorkerDied, reason: str) -> None:
         """Start a worker's process again without counting frames; errors as for `replace`."""
-        worker.process.kill()
+        worker.newest.kill()
         worker.failure = f"{reason}: {death}"
         try:
             with Uninterrupted():
@@ -234,7 +205,7 @@ class WorkerGroup:
             raise
 
     def _start_again(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:
-        log = worker.process.recent_log()
+        log = worker.newest.recent_log()
         recent = worker.deaths
         if not worker.starting:  # the worker was built since its last death
             recent = [before for before in recent if before > batches - _BATCHES_REMEMBERED]
@@ -292,7 +263,7 @@ class WorkerGroup:
         self.weights.send_kept(worker)
         self.hooks.send_kept(worker)
         if worker.initial_call is not None:
-            worker.handle.request(*worker.initial_call)
+            worker.handle.run(*worker.initial_call)
 
     def serve_last(self, worker: WorkerRecord) -> None:
         """Move a worker to the end of the queue, so that fast workers do not starve others."""
@@ -324,7 +295,7 @@ class WorkerGroup:
 
     def _end_processes(self, workers: Sequence[WorkerRecord]) -> None:
         """End the processes of workers that are not present."""
-        self._engine.wait_closed([worker.process for worker in workers])
+        self._engine.wait_closed([worker.newest for worker in workers])
 
     def close(self, timeout: float | None = None) -> None:
         """End all workers.
@@ -333,17 +304,17 @@ class WorkerGroup:
             timeout: Number of seconds in which workers must close their environments.
         """
         workers = [*self.present, *self.former]
-        self._engine.wait_closed([worker.process for worker in workers], timeout)
+        self._engine.wait_closed([worker.newest for worker in workers], timeout)
         for worker in workers:
             worker.requests.clear()
 
 
 def _take_handle(worker: WorkerRecord) -> None:
     """Take the handle of a started worker that is built now."""
-    assert worker.starting is not None
     if worker.overdue:
         raise WorkerDied(worker.overdue, worker.index, worker.incarnation, "")
-    worker.info, worker.handle = worker.starting.built()
+    assert isinstance(worker.starting, WorkerHandle), "starting: expected a started worker"
+    worker.info, worker.handle = worker.starting.built(), worker.starting
     worker.starting = None
 
 

@@ -14,9 +14,9 @@ from pycollect.data.weights import PolicyVersion, Weights, WeightSpec
 from pycollect.inference.options import ServerSettings
 from pycollect.inference.server import InferenceServer
 from pycollect.policy.runner import build
+from pycollect.transport.bells import POLL_SECONDS
 from pycollect.transport.hosted import HostedServer
 from pycollect.transport.messages import WorkerSpec
-from pycollect.transport.waiting import POLL_SECONDS
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,13 @@
-"""Messages between driver and worker, and the interface of a hosted worker."""
+"""Requests and answers between driver and worker, and the interface of a hosted worker."""
 
 from __future__ import annotations
 
-import io
-import pickle
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from multiprocessing import queues, sharedctypes, synchronize
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -21,67 +18,13 @@ from pycollect._core import Placement, RolloutControl, Slab
 from pycollect.data.compression import PackedBuffer
 from pycollect.data.devices import CPU
 from pycollect.data.frame import BatchLeaves
-from pycollect.data.slabs import SlabRows, leaf_sizes
+from pycollect.data.slabs import RowsAddress, SlabRows, leaf_sizes
 from pycollect.data.weights import NO_WEIGHT_SPEC, Weights, WeightSpec
 from pycollect.envs.registrations import Registered, program_registrations
 from pycollect.errors import WorkerError
 from pycollect.worker.generators import GeneratorState, NestState
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
-
-_SHARED = (
-    sharedctypes.SynchronizedBase,
-    synchronize.SemLock,
-    synchronize.Condition,
-    synchronize.Event,
-    queues.Queue,
-    queues.SimpleQueue,
-)
-
-
-def is_inherited(value: Any) -> bool:
-    """Return whether a value is shared with a child process instead of copied into it."""
-    return isinstance(value, _SHARED) or any(
-        kind.__name__ == "EnvCreator" and kind.__module__ == "torchrl.envs.env_creator"
-        for kind in type(value).__mro__
-    )
-
-
-def pickle_with_inherited(value: Any) -> tuple[bytes, tuple[Any, ...]]:
-    """Pickle a value; return the pickle and the parts that a process must get as arguments."""
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(value)
-    return file.getvalue(), tuple(pickler.inherited)
-
-
-def unpickle(data: bytes, inherited: Sequence[Any] = ()) -> Any:
-    """Unpickle data from `pickle_with_inherited` or cloudpickle."""
-    return _Unpickler(io.BytesIO(data), inherited).load()
-
-
-class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc] # has no types
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.inherited: list[Any] = []
-
-    def persistent_id(self, value: Any) -> int | None:
-        if not is_inherited(value):
-            return None
-        for place, other in enumerate(self.inherited):
-            if other is value:
-                return place
-        self.inherited.append(value)
-        return len(self.inherited) - 1
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, inherited: Sequence[Any]) -> None:
-        super().__init__(file)
-        self._inherited = inherited
-
-    def persistent_load(self, place: int) -> Any:
-        return self._inherited[place]
 
 
 class HostedEnvs(Protocol):
@@ -171,6 +114,21 @@ class Hosted(Protocol):
 
     def close(self) -> None:
         """Close the environments."""
+
+
+def set_seed(worker: Hosted, seeds: Sequence[int], root: int) -> None:
+    """Seed and reset all environments and generators of a worker."""
+    worker.set_seed(seeds, root)
+
+
+def resume(worker: Hosted, state: GeneratorState | NestState, seeds: Sequence[int]) -> None:
+    """Reset all environments of a worker and restore the state of its random generators."""
+    worker.resume(state, seeds)
+
+
+def reset(worker: Hosted) -> None:
+    """Reset all environments of a worker."""
+    worker.reset()
 
 
 Buffer = npt.NDArray[np.uint8]
@@ -381,6 +339,98 @@ def _explain_missing_name(error: BaseException) -> None:
         )
 
 
+class Build(NamedTuple):
+    """Make the environments and call the policy once as a test. The answer is a WorkerInfo.
+
+    Attributes:
+        filters_warnings: Whether to hide import warnings; see `import_warnings`.
+        spec: Pickled WorkerSpec.
+        policy: Pickled policy or policy factory, in the form of the channel.
+    """
+
+    filters_warnings: bool
+    spec: bytes
+    policy: Any
+
+
+class Collect(NamedTuple):
+    """Collect one rollout. The answer is its plain report, and its bytes if it has no rows.
+
+    Attributes:
+        number: Number of the request, which `Stop` refers to.
+        random: Whether to take random actions instead of the policy's.
+        min_steps: Minimum number of steps, even if the rollout is stopped.
+        rows: Rows to write into. ``None``: the bytes are part of the answer, compressed if
+            configured.
+        weights: Newer weights, which a channel without published weights sends with the request.
+    """
+
+    number: int
+    random: bool
+    min_steps: int
+    rows: RowsAddress | None = None
+    serial: int = 0
+    version: int = 0
+    weights: Any = None
+
+
+class Run(NamedTuple):
+    """Call ``function(worker, *arguments)``. The answer is its pickled result.
+
+    Attributes:
+        call: Pickled tuple of the function and the arguments.
+    """
+
+    call: bytes
+
+
+class Resize(NamedTuple):
+    """Set the number of frames per rollout. The answer is the new WorkerInfo."""
+
+    frames: int
+
+
+class GetSteps(NamedTuple):
+    """Answer with a number that grows while the worker makes progress."""
+
+
+class Close(NamedTuple):
+    """Close the environments. No request follows."""
+
+
+class Stop(NamedTuple):
+    """Stop the rollouts of all requests up to this number after their current step."""
+
+    number: int
+
+
+class SetWeights(NamedTuple):
+    """Use these weights from the next rollout on, if they are the newest by their serial number."""
+
+    serial: int
+    version: int
+    weights: Any
+
+
+class SetHook(NamedTuple):
+    """Use this pickled hook from the next rollout on."""
+
+    name: str
+    serial: int
+    hook: Any
+
+
+class End(NamedTuple):
+    """Kill the worker's process at once."""
+
+
+Queued: TypeAlias = Build | Collect | Run | Resize | GetSteps | Close
+"""A request that is answered after all earlier ones."""
+
+Request: TypeAlias = Queued | Stop | SetWeights | SetHook | End
+"""A request to a worker. Only calls send the last four, which skip the queue, as `GetSteps` may."""
+
+
 @dataclass(frozen=True)
 class RolloutRequest:
     """A request for one rollout.
@@ -410,43 +460,3 @@ class Rollout:
 
     report: RolloutReport
     buffer: Buffer | None
-
-
-def pickled(name: str, value: Any) -> bytes:
-    """Pickle a value for another process.
-
-    Raises:
-        TypeError: The value does not pickle; the error starts with `name`.
-    """
-    try:
-        data: bytes = cloudpickle.dumps(value)
-    except Exception as error:
-        raise _unsent(name, error) from error
-    return data
-
-
-def _unsent(name: str, error: Exception) -> TypeError:
-    text = f"{name}: cannot be pickled to be sent to a worker: {error}"
-    if "through inheritance" in str(error):
-        text += (
-            "; only processes of one machine can share multiprocessing's values and locks; use "
-            "MultiSyncDataCollector or MultiaSyncDataCollector"
-        )
-    return TypeError(text)
-
-
-def pickled_spec(spec: WorkerSpec) -> bytes:
-    """Pickle a worker's spec for a process that is already running."""
-    return pickled("create_env_fn", spec)
-
-
-def pickled_for_child(spec: WorkerSpec) -> tuple[bytes, tuple[Any, ...]]:
-    """Pickle a worker's spec for a child process; return the pickle and the inherited parts.
-
-    Raises:
-        TypeError: The spec does not pickle.
-    """
-    try:
-        return pickle_with_inherited(spec)
-    except Exception as error:
-        raise _unsent("create_env_fn", error) from error

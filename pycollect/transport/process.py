@@ -1,4 +1,4 @@
-"""Worker processes: the interface of an engine, how a process ended, and its CPU time."""
+"""Worker processes: how they are watched, called and ended, and their CPU time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import os
 import select
 import signal
 import weakref
-from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from pycollect.errors import WorkerDied
 from pycollect.transport.descendants import children_of, kill_orphans, kill_tree
-from pycollect.transport.messages import Rollout, RolloutRequest, WorkerInfo, WorkerSpec
-from pycollect.transport.shared_value import Shareable, SharedValue
-from pycollect.transport.waiting import AwaitedWorker
+from pycollect.transport.messages import Request, WorkerSpec
 
 _NANOSECONDS = 1e9
 
@@ -109,147 +107,62 @@ class ProcessEnd:
         return death
 
 
-class WorkerProcess(AwaitedWorker, Protocol):
-    """The driver's end of a worker's process, from its start to its end."""
+class Caller(Protocol):
+    """Sends requests to a worker in another process, as calls with results."""
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport that carries calls and results."""
+
+    def call(self, request: Request) -> Future[Any]:
+        """Send a request after all queued requests."""
+
+    def call_unqueued(self, request: Request) -> Future[Any]:
+        """Send a request that is answered at once, also during a rollout; it skips the queue."""
+
+    def process_end(self, error: BaseException) -> ProcessEnd | None:
+        """Return how the process ended if that caused the error of a call, else ``None``."""
+
+
+class LaunchedProcess(Protocol):
+    """A process that was launched: how it is watched and ended."""
 
     @property
     def native(self) -> Any:
         """The process as its library represents it: multiprocessing's object or an actor handle."""
 
-    def recent_log(self) -> str:
-        """Return the last lines that the process logged, or "" if they are unavailable."""
+    def watch(self, pid: int, shares_memory: bool) -> None:
+        """Take the pid of the worker that was built.
 
+        Args:
+            pid: Pid of the process.
+            shares_memory: Whether the process is on this machine and shares memory.
+        """
 
-class StartingWorker(WorkerProcess, Protocol):
-    """A worker that was started. Its first answer reports that it is built."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the process is gone or sends no more answers. Does not wait."""
 
     @property
     def cpu_delay(self) -> float:
-        """Seconds for which the process was ready to run but had no CPU; 0.0 if unknown.
+        """Seconds for which the process was ready to run but had no CPU; 0.0 if unknown."""
 
-        Does not wait.
-        """
+    def end(self) -> ProcessEnd:
+        """Return how the process ended, once it is over."""
 
-    def built(self) -> tuple[WorkerInfo, WorkerHandle]:
-        """Wait until the worker is built; return its description and its handle.
+    def recent_log(self) -> str:
+        """Return the last lines that the process logged, or "" if they are unavailable."""
 
-        Raises:
-            WorkerDied: The process is gone.
-            Exception: The exception that building the worker raised.
-        """
+    def kill(self) -> None:
+        """End the process and its environments' processes, and wait for the end. Idempotent."""
 
 
-class WorkerHandle(WorkerProcess, Protocol):
-    """The driver's end of a built worker: a queue of calls, read in order.
-
-    It may be the same object as the StartingWorker. The rows of a dropped request stay in use until
-    the worker has answered it.
-
-    Methods that wait raise WorkerDied if the process is gone. An exception in the worker is raised
-    unchanged.
-    """
+class WorkerProcess(LaunchedProcess, Protocol):
+    """The process of a worker, which may turn out not to share memory with the driver."""
 
     @property
-    def in_place(self) -> bool:
-        """Whether the worker shares memory with this process and writes into its requests' rows."""
+    def refused(self) -> bool:
+        """Whether the process has reported that it cannot share memory. Does not wait."""
 
-    @property
-    def transport(self) -> str:
-        """Name of the transport that carries the rollouts."""
-
-    def submit(self, request: RolloutRequest) -> None:
-        """Queue one rollout, together with weights that were assigned since the previous one."""
-
-    def stop(self) -> None:
-        """Stop the oldest rollout after its current step. Does not wait. May be repeated."""
-
-    def assign(self, serial: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
-        """Send the worker weights that apply from the next rollout it starts, even a queued one.
-
-        Args:
-            serial: Number that grows with every call; the highest one received counts.
-            version: Policy version that rollouts with these weights carry.
-            weights: Packed weights.
-            acknowledge: Whether to send the weights now in any case.
-
-        Returns:
-            A call to wait for with `answer`, or ``None`` if nothing was sent now.
-        """
-
-    def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
-        """Send hooks that apply from the next rollout the worker starts, even a queued one.
-
-        Args:
-            hooks: A growing serial number and a pickled hook for each name.
-        """
-
-    def rollout(self) -> Rollout:
-        """Wait for the oldest rollout and return it. It stays the oldest until `pop`."""
-
-    def pop(self) -> None:
-        """Discard the oldest rollout."""
-
-    def drop_rollouts(self) -> None:
-        """Discard all unread rollouts."""
-
-    def request(self, method: str, *arguments: Any) -> Any:
-        """Queue a call of a method of `WorkerHost`."""
-
-    def await_answer(self, call: Any, seconds: float) -> bool:
-        """Wait for the answer to a call of `request`, at most for the given seconds.
-
-        Returns:
-            Whether the call has an answer or can no longer get one.
-        """
-
-    def answer(self, call: Any) -> Any:
-        """Wait for a call of `request` or `assign` and return its result."""
-
-    def steps(self) -> int | None:
-        """Return the number of steps the worker has made, or ``None`` if unknown. Does not wait."""
-
-
-H = TypeVar("H", bound=AwaitedWorker)
-
-
-class Engine(Protocol):
-    """Starts workers and waits for them."""
-
-    def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ValueError, naming the resource, if these workers need more than there is."""
-
-    def check_memory(self, needed: int, in_place: bool) -> None:
-        """Raise ValueError if rollouts in flight of that many bytes do not fit into memory.
-
-        Args:
-            in_place: Whether the workers write in place.
-        """
-
-    def put(self, value: Shareable) -> SharedValue:
-        """Return a value that several workers share."""
-
-    def start(
-        self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingWorker:
-        """Start a worker, which builds its environments at once.
-
-        Args:
-            policy: Pickled policy or policy factory.
-        """
-
-    def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
-        """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
-
-        A dead worker's call counts as answered.
-        """
-
-    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
-        """Let workers close their environments, then kill the remaining processes.
-
-        Args:
-            timeout: Seconds that the workers have. ``None`` means the usual time (default:
-                ``None``).
-        """
-
-    def leave(self) -> None:
-        """Release everything the engine holds. Idempotent."""
+    def by_calls(self) -> Caller:
+        """Reach the process by calls from now on, because it cannot share memory."""

@@ -10,11 +10,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from pycollect._core import Uninterrupted
+from pycollect.errors import without_frames
+from pycollect.transport.bells import POLL_SECONDS, AnyBell
 from pycollect.transport.distributed.links import Link, LinkBrokenError, Sent
-from pycollect.transport.distributed.rank import CLOSE, END
-from pycollect.transport.process import ProcessEnd
-from pycollect.transport.processes.handle import ProcessMonitor
-from pycollect.transport.waiting import POLL_SECONDS, AnyBell
+from pycollect.transport.distributed.rank import Call
+from pycollect.transport.messages import Close, End, Request
+from pycollect.transport.process import LaunchedProcess, ProcessEnd
 
 _REPORT_SECONDS = 2.0  # for a launcher to report that a process is gone
 _CLOSED_SECONDS = 0.5  # for a rank that has closed to end the connection itself
@@ -34,22 +35,22 @@ class RankCaller:
     Args:
         transport: Name of the transport that carries the messages.
         connect: Function that waits for the rank and returns the link to it. Runs in the thread.
-        monitor: Monitor of the rank's process.
+        process: The rank's process, as its launcher sees it.
         bell: Bell to ring when a call is answered or can no longer be answered.
     """
 
     def __init__(
-        self, transport: str, connect: Callable[[], Link], monitor: ProcessMonitor, bell: AnyBell
+        self, transport: str, connect: Callable[[], Link], process: LaunchedProcess, bell: AnyBell
     ) -> None:
         self.transport = transport
         self._connect = connect
-        self._monitor = monitor
+        self._process = process
         self._bell = bell
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._lost: str | None = None
         self._call_count = 0
-        self._unsent: list[tuple[int, tuple[Any, ...]]] = []
+        self._unsent: list[Call] = []
         self._sent: deque[tuple[int, Sent]] = deque()
         self._futures: dict[int, Future[Any]] = {}
         self._closing: Future[Any] | None = None
@@ -59,41 +60,36 @@ class RankCaller:
         )
         self._thread.start()
 
-    @property
-    def native(self) -> Any:
-        """The process as its library represents it."""
-        return self._monitor.native
-
-    def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call a method after all queued calls."""
-        future = self._ask(False, method, arguments)
-        if method == CLOSE:
+    def call(self, request: Request) -> Future[Any]:
+        """See `Caller`."""
+        future = self._ask(False, request)
+        if isinstance(request, Close):
             self._closing = future
         return future
 
-    def call_unqueued(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call a method at once, also during a rollout; it skips the queue."""
-        return self._ask(True, method, arguments)
+    def call_unqueued(self, request: Request) -> Future[Any]:
+        """See `Caller`."""
+        return self._ask(True, request)
 
-    def _ask(self, unqueued: bool, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
+    def _ask(self, unqueued: bool, request: Request) -> Future[Any]:
         future: Future[Any] = Future()
         with Uninterrupted(), self._lock:
             if self._lost is not None:
                 future.set_exception(RankLostError(self._lost))
                 return future
             self._call_count += 1
-            call = (self._call_count, unqueued, method, arguments)
+            call = Call(self._call_count, unqueued, request)
             if self._link is None:
-                self._unsent.append((self._call_count, call))
+                self._unsent.append(call)
             else:
-                self._post(self._call_count, call)
+                self._post(call)
             self._futures[self._call_count] = future  # not reached if pickling failed
         return future
 
-    def _post(self, number: int, call: tuple[Any, ...]) -> None:
+    def _post(self, call: Call) -> None:
         assert self._link is not None
         try:
-            self._sent.append((number, self._link.send(call)))
+            self._sent.append((call.number, self._link.send(call)))
         except LinkBrokenError:  # the receiving thread notices it too
             return
 
@@ -118,8 +114,8 @@ class RankCaller:
             if self._lost is not None:
                 raise LinkBrokenError(self._lost)
             self._link = link
-            for number, call in self._unsent:
-                self._post(number, call)
+            for call in self._unsent:
+                self._post(call)
             self._unsent.clear()
 
     def _receive(self, link: Link) -> None:
@@ -149,18 +145,19 @@ class RankCaller:
     @property
     def is_gone(self) -> bool:
         """Whether the process is gone or the connection is broken. Does not wait."""
-        if self._lost is None and self._link is None and self._monitor.is_over:
+        if self._lost is None and self._link is None and self._process.is_over:
             self._lose("it never connected")
         return self._lost is not None
 
-    def process_end(self, error: Exception) -> ProcessEnd | None:
-        """Return how the process ended if a call raised RankLostError, else ``None``."""
+    def process_end(self, error: BaseException) -> ProcessEnd | None:
+        """See `Caller`."""
         if not isinstance(error, RankLostError):
             return None
+        cause = without_frames(error)
         if not self._has_ended():
-            return ProcessEnd(f"the connection to it is broken: {error}", str(error))
-        end = self._monitor.end()
-        return ProcessEnd(end.summary, f"{end.details}; {error}")
+            return ProcessEnd(f"the connection to it is broken: {error}", str(error), cause)
+        end = self._process.end()
+        return ProcessEnd(end.summary, f"{end.details}; {error}", cause)
 
     def _has_ended(self) -> bool:
         """Return whether the process has ended.
@@ -168,23 +165,21 @@ class RankCaller:
         Waits a little, because the connection may break slightly before the process ends.
         """
         deadline = time.monotonic() + _REPORT_SECONDS
-        while not self._monitor.is_over:
+        while not self._process.is_over:
             if time.monotonic() > deadline:
                 return False
             self._bell.wait_ring(self._bell.count, POLL_SECONDS)
         return True
 
-    def log_of(self, pid: int | None) -> str:
-        """Return the last lines that the process logged, or "" if they are unavailable."""
-        return self._monitor.recent_log()
-
-    def kill(self) -> None:
-        """End the process. Idempotent."""
+    def ask_end(self) -> None:
+        """Let a rank that has closed end the connection; ask another one to end its process."""
         if self._closing is not None and self._closing.done():
             self._over.wait(_CLOSED_SECONDS)
         else:
-            self.call_unqueued(END)  # its launcher may be unable to kill it directly
-        self._monitor.kill()
+            self._ask(True, End())
+
+    def close(self) -> None:
+        """End the connection to a process that was ended. Idempotent."""
         self._lose("it was ended")
         self._killed.set()
         link, self._link = self._link, None

@@ -21,7 +21,6 @@ from pycollect.transport.distributed.address import RankAddress
 from pycollect.transport.distributed.launchers import (
     DEBUG,
     DEFAULT_SLURM_CONF,
-    ChildRank,
     JobPoller,
     check_job_parameters,
     executor_of,
@@ -34,6 +33,7 @@ from pycollect.transport.distributed.meeting import check_backend
 from pycollect.transport.distributed.rank import run_rank, unblock_sigint
 from pycollect.transport.distributed.rendezvous import check_port
 from pycollect.transport.process import ProcessEnd
+from pycollect.transport.processes.child import ChildProcess
 
 DEFAULT_SLURM_CONF_MAIN: dict[str, Any] = {**DEFAULT_SLURM_CONF, "slurm_gpus_per_node": 1}
 """Default parameters of the main job, which runs the collector."""
@@ -263,7 +263,7 @@ class submitit_delayed_launcher:  # TorchRL's name
 
 def _run_here(main: Any, others: Any, folder: JobFolder, program: Callable[[], Any]) -> Any:
     """Run the program in this process and its jobs in children, for the cluster "debug"."""
-    jobs: list[ChildRank] = []
+    jobs: list[ChildProcess] = []
     try:
         for place in range(folder.places):
             jobs.append(run_in_child(others, f"pyc-job-{place}", _run_waiting, folder, place))

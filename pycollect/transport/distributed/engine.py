@@ -11,46 +11,39 @@ from typing import Any, Protocol
 
 from pycollect._core import Bell, Mailbox, shared_memory_why_not
 from pycollect.errors import WorkerError
-from pycollect.transport.call_handle import CallHandle
+from pycollect.transport.bells import POLL_SECONDS, AnyBell, ThreadBell
+from pycollect.transport.channel import MAX_REQUESTS
 from pycollect.transport.distributed.address import Invitation, RankAddress, this_node
 from pycollect.transport.distributed.caller import RankCaller
 from pycollect.transport.distributed.links import Carrier
 from pycollect.transport.distributed.meeting import REFUSAL, Meeting
 from pycollect.transport.distributed.rendezvous import Rendezvous
-from pycollect.transport.messages import WorkerSpec, pickled_spec
-from pycollect.transport.process import H, ProcessEnd
-from pycollect.transport.processes.handle import MailboxHandle, ProcessMonitor
-from pycollect.transport.processes.serve import MAX_REQUESTS
+from pycollect.transport.engine import AnswerWaiter, AwaitedWorker, H, check_available
+from pycollect.transport.handle import WorkerHandle
+from pycollect.transport.messages import WorkerSpec
+from pycollect.transport.pickling import pickled_spec
+from pycollect.transport.process import LaunchedProcess, ProcessEnd
 from pycollect.transport.shared_value import Shareable, SharedValue
-from pycollect.transport.starting import StartingHandle
-from pycollect.transport.waiting import (
-    POLL_SECONDS,
-    AnswerWaiter,
-    AnyBell,
-    AwaitedWorker,
-    ThreadBell,
-    check_available,
-)
 
 
-class LaunchedProcess(ProcessMonitor, Protocol):
-    """Monitors a process by means of its launcher."""
+class RankProcess:
+    """The process of a rank; see `WorkerProcess`.
 
-    def watch(self, pid: int) -> None:
-        """Monitor the process by its pid, because it shares memory with this process."""
-
-
-class RankMonitor:
-    """Monitors a rank: its launcher reports its exit, its meeting a refusal of shared memory.
+    Its launcher reports its exit, and its meeting that it cannot share memory.
 
     Args:
-        process: Monitor of the process, from the launcher.
+        process: The process, as its launcher sees it.
         meeting: Meeting with the rank. It is closed once the rank serves a mailbox or is ended.
+        carrier: Carrier of messages to a rank that shares no memory with this process.
+        bell: Bell to ring when a call is answered or can no longer be answered.
     """
 
-    def __init__(self, process: LaunchedProcess, meeting: Meeting) -> None:
-        self._process = process
-        self._meeting = meeting
+    def __init__(
+        self, process: LaunchedProcess, meeting: Meeting, carrier: Carrier, bell: AnyBell
+    ) -> None:
+        self._process, self._meeting = process, meeting
+        self._carrier, self._bell = carrier, bell
+        self._caller: RankCaller | None = None
         self._polled = 0.0
         self._end: ProcessEnd | None = None  # set by `kill`
 
@@ -59,22 +52,27 @@ class RankMonitor:
         """The process as its launcher represents it."""
         return self._process.native
 
-    def watch(self, pid: int) -> None:
-        """Close the meeting and monitor the process: the rank serves a mailbox now."""
-        self._meeting.close()
-        self._process.watch(pid)
-
     @property
     def refused(self) -> bool:
-        """Whether the rank has reported that it cannot share memory.
-
-        Polls at intervals; does not wait.
-        """
+        """See `WorkerProcess`. Polls at intervals."""
         now = time.monotonic()
         if now - self._polled < POLL_SECONDS:
             return False
         self._polled = now
         return self._meeting.check([REFUSAL])
+
+    def by_calls(self) -> RankCaller:
+        """See `WorkerProcess`."""
+        carrier, meeting = self._carrier, self._meeting
+        connect = partial(carrier.driver_end, meeting)  # holds no reference to the engine
+        self._caller = RankCaller(carrier.name, connect, self._process, self._bell)
+        return self._caller
+
+    def watch(self, pid: int, shares_memory: bool) -> None:
+        """See `WorkerProcess`. A rank that serves a mailbox needs no meeting."""
+        if shares_memory:
+            self._meeting.close()
+        self._process.watch(pid, shares_memory)
 
     @property
     def was_ended(self) -> bool:
@@ -83,13 +81,15 @@ class RankMonitor:
 
     @property
     def is_over(self) -> bool:
-        """Whether the process is gone. Does not wait."""
-        return self._end is not None or self._process.is_over
+        """Whether the process is gone or, if it is called, the connection to it is broken."""
+        if self._end is not None:
+            return True
+        return self._process.is_over if self._caller is None else self._caller.is_gone
 
     @property
     def cpu_delay(self) -> float:
         """Seconds for which the process was ready to run but had no CPU; 0.0 if unknown."""
-        return self._process.cpu_delay
+        return self._process.cpu_delay if self._caller is None else 0.0
 
     def end(self) -> ProcessEnd:
         """Return how the process ended."""
@@ -101,11 +101,16 @@ class RankMonitor:
 
     def kill(self) -> None:
         """End the process and its environments' processes, and wait for the end. Idempotent."""
-        if self._end is None:
-            is_over = self._process.is_over
-            self._end = self._process.end() if is_over else ProcessEnd("it was ended", "")
-            self._process.kill()
-            self._meeting.close()
+        if self._end is not None:
+            return
+        is_over = self._process.is_over
+        self._end = self._process.end() if is_over else ProcessEnd("it was ended", "")
+        if self._caller is not None:
+            self._caller.ask_end()  # its launcher may be unable to kill it directly
+        self._process.kill()
+        if self._caller is not None:
+            self._caller.close()
+        self._meeting.close()
 
 
 class Launcher(Protocol):
@@ -143,9 +148,9 @@ class DistributedEngine:
         self._node = this_node()
         self._bell: AnyBell = ThreadBell() if shared_memory_why_not() else Bell()
         self._waiter = AnswerWaiter(self._bell)
-        self._monitors: list[RankMonitor] = []
+        self._processes: list[RankProcess] = []
         # At exit, runs before multiprocessing joins the remaining processes.
-        self._leave = util.Finalize(self, _kill_all, (self._monitors,), exitpriority=100)
+        self._leave = util.Finalize(self, _kill_all, (self._processes,), exitpriority=100)
 
     def leave(self) -> None:
         """End all remaining processes, and free the port. Idempotent."""
@@ -154,7 +159,7 @@ class DistributedEngine:
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Raise ValueError if the launcher cannot start the additional ranks."""
-        living = sum(not monitor.was_ended for monitor in self._monitors)
+        living = sum(not process.was_ended for process in self._processes)
         self._launcher.check_number(len(options) - living)
 
     def check_memory(self, needed: int, in_place: bool) -> None:
@@ -167,7 +172,7 @@ class DistributedEngine:
 
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingHandle:
+    ) -> WorkerHandle:
         """Start the rank of one worker, which builds its environments at once.
 
         Args:
@@ -190,25 +195,14 @@ class DistributedEngine:
                 "increase num_jobs"
             )
             raise WorkerError(text, spec.index, spec.incarnation, "")
-        monitor = RankMonitor(process, meeting)
-        self._monitors[:] = [*(other for other in self._monitors if not other.was_ended), monitor]
-
-        carrier = self._carrier
-        connect = partial(carrier.driver_end, meeting)  # holds no reference to this engine
-
-        def by_calls() -> CallHandle:
-            caller = RankCaller(carrier.name, connect, monitor, bell)
-            return CallHandle(spec, policy, caller)
-
-        served = None
-        if isinstance(bell, Bell) and mailbox is not None:
-            try:
-                handle = MailboxHandle(spec, pickled_spec(spec), policy, mailbox, bell, monitor)
-            except BaseException:
-                monitor.kill()
-                raise
-            served = handle, monitor
-        return StartingHandle(process.native, bell, served, by_calls)
+        rank_process = RankProcess(process, meeting, self._carrier, bell)
+        others = [other for other in self._processes if not other.was_ended]
+        self._processes[:] = [*others, rank_process]
+        try:
+            return WorkerHandle(spec, pickled_spec(spec), policy, mailbox, rank_process, bell)
+        except BaseException:
+            rank_process.kill()
+            raise
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
         """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
@@ -222,6 +216,6 @@ class DistributedEngine:
         self._waiter.wait_closed(handles, timeout)
 
 
-def _kill_all(monitors: Sequence[RankMonitor]) -> None:
-    for monitor in monitors:
-        monitor.kill()
+def _kill_all(processes: Sequence[RankProcess]) -> None:
+    for process in processes:
+        process.kill()

@@ -12,21 +12,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pycollect.errors import warn_user
+from pycollect.transport.bells import POLL_SECONDS
 from pycollect.transport.descendants import end_worker, kill_tree
 from pycollect.transport.distributed.address import RankAddress
 from pycollect.transport.distributed.rank import block_sigint_in_children, run_child, run_rank
 from pycollect.transport.process import OtherProcess, ProcessEnd
-from pycollect.transport.processes.child import ChildMonitor, log_to
+from pycollect.transport.processes.child import ChildProcess, log_to
 from pycollect.transport.processes.engine import start_child
 from pycollect.transport.unguarded import check_not_importing
-from pycollect.transport.waiting import POLL_SECONDS
-
-
-class ChildRank(ChildMonitor):
-    """Monitors a child process that is a rank."""
-
-    def watch(self, pid: int) -> None:
-        """Do nothing: the pid of a child is known from its start."""
 
 
 class ChildLauncher:
@@ -42,7 +35,7 @@ class ChildLauncher:
     def check_number(self, new: int) -> None:
         """Accept any number of ranks."""
 
-    def launch(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> ChildRank:
+    def launch(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> ChildProcess:
         """Start a rank.
 
         Args:
@@ -50,7 +43,7 @@ class ChildLauncher:
             name: Name of the process.
             options: Ignored: children have no options.
         """
-        return ChildRank(*start_child(run_child, (address,), name, self._start_method))
+        return ChildProcess(*start_child(run_child, (address,), name, self._start_method))
 
 
 DEFAULT_SLURM_CONF: dict[str, Any] = {
@@ -171,7 +164,7 @@ class JobLauncher:
 
     def launch(
         self, address: RankAddress, name: str, options: Mapping[str, Any]
-    ) -> JobMonitor | ChildRank:
+    ) -> JobMonitor | ChildProcess:
         """Submit a rank.
 
         Args:
@@ -186,7 +179,7 @@ class JobLauncher:
 
 def run_in_child(
     executor: Any, name: str, function: Callable[..., Any], *arguments: Any
-) -> ChildRank:
+) -> ChildProcess:
     """Submit a job of the cluster "debug" and run it in a child; return the child's monitor.
 
     Args:
@@ -196,7 +189,7 @@ def run_in_child(
         arguments: Arguments of the function.
     """
     job = executor.submit(function, *arguments)
-    return ChildRank(*start_child(_run_job, (job,), name, "forkserver"))
+    return ChildProcess(*start_child(_run_job, (job,), name, "forkserver"))
 
 
 def _run_job(job: Any, log: int) -> None:
@@ -236,9 +229,10 @@ class JobPoller:
         self._polled = 0.0
         self._over = False
 
-    def watch(self, pid: int) -> None:
-        """Monitor the job's process by its pid, because it is on this machine."""
-        self._process = OtherProcess(pid)
+    def watch(self, pid: int, shares_memory: bool) -> None:
+        """Watch the job's process by its pid, if it is on this machine."""
+        if shares_memory:
+            self._process = OtherProcess(pid)
 
     @property
     def is_over(self) -> bool:

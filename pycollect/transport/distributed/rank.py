@@ -16,8 +16,8 @@ from pycollect.transport.descendants import begin_worker, end_worker
 from pycollect.transport.distributed.address import Invitation, RankAddress, this_node
 from pycollect.transport.distributed.links import Link, LinkBrokenError, Sent
 from pycollect.transport.distributed.meeting import REFUSAL, meet
-from pycollect.transport.host import WorkerHost, answer_by
-from pycollect.transport.messages import ErrorReport
+from pycollect.transport.host import CalledHost
+from pycollect.transport.messages import Close, End, ErrorReport, Request
 from pycollect.transport.processes.child import log_to
 from pycollect.transport.processes.serve import answer_all
 
@@ -41,45 +41,35 @@ def unblock_sigint() -> None:
     signal.signal(signal.SIGINT, usual)
 
 
-CLOSE = "close"
-"""Name of the last method that the driver calls."""
-
-END = "end"
-"""Name of an unqueued call that kills the rank's process."""
-
-
 class Call(NamedTuple):
     """One call that is sent to a rank.
 
     Attributes:
         number: Number of the call, which its answer repeats.
         unqueued: Whether the call may run during a rollout and skips the queue.
-        method: Name of the method.
-        arguments: Arguments of the method.
+        request: The request.
     """
 
     number: int
     unqueued: bool
-    method: str
-    arguments: tuple[Any, ...]
+    request: Request
 
 
 def answer_calls(link: Link) -> None:
-    """Answer all calls to a worker, from `build` until CLOSE.
+    """Answer all calls to a worker, from `Build` until `Close`.
 
     If the driver is gone, this process and all that its environments started are killed.
     """
-    worker = WorkerHost()
+    host = CalledHost()
     answers = _Answers(link)
     calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
     closed = threading.Event()
-    arguments = (link, worker, answers, calls, closed)
+    arguments = (link, host, answers, calls, closed)
     threading.Thread(target=_receive, args=arguments, daemon=True).start()
-    method = ""
-    while method != CLOSE:
-        number, _, method, call_arguments = calls.get()
-        answer = answer_by(worker, method, call_arguments)
-        if method == CLOSE:
+    while not closed.is_set():
+        number, _, request = calls.get()
+        answer = host.answer(request)
+        if isinstance(request, Close):
             closed.set()
         answers.send(number, answer)
     answers.wait()
@@ -87,7 +77,7 @@ def answer_calls(link: Link) -> None:
 
 def _receive(
     link: Link,
-    worker: WorkerHost,
+    host: CalledHost,
     answers: _Answers,
     calls: queue.SimpleQueue[Call],
     closed: threading.Event,
@@ -95,15 +85,15 @@ def _receive(
     """Receive calls; run unqueued ones at once and queue the others."""
     while True:
         try:
-            call = Call(*link.receive())
+            call: Call = link.receive()
         except LinkBrokenError:  # the driver is gone
             if closed.is_set():
                 return
             _end()
-        if call.method == END:
+        if isinstance(call.request, End):
             _end()
         if call.unqueued:
-            answers.send(call.number, answer_by(worker, call.method, call.arguments))
+            answers.send(call.number, host.answer(call.request))
         else:
             calls.put(call)
 

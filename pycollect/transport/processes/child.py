@@ -11,7 +11,7 @@ import os
 import signal
 import tempfile
 from multiprocessing import reduction, spawn
-from typing import Any, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from pycollect.transport.descendants import kill_orphans, kill_tree
 from pycollect.transport.process import ProcessEnd, seconds_without_cpu
@@ -164,8 +164,8 @@ class Child(Protocol):
         """Kill the process and its group, and reap it."""
 
 
-class ChildMonitor:
-    """Monitors a child of this process and ends it.
+class ChildProcess:
+    """A child of this process that runs a worker; see `WorkerProcess`.
 
     Args:
         child: The child process.
@@ -180,6 +180,15 @@ class ChildMonitor:
     def native(self) -> Any:
         """The process object of multiprocessing."""
         return self._child.native
+
+    refused: ClassVar[bool] = False  # a child always shares memory
+
+    def by_calls(self) -> NoReturn:
+        """Raise AssertionError, because a child never refuses to share memory."""
+        raise AssertionError("by_calls: expected a process that does not share memory")
+
+    def watch(self, pid: int, shares_memory: bool) -> None:
+        """Do nothing, because this process watches its children anyway."""
 
     @property
     def is_over(self) -> bool:

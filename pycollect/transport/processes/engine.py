@@ -11,11 +11,15 @@ from weakref import WeakSet
 
 from pycollect._core import Bell, Mailbox, SharedMemoryError, shared_memory_why_not
 from pycollect.errors import warn_user
-from pycollect.transport.messages import WorkerSpec, pickled_for_child
-from pycollect.transport.process import H
+from pycollect.transport.bells import SharedBell
+from pycollect.transport.channel import MAX_REQUESTS
+from pycollect.transport.engine import AnswerWaiter, AwaitedWorker, H, check_available
+from pycollect.transport.handle import WorkerHandle
+from pycollect.transport.messages import WorkerSpec
+from pycollect.transport.pickling import pickled_for_child
 from pycollect.transport.processes.child import (
     Child,
-    ChildMonitor,
+    ChildProcess,
     Inherited,
     SpawnedChild,
     WorkerLog,
@@ -23,11 +27,9 @@ from pycollect.transport.processes.child import (
 )
 from pycollect.transport.processes.fork_server import ForkServerError
 from pycollect.transport.processes.forked import ForkedChild, ForkedProcess
-from pycollect.transport.processes.handle import MailboxHandle
-from pycollect.transport.processes.serve import MAX_REQUESTS, serve
+from pycollect.transport.processes.serve import serve
 from pycollect.transport.shared_value import Shareable, SharedValue
 from pycollect.transport.unguarded import check_not_importing
-from pycollect.transport.waiting import AnswerWaiter, AwaitedWorker, SharedBell, check_available
 
 _started: WeakSet[Any] = WeakSet()  # process objects of multiprocessing
 
@@ -125,7 +127,7 @@ class ProcessEngine:
         self._start_method = start_method
         self._bell: SharedBell = Bell() if bell is None else bell
         self._waiter = AnswerWaiter(self._bell)
-        self._handles: list[MailboxHandle] = []
+        self._handles: list[WorkerHandle] = []
         # At exit, runs before multiprocessing joins the remaining processes.
         self._leave = util.Finalize(self, _kill_all, (self._handles,), exitpriority=100)
 
@@ -151,7 +153,7 @@ class ProcessEngine:
 
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> MailboxHandle:
+    ) -> WorkerHandle:
         """Start the process of one worker, which builds its environments at once.
 
         Args:
@@ -163,11 +165,11 @@ class ProcessEngine:
         pickled, inherited = pickled_for_child(spec)
         arguments = (mailbox.address, self._bell.address, os.getpid(), inherited)
         name = f"pycollect-{spec.name}".replace(" ", "-")
-        monitor = ChildMonitor(*start_child(serve, arguments, name, self._start_method))
+        process = ChildProcess(*start_child(serve, arguments, name, self._start_method))
         try:
-            handle = MailboxHandle(spec, pickled, policy, mailbox, self._bell, monitor)
+            handle = WorkerHandle(spec, pickled, policy, mailbox, process, self._bell)
         except BaseException:
-            monitor.kill()
+            process.kill()
             raise
         self._handles[:] = [*(other for other in self._handles if not other.ended), handle]
         return handle
@@ -184,6 +186,6 @@ class ProcessEngine:
         self._waiter.wait_closed(handles, timeout)
 
 
-def _kill_all(handles: Sequence[MailboxHandle]) -> None:
+def _kill_all(handles: Sequence[WorkerHandle]) -> None:
     for handle in handles:
         handle.kill()

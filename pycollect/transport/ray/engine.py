@@ -10,23 +10,22 @@ from weakref import WeakSet
 
 from pycollect._core import Bell, Mailbox, SharedMemoryError, shared_memory_why_not
 from pycollect.data.devices import Devices
-from pycollect.transport.call_handle import CallHandle
-from pycollect.transport.messages import WorkerSpec, pickled_spec
-from pycollect.transport.process import H, has_pidfd
-from pycollect.transport.processes.handle import MailboxHandle
-from pycollect.transport.processes.serve import MAX_REQUESTS
-from pycollect.transport.ray.actor import Actor, ActorMonitor, RayWorker
-from pycollect.transport.ray.session import SESSION, call_when_freed, check_resources, import_ray
-from pycollect.transport.shared_value import Shareable, SharedValue
-from pycollect.transport.starting import StartingHandle
-from pycollect.transport.waiting import (
+from pycollect.transport.bells import SharedBell, ThreadBell
+from pycollect.transport.channel import MAX_REQUESTS
+from pycollect.transport.engine import (
     AnswerWaiter,
     AwaitedWorker,
-    SharedBell,
-    ThreadBell,
+    H,
     check_available,
     too_many_bytes,
 )
+from pycollect.transport.handle import WorkerHandle
+from pycollect.transport.messages import WorkerSpec
+from pycollect.transport.pickling import pickled_spec
+from pycollect.transport.process import has_pidfd
+from pycollect.transport.ray.actor import ActorProcess, RayWorker
+from pycollect.transport.ray.session import SESSION, call_when_freed, check_resources, import_ray
+from pycollect.transport.shared_value import Shareable, SharedValue
 
 
 @dataclass(frozen=True)
@@ -62,26 +61,22 @@ def driver_address(ray: Any, bell: SharedBell | None) -> DriverAddress:
     return DriverAddress(ray.get_runtime_context().get_node_id(), bell_or_new)
 
 
-def starting_actor(
-    spec: WorkerSpec, policy: SharedValue, actor: Actor, driver: DriverAddress
-) -> StartingHandle:
-    """Ask an actor to serve a mailbox of this process; fall back to calls through Ray.
+def start_actor(
+    spec: WorkerSpec, policy: SharedValue, process: ActorProcess, driver: DriverAddress
+) -> WorkerHandle:
+    """Ask an actor to build a worker and serve a mailbox of this process, if it has one.
 
     Args:
         spec: Specification of the worker.
         policy: Pickled policy or policy factory.
-        actor: The actor.
+        process: The actor.
         driver: Address of this process.
     """
-    served = None
-    if not isinstance(driver.bell, ThreadBell):
+    bell, mailbox = driver.bell, None
+    if not isinstance(bell, ThreadBell):
         mailbox = Mailbox(MAX_REQUESTS)
-        serving = actor.serve(driver.node, mailbox.address, driver.bell.address)
-        monitor = ActorMonitor(actor, serving)
-        pickled = pickled_spec(spec)
-        served = MailboxHandle(spec, pickled, policy, mailbox, driver.bell, monitor), monitor
-    own = spec if policy.elsewhere is None else spec.with_own_policy
-    return StartingHandle(actor.handle, driver.bell, served, lambda: CallHandle(own, policy, actor))
+        process.serve(driver.node, mailbox.address, bell.address)
+    return WorkerHandle(spec, pickled_spec(spec), policy, mailbox, process, bell)
 
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
@@ -111,7 +106,7 @@ class RayEngine:
         self._session = call_when_freed(self, SESSION.leave)
         self._driver = driver_address(self._ray, bell)
         self._waiter = AnswerWaiter(self._driver.bell)
-        self._started: WeakSet[StartingHandle] = WeakSet()
+        self._started: WeakSet[WorkerHandle] = WeakSet()
 
     def leave(self) -> None:
         """Shut Ray down if a collector started it and this was the last one. Idempotent."""
@@ -137,7 +132,7 @@ class RayEngine:
 
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingHandle:
+    ) -> WorkerHandle:
         """Start the actor of one worker, which builds its environments at once.
 
         Args:
@@ -145,12 +140,12 @@ class RayEngine:
             policy: Pickled policy or policy factory.
             options: Options of the actor.
         """
-        handle = _actor_class().options(**options).remote()
-        actor = Actor(self._ray, handle, self._driver.bell)
+        actor = _actor_class().options(**options).remote()
+        process = ActorProcess(self._ray, actor, self._driver.bell)
         try:
-            started = starting_actor(spec, policy, actor, self._driver)
+            started = start_actor(spec, policy, process, self._driver)
         except BaseException:
-            actor.kill()
+            process.kill()
             raise
         self._started.add(started)
         return started

@@ -1,16 +1,16 @@
-"""Wait in the driver for workers: for their answers, and for them to close."""
+"""The interface of an engine, which starts workers, and how it waits for them."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from pycollect._core import available_memory
-
-POLL_SECONDS = 0.02
-"""How often a waiting driver checks whether its workers are alive."""
+from pycollect.transport.bells import POLL_SECONDS, AnyBell
+from pycollect.transport.handle import WorkerHandle
+from pycollect.transport.messages import WorkerSpec
+from pycollect.transport.shared_value import Shareable, SharedValue
 
 _RESPOND_SECONDS = 5.0  # for a worker to end its last step and respond to the close request
 _CLOSE_SECONDS = 30.0  # for its environments to close, which may have processes of their own
@@ -40,26 +40,47 @@ class AwaitedWorker(Protocol):
         """End the process, and wait for its end if it shares memory with this one. Idempotent."""
 
 
-class AnyBell(Protocol):
-    """Interface of a bell: the core's `Bell`, or a ThreadBell."""
+class Engine(Protocol):
+    """Starts workers and waits for them."""
 
-    @property
-    def count(self) -> int:
-        """Number of rings so far."""
+    def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ValueError, naming the resource, if these workers need more than there is."""
 
-    def ring(self) -> None:
-        """Wake all waiting threads."""
+    def check_memory(self, needed: int, in_place: bool) -> None:
+        """Raise ValueError if rollouts in flight of that many bytes do not fit into memory.
 
-    def wait_ring(self, seen: int, seconds: float) -> bool:
-        """Sleep until `count` differs from `seen`; return whether it does. May return early."""
+        Args:
+            in_place: Whether the workers write in place.
+        """
 
+    def put(self, value: Shareable) -> SharedValue:
+        """Return a value that several workers share."""
 
-class SharedBell(AnyBell, Protocol):
-    """A bell that other processes can ring."""
+    def start(
+        self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
+    ) -> WorkerHandle:
+        """Start a worker, which builds its environments at once.
 
-    @property
-    def address(self) -> Any:
-        """Address by which other processes find the bell."""
+        Args:
+            policy: Pickled policy or policy factory.
+        """
+
+    def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
+        """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
+
+        A dead worker's call counts as answered.
+        """
+
+    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
+        """Let workers close their environments, then kill the remaining processes.
+
+        Args:
+            timeout: Seconds that the workers have. ``None`` means the usual time (default:
+                ``None``).
+        """
+
+    def leave(self) -> None:
+        """Release everything the engine holds. Idempotent."""
 
 
 class AnswerWaiter:
@@ -138,30 +159,6 @@ def too_many_bytes(needed: int, available: str) -> ValueError:
         f"frames_per_batch, prefetch: rollouts in flight need up to {needed} bytes, but "
         f"{available}; reduce frames_per_batch or prefetch"
     )
-
-
-class ThreadBell:
-    """A bell for threads of this process, used if memory cannot be shared."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        """Number of rings so far."""
-        return self._count
-
-    def ring(self) -> None:
-        """Wake all waiting threads."""
-        with self._condition:
-            self._count += 1
-            self._condition.notify_all()
-
-    def wait_ring(self, seen: int, seconds: float) -> bool:
-        """Sleep until `count` differs from `seen` or the time ends; return whether it differs."""
-        with self._condition:
-            return self._condition.wait_for(lambda: self._count != seen, seconds)
 
 
 def _shorter(usual: float, limit: float | None) -> float:

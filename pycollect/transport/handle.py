@@ -1,0 +1,453 @@
+"""The driver's end of a worker: sends requests, and reads their answers in order."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import cloudpickle
+
+from pycollect._core import Mailbox, SharedMemoryError, Uninterrupted
+from pycollect.errors import LimitError, is_interrupt, without_frames
+from pycollect.transport.bells import POLL_SECONDS, AnyBell
+from pycollect.transport.channel import (
+    MAX_REQUESTS,
+    CallChannel,
+    Channel,
+    MailboxChannel,
+    SentWeights,
+)
+from pycollect.transport.import_warnings import filters_import_warnings
+from pycollect.transport.limits import limits_named
+from pycollect.transport.messages import (
+    Build,
+    Close,
+    Collect,
+    ErrorReport,
+    GetSteps,
+    Request,
+    Resize,
+    Rollout,
+    RolloutRequest,
+    Run,
+    WorkerInfo,
+    WorkerSpec,
+    opened_slab,
+    unpacked_report,
+)
+from pycollect.transport.pickling import pickled_spec
+from pycollect.transport.process import ProcessEnd, WorkerProcess
+from pycollect.transport.shared_value import SharedValue
+
+
+class WorkerHandle:
+    """The driver's end of one worker, from the start of its process to its end.
+
+    If the worker turns out not to share memory with this process, it is asked again to build,
+    through calls. Rollouts are a queue, whose oldest one is read first. The rows of a dropped
+    request stay in use until the worker has answered it.
+
+    Methods that wait raise WorkerDied if the process is gone. An exception in the worker is raised
+    unchanged.
+
+    Args:
+        spec: Specification of the worker.
+        pickled: The pickled specification.
+        policy: Pickled policy or policy factory.
+        mailbox: Unused mailbox, whose address the worker has. ``None`` if this process cannot share
+            memory.
+        process: The worker's process.
+        bell: Bell that rings when there may be an answer.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        pickled: bytes,
+        policy: SharedValue,
+        mailbox: Mailbox | None,
+        process: WorkerProcess,
+        bell: AnyBell,
+    ) -> None:
+        self.spec = spec
+        self.process = process
+        self.ended = False
+        self._policy = policy
+        self._bell = bell
+        self._is_to_close = False
+        self._failure: Exception | None = None
+        self._publishing = threading.Lock()  # any thread may send weights
+        self._weights: SentWeights | None = None
+        self._hooks: dict[str, tuple[int, SharedValue]] = {}
+        self._channel: Channel
+        if mailbox is None:
+            self._use(CallChannel(process.by_calls()), self._pickled_for_calls)
+        else:
+            self._use(MailboxChannel(mailbox), pickled)
+
+    def _use(self, channel: Channel, spec: bytes) -> None:
+        """Ask the worker to build through a channel, which is used from now on."""
+        self._channel = channel
+        self._asked = self._taken = 0
+        self._kept: dict[int, Any] = {}  # memory of unanswered requests
+        self._answers: dict[int, Any] = {}
+        self._unwanted: set[int] = set()
+        build = Build(filters_import_warnings(), spec, channel.form_of(self._policy))
+        self._calls: deque[int] = deque([self._ask(build, self._policy)])
+
+    @property
+    def _pickled_for_calls(self) -> bytes:
+        own = self.spec if self._policy.elsewhere is None else self.spec.with_own_policy
+        return pickled_spec(own)
+
+    def _settle(self) -> None:
+        """Use calls from now on if the worker has reported that it cannot share memory."""
+        if not self._is_refused or self._failure is not None:
+            return
+        try:
+            with limits_named(f"the connection to {self.spec.name}"):
+                self._use(CallChannel(self.process.by_calls()), self._pickled_for_calls)
+        except LimitError:  # the caller may try again
+            raise
+        except Exception as error:  # `built` raises it
+            if is_interrupt(error):
+                raise
+            self._failure = without_frames(error)
+
+    @property
+    def _is_refused(self) -> bool:
+        """Whether the worker has refused the mailbox, and was not asked through calls yet."""
+        unbuilt = self._taken == 0 and not (self.ended or self._is_to_close)
+        return unbuilt and self.in_place and self.process.refused
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the worker shares memory with this process and writes into its requests' rows."""
+        return self._channel.in_place
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport that carries the rollouts."""
+        return self._channel.transport
+
+    @property
+    def native(self) -> Any:
+        """The process as its library represents it."""
+        return self.process.native
+
+    @property
+    def cpu_delay(self) -> float:
+        """Seconds for which the process was ready to run but had no CPU. Does not wait."""
+        return self.process.cpu_delay
+
+    def built(self) -> WorkerInfo:
+        """Wait until the worker is built; return its description.
+
+        Raises:
+            Exception: The exception that building the worker raised.
+        """
+        while True:
+            seen = self._bell.count
+            if self.has_answer or self.is_dead:
+                break
+            self._bell.wait_ring(seen, POLL_SECONDS)
+        if self._failure is not None:
+            raise without_frames(self._failure)
+        info: WorkerInfo = self._read(self._calls[0])
+        self.pop()
+        self.process.watch(info.pid, self.in_place)
+        return info
+
+    # Rollouts
+
+    def submit(self, request: RolloutRequest) -> None:
+        """Queue one rollout."""
+        rows = request.rows if self.in_place else None
+        address = None if rows is None else rows.address
+        collect = Collect(self._asked + 1, request.random, request.min_steps, address)
+        self._calls.append(self._ask(collect, rows))
+
+    def stop(self) -> None:
+        """Stop the oldest rollout after its current step. Does not wait. May be repeated."""
+        if self._calls:
+            self._channel.stop(self._calls[0])
+
+    def rollout(self) -> Rollout:
+        """Wait for the oldest rollout and return it. It stays the oldest until `pop`.
+
+        An interrupt between the two calls loses nothing: the next call returns the same rollout.
+        """
+        report, buffer = self._read(self._calls[0])
+        return Rollout(unpacked_report(report), None if buffer is None else opened_slab(buffer))
+
+    def pop(self) -> None:
+        """Discard the oldest rollout."""
+        self._forget(self._calls.popleft())
+
+    def drop_rollouts(self) -> None:
+        """Discard all unread rollouts; running ones stop after their current step."""
+        if self._calls:
+            self._channel.stop(self._calls[-1])
+        for number in self._calls:
+            if number not in self._answers:
+                self._unwanted.add(number)
+            self._forget(number)
+        self._calls.clear()
+
+    # Weights and hooks
+
+    def assign(self, serial: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
+        """Send weights that apply from the next rollout the worker starts, even a queued one.
+
+        Args:
+            serial: Number that grows with every call; the highest one received counts.
+            version: Policy version that rollouts with these weights carry.
+            weights: Packed weights.
+            acknowledge: Whether to send the weights now in any case.
+
+        Returns:
+            A call to wait for with `answer`, or ``None`` if there is nothing to wait for.
+        """
+        with self._publishing:
+            if self._weights is not None and serial <= self._weights[0]:
+                return None  # another thread has sent newer weights
+            self._weights = serial, version, weights
+            return self._channel.publish(self._weights, self._hooks, acknowledge)
+
+    def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
+        """Send hooks that apply from the next rollout the worker starts, even a queued one.
+
+        Args:
+            hooks: A growing serial number and a pickled hook for each name.
+        """
+        with self._publishing:
+            self._hooks = {**self._hooks, **hooks}
+            self._channel.publish(self._weights, self._hooks)
+
+    # Other requests
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> int:
+        """Queue ``function(worker, *arguments)`` in the worker's process.
+
+        Returns:
+            Number of the request, for `await_answer` and `answer`.
+        """
+        return self.run_pickled(cloudpickle.dumps((function, arguments)))
+
+    def run_pickled(self, call: bytes) -> int:
+        """Queue a function and its further arguments, which cloudpickle has pickled as a tuple."""
+        return self._ask(Run(call))
+
+    def resize(self, frames: int) -> int:
+        """Queue a change of the number of frames per rollout. The answer is a WorkerInfo."""
+        return self._ask(Resize(frames))
+
+    def ping(self) -> int:
+        """Queue a request whose answer shows that the worker is alive."""
+        return self._ask(GetSteps())
+
+    def await_answer(self, number: int, seconds: float) -> bool:
+        """Wait for the answer to a request, at most for the given seconds.
+
+        Returns:
+            Whether the request has an answer or can no longer get one.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            seen = self._bell.count
+            self._take_answers()
+            if number in self._answers or self.is_dead:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._bell.wait_ring(seen, min(left, POLL_SECONDS))
+
+    def answer(self, call: int | Callable[[], Any] | None) -> Any:
+        """Wait for a request, or for a call of `assign`, and return its result."""
+        if call is None:
+            return None
+        if callable(call):
+            return self._checked(call())
+        answer = self._read(call)
+        self._forget(call)
+        return answer
+
+    def steps(self) -> int | None:
+        """Return the number of steps the worker has made, or ``None`` if unknown. Does not wait."""
+        return self._channel.steps()
+
+    def recent_log(self) -> str:
+        """Return the last lines that the process logged, or "" if they are unavailable."""
+        return self.process.recent_log()
+
+    # The end
+
+    def ask_close(self) -> bool:
+        """Ask the worker to close its environments and end; return whether it can still do so."""
+        if self.is_dead or self._is_refused or self._failure is not None:
+            return False
+        self._is_to_close = True
+        self._channel.stop(self._asked)
+        with contextlib.suppress(Exception):  # the worker has died or no longer answers
+            self._ask(GetSteps(), wait=False)  # its answer shows that the worker responds
+            self._ask(Close(), wait=False)
+            return True
+        return False
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the worker has reached the close request. Does not wait."""
+        self._take_answers()
+        return self._is_to_close and self._taken >= self._asked - 1
+
+    def kill(self) -> None:
+        """End the process and all processes that its environments started. Idempotent."""
+        if self.ended:
+            return
+        self.ended = True
+        self.process.kill()
+        self._calls.clear()
+        self._kept.clear()
+        self._answers.clear()
+        self._weights = None
+        self._hooks.clear()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing more can come from the worker. Does not wait."""
+        if self.ended or self._has_closed:
+            return True
+        if not self.process.is_over:
+            return False
+        self._settle()  # a process that has just refused the mailbox is over, too
+        return self.process.is_over and not self._is_refused
+
+    @property
+    def _has_closed(self) -> bool:
+        """Whether a worker that is reached by calls, and may stay, has answered all requests."""
+        if self.in_place or not self._is_to_close:
+            return False
+        self._take_answers()
+        return self._taken == self._asked
+
+    # Answers
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the oldest rollout, or the start, has an answer. Does not wait."""
+        self._settle()
+        self._take_answers()
+        return self._failure is not None or (bool(self._calls) and self._calls[0] in self._answers)
+
+    @property
+    def has_pending_requests(self) -> bool:
+        """Whether the worker shares memory, is built, and has unanswered requests."""
+        if self._taken == 0 or self.ended or self._is_to_close or not self.in_place:
+            return False
+        self._take_answers()
+        return self._taken < self._asked
+
+    def _ask(self, request: Request, *kept: Any, wait: bool = True) -> int:
+        self._take_answers()
+        while wait and self._asked - self._taken >= MAX_REQUESTS:  # mostly dropped requests
+            self._wait_more()
+        with Uninterrupted():
+            memory = self._channel.send(request)
+            self._asked += 1
+            self._kept[self._asked] = (*kept, memory)
+            return self._asked
+
+    def _read(self, number: int) -> Any:
+        while number not in self._answers:
+            self._wait_more()
+        return self._checked(self._answers[number])
+
+    def _checked(self, answer: Any) -> Any:
+        """Return an answer, or raise the exception that it stands for."""
+        if isinstance(answer, ErrorReport):
+            raise answer.rebuild(self.spec)
+        if isinstance(answer, ProcessEnd):
+            raise answer.death_of(self.spec)
+        if isinstance(answer, BaseException):
+            raise without_frames(answer)
+        return answer
+
+    def _wait_more(self) -> None:
+        """Wait for one more answer; raise WorkerDied if none can come."""
+        while True:
+            seen = self._bell.count
+            if self._take_answers():
+                return
+            if not self._bell.wait_ring(seen, POLL_SECONDS) and self.is_dead:
+                if self._take_answers():  # the last answer may have come meanwhile
+                    return
+                raise self._end().death_of(self.spec)
+
+    def _take_answers(self) -> bool:
+        """Take all answers that have arrived; return whether there was one."""
+        if self.ended or not self._channel.has_answer:
+            return False
+        with Uninterrupted():  # an answer can be taken only once, so an interrupt must not lose it
+            while self._channel.has_answer:
+                self._take_answer()
+        return True
+
+    def _take_answer(self) -> None:
+        self._taken += 1
+        self._kept.pop(self._taken, None)
+        try:
+            answer = self._channel.take_answer()
+        except SharedMemoryError:  # the worker has just died and its memory is gone
+            answer = self._end()
+        if self._taken in self._unwanted:
+            self._unwanted.remove(self._taken)
+        else:
+            self._answers[self._taken] = answer
+
+    def _forget(self, number: int) -> None:
+        self._answers.pop(number, None)
+
+    def _end(self) -> ProcessEnd:
+        """Return how the process ended, with a hint if the worker was never built."""
+        end = self.process.end()
+        if (
+            self._taken == 0
+            and end.summary.endswith("exit code 1")
+            and not self.process.recent_log()
+        ):
+            summary = (
+                f"{end.summary} before it was built. Workers import the program's script, so "
+                'create the collector under if __name__ == "__main__":'
+            )
+            end = replace(end, summary=summary)
+        return end
+
+
+class NotStarted:
+    """Handle of a worker whose process could not be started yet; it never answers and never dies.
+
+    The worker group tries again when it next waits for the worker.
+    """
+
+    native: ClassVar[Any] = None
+    cpu_delay: ClassVar[float] = 0.0
+    has_answer: ClassVar[bool] = False
+    is_dead: ClassVar[bool] = False
+    is_closing: ClassVar[bool] = False
+
+    def recent_log(self) -> str:
+        """Return no log lines."""
+        return ""
+
+    def ask_close(self) -> bool:
+        """Return False: there is nothing to close."""
+        return False
+
+    def kill(self) -> None:
+        """Do nothing."""
