@@ -334,7 +334,8 @@ def test_a_crash_in_a_worker_is_found_beside_an_ignored_error() -> None:
 def test_checks_that_an_ignored_error_ended_are_noted(make: Any, code: str) -> None:
     report = check_env(make, seconds=SECONDS, ignore=[code])
     assert report.ok
-    assert report.skipped == ["the rest of a check: an ignored error ended it"]
+    assert report.skipped
+    assert all("an ignored error" in text for text in report.skipped)
 
 
 @pytest.mark.parametrize("env", [LimitTerminates, Sound(), [Sound, Sound]])
@@ -401,10 +402,10 @@ def test_the_command(
 
 
 @pytest.mark.usefixtures("registered")
-def test_the_command_writes_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_json(capfd: pytest.CaptureFixture[str]) -> None:
     main(["check", "PycollectTests/Prints-v0", "--json", "--vector", "2"])
     main(["check", "PycollectTests/WrongDtype-v0", "--json"])
-    alone, several, wrong = map(json.loads, capsys.readouterr().out.splitlines())
+    alone, several, wrong = map(json.loads, capfd.readouterr().out.splitlines())
     assert alone == {"environment": "PycollectTests/Prints-v0", "findings": [], "not_checked": []}
     assert several["environment"] == "PycollectTests/Prints-v0, 2 environments"
     (found,) = wrong["findings"]

@@ -68,7 +68,7 @@ class CallFailed(Exception):
         elif not self.place or self.place not in report.places:
             report.places.add(self.place)
             report.add(self.code, str(self), about=self.place)
-        report.note_end()
+        report.note_end(self.place)
 
 
 class _TooLongError(BaseException):

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -64,6 +65,20 @@ def _count(text: str) -> int:
     return value
 
 
+@contextlib.contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Send output of this process, its C code and its worker processes to stderr."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
 def _as_json(report: Any) -> str:
     findings = [dataclasses.asdict(own) for own in report.findings]
     return json.dumps(
@@ -95,7 +110,7 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         seconds = _HANG_SECONDS + 10 * min(max(0.0, args.seconds), _HANG_SECONDS)
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
         try:
-            with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+            with _output_to_stderr() if args.json else contextlib.nullcontext():
                 report = check_env(entry, seconds=args.seconds, worker=True, ignore=args.ignore)
         except (TypeError, ValueError) as error:
             parser.error(str(error))

@@ -83,7 +83,7 @@ def check_by_gymnasium(subject: Subject) -> None:
             if report.has_mask:
                 report.skip("Gymnasium's check_env", f"it ignores the action mask: {failed}")
             elif failed.place in report.places:
-                report.note_end()
+                report.note_end(failed.place)
             elif isinstance(error, AssertionError | gymnasium.error.Error):
                 _add(subject, str(error), ERROR)
             elif _CHECKER in failed.place:

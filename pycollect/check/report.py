@@ -182,10 +182,11 @@ class Draft(Report):
         if text not in self.skipped:
             self.skipped.append(text)
 
-    def note_end(self) -> None:
-        """Note that an error ended a check, unless a listed error shows it."""
+    def note_end(self, place: str = "") -> None:
+        """Note that an error at this line ended a check, unless a listed error shows it."""
         if self.ok and self.ignored:
-            self.skip("the rest of a check", "an ignored error ended it")
+            at = f" at {place}" if place else ""
+            self.skip("the rest of a check", f"an ignored error{at} ended it")
 
 
 def _wrapped(text: str, indent: str) -> str:

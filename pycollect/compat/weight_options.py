@@ -148,7 +148,7 @@ class WeightOptions:
     worker_idx: int | None = argument(None, _unchecked)
 
     def stream(self, options: StreamOptions) -> StreamOptions:
-        """Return the stream's options with `sends` and `tracker` of these options."""
+        """Return the stream's options with `sends` and `tracker` added."""
         return replace(options, sends=self.sends, tracker=self.tracker)
 
 
