@@ -20,7 +20,7 @@ class Asked(NamedTuple):
 
     Attributes:
         accepts: Type of accepted values. Defaults to "": the type of the field, or None too if that
-            is the default.
+            is the default. Without it, an argument whose default is a bool is a flag.
         text: Description under "Args:", without the default. Defaults to "": no signature has this
             argument, or another dataclass describes it.
     """
@@ -28,6 +28,12 @@ class Asked(NamedTuple):
     default: Any
     text: str = ""
     accepts: str = ""
+
+    def read(self, name: str, given: Mapping[str, Any]) -> Any:
+        """Return the given value or the default; a flag as a bool."""
+        value = given.get(name, self.default)
+        is_flag = isinstance(self.default, bool) and not self.accepts
+        return check_flag(name, value) if is_flag else value
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class _Source:
     in_kwargs: bool
 
     def made(self, given: Mapping[str, Any]) -> Any:
-        values = [given.get(name, own.default) for name, own in self.asked.items()]
+        values = [own.read(name, given) for name, own in self.asked.items()]
         with naming(*self.asked):
             return self.make(*values, *(given.get(name) for name in self.also))
 
@@ -92,21 +98,24 @@ def argument(
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return `value` as a bool; raise TypeError if it has no truth value."""
+    """Return `value` as a bool, ``False`` for None; raise TypeError unless it equals 0 or 1."""
     try:
-        return bool(value)
-    except Exception as error:  # an array of several numbers, for example
-        raise TypeError(f"{name}: expected True or False, got {value!r}") from error
+        is_flag = value is None or value in (0, 1)
+    except Exception:  # an array of several numbers, for example
+        is_flag = False
+    if not is_flag:
+        raise TypeError(f"{name}: expected True or False, got {value!r}")
+    return bool(value)
 
 
 def flag(default: bool, text: str = "", **more: Any) -> Any:
     """Return a field for one argument, as a bool."""
-    return argument(default, check_flag, text, **more)
+    return argument(default, lambda _, value: value, text, **more)
 
 
 def asked(default: Any, text: str = "", accepts: str = "Any") -> Any:
     """Return one of the arguments of `made_of`. Arguments as for `Asked`."""
-    return Asked(default, text, "bool" if isinstance(default, bool) else accepts)
+    return Asked(default, text, "" if isinstance(default, bool) else accepts)
 
 
 def made_of(

@@ -114,6 +114,11 @@ COMMON: list[tuple[str, Any, type[Exception]]] = [
     ("replay_buffer", print, TypeError),
     ("traj_format", "flat", ValueError),
     ("trajs_per_batch", 1.5, TypeError),
+    *[
+        (name, value, TypeError)
+        for name in ("split_trajs", "drop_uncollected", "set_truncated", "track_policy_version")
+        for value in ("no", 2, [])
+    ],
 ]
 
 
@@ -166,6 +171,8 @@ PROCESSES_OWN: list[tuple[dict[str, Any], Any, str]] = [
     ),
     ({"create_env_fn": [ENV, partial(CountingEnv, threading.Lock())]}, TypeError, "create_env_fn"),
     ({"worker_timeout": 0}, ValueError, "worker_timeout"),
+    ({"update_at_each_batch": "no"}, TypeError, "update_at_each_batch"),
+    ({"restart_on_error": "no"}, TypeError, "restart_on_error"),
     ({"storing_device": ["cpu", None]}, ValueError, "storing_device"),
 ]
 
@@ -443,6 +450,17 @@ def test_counts_that_are_off(off: Any) -> None:
     ) as collector:
         td = collector.next()
     assert "step_count" not in td
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+@pytest.mark.parametrize("kind", [bool, int, np.bool_, torch.tensor, lambda own: own or None])
+def test_values_of_flags(kind: Any, is_set: bool) -> None:
+    with SyncDataCollector(
+        ENV, None, frames_per_batch=6, set_truncated=kind(is_set), track_traj_ids=kind(is_set)
+    ) as collector:
+        td = collector.next()
+    assert td["next", "truncated"][..., -1, 0].all() == is_set
+    assert (("collector", "traj_ids") in td.keys(True)) is is_set
 
 
 def test_numpy_integers() -> None:

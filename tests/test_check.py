@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import subprocess
+import itertools
+import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import faulty_envs as envs
+import faulty_vector_envs as vectors
 import gymnasium
-import numpy as np
 import pytest
-import torch
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import batch_space
+from faulty_envs import LimitTerminates, Sound
+from gymnasium.vector import AutoresetMode
 from raising import refused
 
 from pycollect import check_env
@@ -36,328 +34,6 @@ def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vector, "MAX_STEPS", 150)
 
 
-class Sound(gymnasium.Env):
-    """A correct random walk that terminates; the environments below override one method."""
-
-    def __init__(self) -> None:
-        self.observation_space: Any = spaces.Box(-10.0, 10.0, (3,), np.float32)
-        self.action_space: Any = spaces.Discrete(3)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        self.place = self.np_random.uniform(-1.0, 1.0, 3).astype(np.float32)
-        return self.observe(), self.info()
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        noise = self.np_random.uniform(-0.5, 0.5, 3)
-        self.place = (0.9 * self.place + noise + (int(action) - 1)).astype(np.float32) * 0.5
-        terminated = self.steps > 3 and bool(self.np_random.random() < 0.1)
-        return self.observe(), self.reward(), *self.flags(terminated), self.info()
-
-    def observe(self) -> Any:
-        return self.place.copy()
-
-    def reward(self) -> Any:
-        return float(self.place[0])
-
-    def flags(self, terminated: bool) -> tuple[Any, Any]:
-        return terminated, self.steps >= 30 and not terminated
-
-    def info(self) -> dict[str, Any]:
-        return {}
-
-
-class ReusedBuffer(Sound):
-    buffer = np.zeros(3, np.float32)
-
-    def observe(self) -> Any:
-        self.buffer[:] = self.place
-        return self.buffer
-
-
-class ChangedLater(Sound):
-    def observe(self) -> Any:
-        self.shown = self.place.copy()
-        return self.shown
-
-    def __repr__(self) -> str:
-        self.shown += 1.0
-        return "ChangedLater()"
-
-
-class WrongDtype(Sound):
-    def observe(self) -> Any:
-        return self.place.astype(np.float64)
-
-
-class WrongShape(Sound):
-    def observe(self) -> Any:
-        return self.place[None]
-
-
-class OutOfBounds(Sound):
-    def observe(self) -> Any:
-        return self.place + np.float32(20.0) * (self.steps == 2)
-
-
-class MissingEntry(Sound):
-    def __init__(self) -> None:
-        super().__init__()
-        box = self.observation_space
-        self.observation_space = spaces.Dict({"place": box, "speed": box})
-
-    def observe(self) -> Any:
-        return {"place": self.place.copy()}
-
-
-class NotANumber(Sound):
-    def observe(self) -> Any:
-        return self.place if self.steps != 2 else np.full(3, np.nan, np.float32)
-
-
-class InfiniteReward(Sound):
-    def reward(self) -> Any:
-        return float("inf") if self.steps == 3 else 0.0
-
-
-class TextReward(Sound):
-    def reward(self) -> Any:
-        return "much"
-
-
-class VectorReward(Sound):
-    def reward(self) -> Any:
-        return np.zeros(2)
-
-
-class IntFlags(Sound):
-    def flags(self, terminated: bool) -> tuple[Any, Any]:
-        return int(terminated), False
-
-
-class FlagsByAgent(Sound):
-    def flags(self, terminated: bool) -> tuple[Any, Any]:
-        return {"left": terminated}, {"left": False}
-
-
-class RefusesAction(Sound):
-    def step(self, action: Any) -> Any:
-        if action == 2:
-            raise ValueError("no such action")
-        return super().step(action)
-
-
-class RefusesBound(Sound):
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = spaces.Box(-5.0, 5.0, (1,), np.float32)
-
-    def step(self, action: Any) -> Any:
-        assert abs(action[0]) < 4.99, "too much force"
-        return super().step(action[0] * 0.1 + 1)
-
-
-class BothFlags(Sound):
-    def flags(self, terminated: bool) -> tuple[Any, Any]:
-        done = self.steps >= 7 and (terminated or self.steps >= 30)
-        return done, done
-
-
-class LimitTerminates(Sound):
-    max_steps = 12
-
-    def flags(self, terminated: bool) -> tuple[Any, Any]:
-        return self.steps >= self.max_steps, False
-
-
-class EqualLengths(Sound):
-    def flags(self, terminated: bool) -> tuple[Any, Any]:
-        return self.steps >= 12, False
-
-
-class EndsAtAnObstacle(Sound):
-    """Random actions end all episodes after 20 steps; a repeated action ends them earlier."""
-
-    def step(self, action: Any) -> Any:
-        self.seen = {int(action)} if self.steps == 0 else self.seen | {int(action)}
-        return super().step(action)
-
-    def flags(self, terminated: bool) -> tuple[Any, Any]:
-        return self.steps >= (20 if len(self.seen) > 1 else 15), False
-
-
-class LimitInInfo(Sound):
-    def flags(self, terminated: bool) -> tuple[Any, Any]:
-        return terminated or self.steps >= 5, False
-
-    def info(self) -> dict[str, Any]:
-        return {"TimeLimit.truncated": self.steps >= 5}
-
-
-class IgnoresSeed(Sound):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        self.place = np.random.uniform(-1.0, 1.0, 3).astype(np.float32)
-        return self.observe(), {}
-
-
-class TakesNoSeed(Sound):
-    def reset(self) -> Any:  # type: ignore[override]
-        return super().reset()
-
-
-class UnseededSteps(Sound):
-    def step(self, action: Any) -> Any:
-        observation, _, *rest = super().step(action)
-        return observation, float(np.random.uniform()), *rest
-
-
-class SurvivesReset(Sound):
-    total = 0
-
-    def reward(self) -> Any:
-        self.total += 1
-        return float(self.total)
-
-
-class GrowingInfo(Sound):
-    def __init__(self) -> None:
-        super().__init__()
-        self.history: list[float] = []
-
-    def info(self) -> dict[str, Any]:
-        self.history.append(0.5)
-        return {"history": list(self.history)}
-
-
-class StartsThread(Sound):
-    def step(self, action: Any) -> Any:
-        thread = threading.Thread(target=int)
-        thread.start()
-        thread.join()
-        return super().step(action)
-
-
-class StartsProcess(Sound):
-    def step(self, action: Any) -> Any:
-        if self.steps % 10 == 0:
-            subprocess.run(["true"], check=True)
-        return super().step(action)
-
-
-class Crashes(Sound):
-    def step(self, action: Any) -> Any:
-        if self.steps == 3:
-            raise ZeroDivisionError("in the third step")
-        return super().step(action)
-
-
-class OldInterface(Sound):
-    def step(self, action: Any) -> Any:
-        observation, reward, terminated, _, info = super().step(action)
-        return observation, reward, terminated, info
-
-
-class OldReset(Sound):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return super().reset(seed=seed)[0]
-
-
-class Hangs(Sound):
-    def step(self, action: Any) -> Any:
-        if self.steps == 3:
-            time.sleep(60)
-        return super().step(action)
-
-
-class ReservedKey(Sound):
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_space = spaces.Dict({"reward": self.observation_space})
-
-    def observe(self) -> Any:
-        return {"reward": self.place.copy()}
-
-
-class StepsBeforeReset(Sound):
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps, self.place = 0, np.zeros(3, np.float32)
-
-
-class NeverEnds(Sound):
-    def flags(self, terminated: bool) -> tuple[Any, Any]:
-        return False, False
-
-
-class SlowSteps(Sound):
-    def step(self, action: Any) -> Any:
-        if self.steps == 25:
-            time.sleep(0.03)
-        return super().step(action)
-
-
-class SlowResets(Sound):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        time.sleep(0.008)
-        return super().reset(seed=seed)
-
-
-class SharedInfo(Sound):
-    constant = np.zeros(2)
-
-    def info(self) -> dict[str, Any]:
-        return {"constant": self.constant}
-
-
-class HasLock(Sound):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
-
-
-ERRORS: list[tuple[Callable[[], Any], str]] = [
-    (ReusedBuffer, "reused-buffer"),
-    (ChangedLater, "changed-later"),
-    (WrongDtype, "observation-dtype"),
-    (WrongShape, "observation-shape"),
-    (OutOfBounds, "observation-bounds"),
-    (MissingEntry, "observation-space"),
-    (NotANumber, "not-finite"),
-    (InfiniteReward, "not-finite"),
-    (TextReward, "reward-type"),
-    (VectorReward, "reward-type"),
-    (FlagsByAgent, "flag-type"),
-    (RefusesAction, "action-space"),
-    (RefusesBound, "action-space"),
-    (BothFlags, "merged-flags"),
-    (LimitTerminates, "merged-flags"),
-    (LimitInInfo, "merged-flags"),
-    (IgnoresSeed, "ignored-seed"),
-    (TakesNoSeed, "ignored-seed"),
-    (UnseededSteps, "non-deterministic"),
-    (SurvivesReset, "non-deterministic"),
-    (GrowingInfo, "growing-info"),
-    (StartsThread, "starts-process"),
-    (StartsProcess, "starts-process"),
-    (Crashes, "crashes"),
-    (OldInterface, "interface"),
-    (OldReset, "interface"),
-    (ReservedKey, "refused"),
-]
-WARNINGS: list[tuple[Callable[[], Any], str]] = [
-    (IntFlags, "flag-type"),
-    (EqualLengths, "merged-flags"),
-    (StepsBeforeReset, "step-before-reset"),
-    (SlowSteps, "slow-steps"),
-    (SlowResets, "slow-reset"),
-    (SharedInfo, "shared-object"),
-]
-
-
 def checked(env: Any, seconds: float = SECONDS, **arguments: Any) -> Report:
     report = check_env(env, seconds=seconds, **arguments)
     hangs = any(own.code == "hangs" for own in report.errors)
@@ -369,282 +45,14 @@ def codes(report: Report) -> tuple[list[str], list[str]]:
     return [own.code for own in report.errors], [own.code for own in report.warnings]
 
 
-def test_an_environment_without_a_fault() -> None:
-    report = checked(Sound)
-    assert codes(report) == ([], [])
-    assert report.ok
-    assert report.facts["time per step"].startswith("median ")
-
-
-def test_episodes_that_are_equally_long_by_chance() -> None:
-    assert codes(checked(EndsAtAnObstacle)) == ([], [])
-
-
-@pytest.mark.parametrize(("make", "code"), ERRORS, ids=lambda own: getattr(own, "__name__", own))
-def test_a_fault_is_the_only_error(make: Callable[[], Any], code: str) -> None:
-    report = checked(make)
-    assert {own.code for own in report.errors} == {code}, report
-    assert not report.ok
-    assert all(own.fix for own in report.findings)
-
-
-@pytest.mark.parametrize(("make", "code"), WARNINGS, ids=lambda own: getattr(own, "__name__", own))
-def test_what_may_be_intended_is_a_warning(make: Callable[[], Any], code: str) -> None:
-    assert codes(checked(make)) == ([], [code])
-
-
-def test_episodes_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single, "MAX_STEPS", 1000)
-    assert codes(checked(NeverEnds)) == ([], ["no-end"])
-
-
-class SlowToReset(Sound):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        time.sleep(0.15)
-        return super().reset(seed=seed)
-
-
-def test_a_slow_environment_is_checked_in_bounded_time() -> None:
-    began = time.monotonic()
-    report = check_env(SlowToReset, seconds=0.2)
-    assert report.ok
-    assert any("increase seconds" in text for text in report.skipped)
-    assert time.monotonic() - began < 20
-
-
-class IsNoEnvWithin(Sound):
-    """Like a wrapper around an environment with a foreign interface."""
-
-    @property
-    def unwrapped(self) -> Any:
-        return object()
-
-
-def test_an_error_within_gymnasiums_checker_is_no_fault() -> None:
-    report = check_env(IsNoEnvWithin, seconds=SECONDS)
-    assert codes(report) == ([], [])
-    assert [text.partition(":")[0] for text in report.skipped] == [
-        "the rest of Gymnasium's check_env"
-    ]
-
-
-def test_a_call_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "CALL_SECONDS", 0.5)
-    report = checked(Hangs)
-    assert codes(report)[0] == ["hangs"]
-    assert "test_check.py:" in report.errors[0].message
-
-
-def test_the_line_of_an_exception_is_named() -> None:
-    (crash,) = checked(Crashes).errors
-    line = (
-        Path(__file__)
-        .read_text()
-        .splitlines()
-        .index('            raise ZeroDivisionError("in the third step")')
-    )
-    assert f"test_check.py:{line + 1}" in crash.message
-    assert "ZeroDivisionError: in the third step" in crash.message
-
-
-def test_the_global_generator_is_named() -> None:
-    (found,) = checked(UnseededSteps).errors
-    assert "global generator np.random" in found.message
-
-
-class Rows(VectorEnv):
-    """Random walks with autoreset mode as a class attribute; each row has its own generator."""
-
-    mode: Any = AutoresetMode.NEXT_STEP
-    declared: Any = AutoresetMode.NEXT_STEP
-
-    def __init__(self, num_envs: int = 3) -> None:
-        self.metadata = {"autoreset_mode": self.declared} if self.declared else {}
-        self.num_envs = num_envs
-        self.single_observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.single_action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
-        self.generators = [np.random.default_rng(i) for i in range(num_envs)]
-        self.places = np.zeros((num_envs, 2), np.float32)
-        self.ended = np.zeros(num_envs, bool)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        if seed is not None:
-            self.generators = [np.random.default_rng(own) for own in seed]
-        self.start(self.mask(options))
-        return self.places.copy(), {}
-
-    def mask(self, options: Any) -> Any:
-        masked = options is not None and "reset_mask" in options
-        return options["reset_mask"] if masked else np.ones(self.num_envs, bool)
-
-    def start(self, rows: Any) -> None:
-        for row in np.flatnonzero(rows):
-            self.places[row] = self.generators[row].normal(size=2)
-        self.ended = self.ended & ~rows
-
-    def step(self, actions: Any) -> Any:
-        resets = (
-            self.ended if self.mode is AutoresetMode.NEXT_STEP else np.zeros(self.num_envs, bool)
-        )
-        moved = self.places + 0.5 * actions
-        self.places = np.where(resets[:, None], self.places, moved).astype(np.float32)
-        self.start(resets)
-        rolls = np.array([own.random() for own in self.generators]) < 0.2
-        terminated, info = rolls & ~resets, {}
-        self.ended = terminated
-        reward = np.where(resets, 0.0, self.places.sum(1))
-        if self.mode is AutoresetMode.SAME_STEP and terminated.any():
-            info = self.final(self.places.copy())
-            self.start(terminated)
-        return self.places.copy(), reward, terminated, np.zeros(self.num_envs, bool), info
-
-    def final(self, places: Any) -> dict[str, Any]:
-        return {"final_obs": places}
-
-
-class SameStepRows(Rows):
-    mode = declared = AutoresetMode.SAME_STEP
-
-
-class DisabledRows(Rows):
-    mode = declared = AutoresetMode.DISABLED
-
-
-class UndeclaredMode(Rows):
-    declared = None
-
-
-class SaysNextStep(SameStepRows):
-    declared = AutoresetMode.NEXT_STEP
-
-
-class SaysNextStepInSilence(SaysNextStep):
-    def final(self, places: Any) -> dict[str, Any]:
-        return {}
-
-
-class SaysDisabled(SameStepRows):
-    declared = AutoresetMode.DISABLED
-
-
-class NeverResets(DisabledRows):
-    declared = AutoresetMode.NEXT_STEP
-
-
-class NoFinal(SameStepRows):
-    def final(self, places: Any) -> dict[str, Any]:
-        return {}
-
-
-class IgnoresMask(DisabledRows):
-    def mask(self, options: Any) -> Any:
-        return np.ones(self.num_envs, bool)
-
-
-class ColumnRewards(Rows):
-    def step(self, actions: Any) -> Any:
-        observation, reward, *rest = super().step(actions)
-        return observation, reward[:2], *rest
-
-
-class ReturnsItsBuffer(Rows):
-    def __init__(self) -> None:
-        super().__init__()
-        self.buffer = np.zeros((3, 2), np.float32)
-
-    def step(self, actions: Any) -> Any:
-        observation, *rest = super().step(actions)
-        self.buffer[:] = observation
-        return self.buffer, *rest
-
-
-class EqualRows(Rows):
-    def step(self, actions: Any) -> Any:
-        return super().step(np.repeat(actions[:1], self.num_envs, 0))
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return super().reset(seed=[0] * self.num_envs, options=None)
-
-
-class IgnoresSeeds(Rows):
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return super().reset(options=options)
-
-
-class TwiceTheSame(SyncVectorEnv):
-    def __init__(self) -> None:
-        env = Sound()
-        super().__init__([lambda: env] * 2)
-
-
-@pytest.mark.parametrize("make", [Rows, SameStepRows, DisabledRows])
-def test_vector_environments_without_a_fault(make: Callable[[], Any]) -> None:
-    assert codes(checked(make)) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("make", "code"),
-    [
-        (UndeclaredMode, "autoreset-mode"),
-        (SaysNextStep, "autoreset-mode"),
-        (SaysNextStepInSilence, "autoreset-mode"),
-        (SaysDisabled, "autoreset-mode"),
-        (NeverResets, "autoreset-mode"),
-        (NoFinal, "final-observation"),
-        (IgnoresMask, "reset-mask"),
-        (ColumnRewards, "reward-type"),
-        (EqualRows, "same-rows"),
-        (IgnoresSeeds, "ignored-seed"),
-        (TwiceTheSame, "same-instance"),
-    ],
-)
-def test_a_fault_of_a_vector_environment(make: Callable[[], Any], code: str) -> None:
-    report = checked(make)
-    assert {own.code for own in report.errors} == {code}, report
-
-
-def test_a_vector_environment_may_reuse_its_buffer() -> None:
-    assert codes(checked(ReturnsItsBuffer)) == ([], ["reused-buffer"])
-
-
-def test_a_mode_that_is_passed_need_not_be_declared() -> None:
-    assert checked(UndeclaredMode, autoreset_mode="NextStep").ok
-
-
-class TensorRows(SameStepRows):
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        observation, info = super().reset(seed=seed, options=options)
-        return torch.from_numpy(observation), info
-
-    def step(self, actions: Any) -> Any:
-        assert isinstance(actions, torch.Tensor)
-        observation, *rest, info = super().step(actions.numpy())
-        final = {key: torch.from_numpy(own) for key, own in info.items()}
-        return torch.from_numpy(observation), *map(torch.from_numpy, rest), final
-
-
-class TensorsWithNaN(TensorRows):
-    def step(self, actions: Any) -> Any:
-        observation, *rest = super().step(actions)
-        observation[1, 0] = torch.nan
-        return observation, *rest
-
-
-def test_environments_of_tensors() -> None:
-    assert codes(checked(TensorRows)) == ([], [])
-    assert {own.code for own in checked(TensorsWithNaN).errors} == {"not-finite"}
-
-
-def test_environments_of_torchrl() -> None:
+def gym_env() -> Any:
     pytest.importorskip("torchrl")
     from torchrl.envs import GymEnv
 
-    assert codes(checked(partial(GymEnv, "CartPole-v1"))) == ([], [])
+    return GymEnv("CartPole-v1")
 
 
-def test_specs_of_torchrl_that_are_wrong() -> None:
+def wrong_spec() -> Any:
     pytest.importorskip("torchrl")
     from torchrl.envs import GymEnv
 
@@ -654,38 +62,203 @@ def test_specs_of_torchrl_that_are_wrong() -> None:
             result["observation"] = result["observation"].double()
             return result
 
-    assert codes(checked(partial(WrongSpec, "CartPole-v1")))[0] == ["specs"]
+    return WrongSpec("CartPole-v1")
 
 
-class DependsOnProcess(Sound):
-    def reward(self) -> Any:
-        return float(os.getpid())
+def vec(mode: AutoresetMode, how: str = "sync") -> Any:
+    kwargs = {"vector_kwargs": {"autoreset_mode": mode}} if how != "vector_entry_point" else {}
+    return partial(gymnasium.make_vec, "CartPole-v1", 3, vectorization_mode=how, **kwargs)
+
+
+SOUND: dict[str, Any] = {
+    "env": Sound,
+    "instance": Sound(),
+    "list": [Sound, Sound],
+    "equal lengths by chance": envs.EndsAtAnObstacle,
+    "keywords": envs.TakesAnyKeyword,
+    "ends its processes": envs.EndsProcess,
+    "next-step": vectors.Rows,
+    "same-step": vectors.SameStepRows,
+    "disabled": vectors.DisabledRows,
+    "tensors": vectors.TensorRows,
+    "torchrl": gym_env,
+    "CartPoleVectorEnv": vec(AutoresetMode.NEXT_STEP, "vector_entry_point"),
+    **{f"sync {mode.value}": vec(mode) for mode in AutoresetMode},
+}
+IDS = [
+    *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0"),
+    *("FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CliffWalking-v1"),
+]
+SLOW_IDS = ["HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "LunarLander-v3", "CarRacing-v3"]
+ERRORS: dict[str, Sequence[Any]] = {
+    "action-space": [envs.RefusesAction, envs.RefusesBound, envs.RefusesHalf],
+    "autoreset-mode": [
+        vectors.UndeclaredMode,
+        vectors.SaysNextStep,
+        vectors.SaysNextStepInSilence,
+        vectors.SaysDisabled,
+        vectors.NeverResets,
+    ],
+    "changed-later": [envs.ChangedLater],
+    "crashes": [envs.Crashes, envs.ExitingEnv],
+    "final-observation": [vectors.NoFinal],
+    "flag-type": [envs.FlagsByAgent],
+    "growing-info": [envs.GrowingInfo],
+    "ignored-seed": [envs.IgnoresSeed, envs.TakesNoSeed, vectors.IgnoresSeeds],
+    "interface": [envs.OldInterface, envs.OldReset],
+    "merged-flags": [envs.BothFlags, LimitTerminates, envs.LimitInInfo],
+    "non-deterministic": [envs.UnseededSteps, envs.SurvivesReset],
+    "not-finite": [envs.NotANumber, envs.InfiniteReward, vectors.TensorsWithNaN],
+    "observation-bounds": [envs.OutOfBounds],
+    "observation-dtype": [envs.WrongDtype],
+    "observation-shape": [envs.WrongShape],
+    "observation-space": [envs.MissingEntry],
+    "refused": [envs.ReservedKey, [Sound, envs.ReservedKey]],
+    "reset-mask": [vectors.IgnoresMask],
+    "reused-buffer": [envs.ReusedBuffer],
+    "reward-type": [envs.TextReward, envs.VectorReward, vectors.ColumnRewards],
+    "same-instance": [vectors.TwiceTheSame],
+    "same-rows": [vectors.EqualRows],
+    "specs": [wrong_spec],
+    "starts-process": [envs.StartsThread, envs.StartsProcess],
+}
+WARNINGS: dict[str, Sequence[Any]] = {
+    "flag-type": [envs.IntFlags],
+    "merged-flags": [envs.EqualLengths],
+    "reused-buffer": [vectors.ReturnsItsBuffer],
+    "shared-object": [envs.SharedInfo],
+    "slow-reset": [envs.SlowResets],
+    "slow-steps": [envs.SlowSteps],
+    "step-before-reset": [envs.StepsBeforeReset],
+}
+
+
+def cases(makers: Mapping[str, Sequence[Any]]) -> Any:
+    return pytest.mark.parametrize(
+        ("make", "code"),
+        [(make, code) for code, several in makers.items() for make in several],
+        ids=lambda own: getattr(own, "__name__", own if isinstance(own, str) else "list"),
+    )
+
+
+@pytest.mark.parametrize("env", SOUND.values(), ids=SOUND)
+def test_no_false_alarm(env: Any) -> None:
+    report = checked(env)
+    assert codes(report) == ([], [])
+    assert report.ok
+
+
+@pytest.mark.parametrize(
+    "name", [*IDS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_IDS)]
+)
+def test_no_false_alarm_for_an_id(name: str) -> None:
+    try:
+        gymnasium.make(name).close()
+    except gymnasium.error.Error as error:  # another version, or a package is not installed
+        pytest.skip(str(error))
+    assert codes(checked(name)) == ([], [])
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_no_false_alarm_for_vector_environments_of_processes() -> None:
+    assert codes(checked(vec(AutoresetMode.NEXT_STEP, "async"))) == ([], [])
+
+
+@cases(ERRORS)
+def test_a_fault_is_the_only_error(make: Any, code: str) -> None:
+    report = checked(make)
+    assert {own.code for own in report.errors} == {code}, report
+    assert not report.ok
+    assert all(own.fix for own in report.findings)
+
+
+@cases(WARNINGS)
+def test_what_may_be_intended_is_a_warning(make: Any, code: str) -> None:
+    assert codes(checked(make)) == ([], [code])
+
+
+@pytest.mark.parametrize("make", [envs.LeavesProgram, envs.LeavesProcess])
+def test_processes_that_still_run_after_close(make: Any) -> None:
+    try:
+        (found,) = checked(make).findings
+    finally:
+        for process in envs.LeavesProgram.left:
+            process.kill()
+        envs.LeavesProgram.left.clear()
+    assert (found.code, found.severity) == ("leaves-process", "warning")
+    assert "faulty_envs.py:" in found.message
+
+
+def test_times_are_facts() -> None:
+    assert checked(Sound).facts["time per step"].startswith("median ")
+
+
+def test_episodes_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single, "MAX_STEPS", 1000)
+    assert codes(checked(envs.NeverEnds)) == ([], ["no-end"])
+
+
+def test_a_slow_environment_is_checked_in_bounded_time() -> None:
+    began = time.monotonic()
+    report = check_env(envs.SlowToReset, seconds=0.2)
+    assert report.ok
+    assert any("increase seconds" in text for text in report.skipped)
+    assert time.monotonic() - began < 20
+
+
+def test_an_error_within_gymnasiums_checker_is_no_fault() -> None:
+    report = check_env(envs.IsNoEnvWithin, seconds=SECONDS)
+    assert codes(report) == ([], [])
+    assert [text.partition(":")[0] for text in report.skipped] == [
+        "the rest of Gymnasium's check_env"
+    ]
+
+
+def test_a_call_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "CALL_SECONDS", 0.5)
+    report = checked(envs.Hangs)
+    assert codes(report)[0] == ["hangs"]
+    assert "faulty_envs.py:" in report.errors[0].message
+
+
+def test_the_line_of_an_exception_is_named() -> None:
+    (crash,) = checked(envs.Crashes).errors
+    line = (
+        Path(envs.__file__)
+        .read_text()
+        .splitlines()
+        .index('            raise ZeroDivisionError("in the third step")')
+    )
+    assert f"faulty_envs.py:{line + 1}" in crash.message
+    assert "ZeroDivisionError: in the third step" in crash.message
+
+
+def test_the_global_generator_is_named() -> None:
+    (found,) = checked(envs.UnseededSteps).errors
+    assert "global generator np.random" in found.message
+
+
+def test_a_mode_that_is_passed_need_not_be_declared() -> None:
+    assert checked(vectors.UndeclaredMode, autoreset_mode="NextStep").ok
 
 
 @pytest.mark.processes
 def test_a_worker_process() -> None:
     assert codes(checked(Sound, worker=True)) == ([], [])
-    assert codes(checked(DependsOnProcess, worker=True))[0] == ["differs-in-worker"]
-
-
-class CrashesInWorker(Sound):
-    def step(self, action: Any) -> Any:
-        if multiprocessing.parent_process() is not None:
-            raise ZeroDivisionError("in a worker")
-        return super().step(action)
+    assert codes(checked(envs.DependsOnProcess, worker=True))[0] == ["differs-in-worker"]
 
 
 @pytest.mark.processes
 def test_an_exception_in_a_worker_process() -> None:
-    (crash,) = checked(CrashesInWorker, worker=True).errors
+    (crash,) = checked(envs.CrashesInWorker, worker=True).errors
     assert crash.code == "crashes"
     assert "in a worker process" in crash.message
-    assert "test_check.py:" in crash.message
+    assert "faulty_envs.py:" in crash.message
 
 
-def test_an_instance() -> None:
-    assert codes(checked(Sound())) == ([], [])
-    (found,) = checked(HasLock()).findings
+def test_an_instance_that_cannot_be_pickled() -> None:
+    (found,) = checked(envs.HasLock()).findings
     assert (found.code, found.severity) == ("not-picklable", "warning")
     assert "environment.lock" in found.message
 
@@ -702,93 +275,77 @@ def test_a_factory_that_cannot_be_pickled() -> None:
     assert "variable 'lock'" in found.message
 
 
-def test_a_factory_of_one_instance() -> None:
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_factory_of_one_instance(is_list: bool) -> None:
     env = Sound()
-    report = checked(lambda: env)
+    report = checked([lambda: env] * 2 if is_list else lambda: env)
     assert codes(report)[0] == ["same-instance"]
 
 
-def test_a_list_is_stepped_as_a_batch() -> None:
-    assert checked([Sound, Sound]).ok
-    env = Sound()
-    assert codes(checked([lambda: env, lambda: env]))[0] == ["same-instance"]
-    assert codes(checked([Sound, ReservedKey]))[0] == ["refused"]
-
-
 @pytest.mark.parametrize(
-    "name",
+    ("kind", "name", "value"),
     [
-        "CartPole-v1",
-        "Pendulum-v1",
-        "Acrobot-v1",
-        "MountainCar-v0",
-        "MountainCarContinuous-v0",
-        "FrozenLake-v1",
-        "Taxi-v4",
-        "Blackjack-v1",
-        "CliffWalking-v1",
+        (TypeError, "env", 3),
+        (ValueError, "env", "NoSuchEnvironment-v0"),
+        (TypeError, "seconds", "1"),
+        (ValueError, "seconds", 0),
+        (ValueError, "autoreset_mode", "sometimes"),
+        (TypeError, "ignore", "crashes"),
+        (ValueError, "ignore", ["crash"]),
     ],
 )
-def test_no_false_alarm(name: str) -> None:
-    if name not in gymnasium.registry:
-        pytest.skip("another version of Gymnasium")
-    assert codes(checked(name)) == ([], [])
+def test_arguments(kind: type[Exception], name: str, value: Any) -> None:
+    with refused(kind, name):
+        check_env(**{"env": Sound, name: value})
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("how", ["sync", "vector_entry_point"])
-def test_no_false_alarm_for_vector_environments(mode: AutoresetMode, how: str) -> None:
-    kwargs = {"vector_kwargs": {"autoreset_mode": mode}}
-    if how == "vector_entry_point":
-        if mode is not AutoresetMode.NEXT_STEP:
-            pytest.skip("CartPoleVectorEnv has one mode")
-        kwargs = {}
-    make = partial(gymnasium.make_vec, "CartPole-v1", 3, vectorization_mode=how, **kwargs)
-    assert codes(checked(make)) == ([], [])
+def test_an_ignored_finding_is_left_out_and_nothing_else_changes() -> None:
+    report, shorter = checked(LimitTerminates), checked(LimitTerminates, ignore=["merged-flags"])
+    assert shorter.ok
+    assert shorter.findings == [own for own in report.findings if own.code != "merged-flags"]
+    assert shorter.facts.keys() == report.facts.keys()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "LunarLander-v3", "CarRacing-v3"]
-)
-def test_no_false_alarm_with_more_packages(name: str) -> None:
-    try:
-        gymnasium.make(name).close()
-    except gymnasium.error.DependencyNotInstalled as error:
-        pytest.skip(str(error))
-    assert codes(checked(name)) == ([], [])
+def test_a_crash_in_the_collector_is_found_beside_an_ignored_error() -> None:
+    made = itertools.count()
+
+    def make() -> Any:  # the third instance is the collector's
+        return LimitTerminates() if next(made) < 2 else envs.LimitAndCrash()
+
+    assert codes(checked(make, ignore=["merged-flags"]))[0] == ["crashes"]
 
 
-@pytest.mark.slow
 @pytest.mark.processes
-def test_no_false_alarm_for_vector_environments_of_processes() -> None:
-    make = partial(gymnasium.make_vec, "CartPole-v1", 2, vectorization_mode="async")
-    assert codes(checked(make)) == ([], [])
+def test_a_crash_in_a_worker_is_found_beside_an_ignored_error() -> None:
+    report = checked(envs.LimitAndCrashInWorker, worker=True, ignore=["merged-flags"])
+    assert codes(report)[0] == ["crashes"]
 
 
-def test_arguments() -> None:
-    with refused(TypeError, "env"):
-        check_env(3)
-    with refused(ValueError, "env"):
-        check_env("NoSuchEnvironment-v0")
-    with refused(TypeError, "seconds"):
-        check_env(Sound, seconds="1")  # type: ignore[arg-type]
-    with refused(ValueError, "seconds"):
-        check_env(Sound, seconds=0)
-    with refused(ValueError, "autoreset_mode"):
-        check_env(Sound, autoreset_mode="sometimes")
-    with refused(TypeError, "ignore"):
-        check_env(Sound, ignore="crashes")
-    with refused(ValueError, "ignore"):
-        check_env(Sound, ignore=["crash"])
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (envs.Crashes, "crashes"),
+        (envs.RefusesHalf, "action-space"),
+        (envs.ReservedKey, "refused"),
+        ([Sound, envs.ReservedKey], "refused"),
+        (lambda: 3, "refused"),
+    ],
+)
+def test_checks_that_an_ignored_error_ended_are_noted(make: Any, code: str) -> None:
+    report = check_env(make, seconds=SECONDS, ignore=[code])
+    assert report.ok
+    assert report.skipped
+    assert all("an ignored error" in text for text in report.skipped)
 
 
-def test_findings_can_be_ignored() -> None:
-    assert checked(LimitTerminates, ignore=["merged-flags"]).ok
+@pytest.mark.parametrize("env", [LimitTerminates, Sound(), [Sound, Sound]])
+def test_a_worker_that_cannot_be_checked_is_noted(env: Any) -> None:
+    (text,) = check_env(env, seconds=SECONDS, worker=True).skipped
+    assert text.startswith("a worker process: ")
 
 
 def test_the_report_is_readable() -> None:
-    text = str(checked(OutOfBounds))
+    text = str(checked(envs.OutOfBounds))
     assert text.startswith("OutOfBounds: 1 error\n")
     assert "\n    fix: Clip the observation, or widen low and high of the space.\n" in text
     assert "at [0], which is above the space's 10.0" in " ".join(text.split())
@@ -799,41 +356,61 @@ def test_every_code_is_documented() -> None:
     assert [code for code in FIXES if f"| `{code}` |" not in page] == []
 
 
-MODULE = """
-import gymnasium, test_check
-gymnasium.register("PycollectTests/Sound-v0", test_check.Sound)
-gymnasium.register("PycollectTests/WrongDtype-v0", test_check.WrongDtype)
-"""
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Ids of environments that the command can check."""
+    makers = (Sound, LimitTerminates, envs.WrongDtype, envs.Prints)
+    for make in makers:
+        gymnasium.register(f"PycollectTests/{make.__name__}-v0", make)
+    yield
+    for make in makers:
+        del gymnasium.registry[f"PycollectTests/{make.__name__}-v0"]
+
+
+def test_the_command_imports_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    name = "PycollectTests/OfModule-v0"
+    (tmp_path / "registers_for_check.py").write_text(
+        f"import gymnasium, faulty_envs\ngymnasium.register({name!r}, faulty_envs.Sound)\n"
+    )
+    try:
+        assert main(["check", name, "--module", "registers_for_check"]) == 0
+    finally:
+        gymnasium.registry.pop(name, None)
+        sys.modules.pop("registers_for_check", None)
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "code"),
+    ("name", "before", "after", "code"),
     [
-        ("Sound", [], 0),
-        ("Sound", ["--vector", "2"], 0),
-        ("WrongDtype", [], 1),
-        ("WrongDtype", ["--ignore", "observation-dtype"], 0),
+        ("Sound", [], [], 0),
+        ("Sound", [], ["--vector", "2"], 0),
+        ("WrongDtype", [], [], 1),
+        ("WrongDtype", [], ["--ignore", "observation-dtype"], 0),
+        ("WrongDtype", ["--ignore", "observation-dtype"], [], 0),
+        ("WrongDtype", ["--ignore", "crashes"], ["--ignore", "observation-dtype"], 0),
+        ("WrongDtype", [], ["--ignore", "crashes"], 1),
     ],
 )
+@pytest.mark.usefixtures("registered")
 def test_the_command(
-    name: str,
-    more: list[str],
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, before: list[str], after: list[str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "registers_for_check.py").write_text(MODULE)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    arguments = [f"PycollectTests/{name}-v0", "--module", "registers_for_check", "--seconds", "5"]
-    try:
-        assert main(["check", *arguments, *more]) == code
-    finally:
-        for own in ("Sound", "WrongDtype"):
-            gymnasium.registry.pop(f"PycollectTests/{own}-v0", None)
-        sys.modules.pop("registers_for_check", None)
-    text = capsys.readouterr().out
-    assert f"PycollectTests/{name}-v0: {'1 error' if code else ''}" in text
+    env = f"PycollectTests/{name}-v0"
+    assert main(["check", *before, env, *after]) == code
+    assert f"{env}: {'1 error' if code else ''}" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_command_writes_json(capfd: pytest.CaptureFixture[str]) -> None:
+    main(["check", "PycollectTests/Prints-v0", "--json", "--vector", "2"])
+    main(["check", "PycollectTests/WrongDtype-v0", "--json"])
+    alone, several, wrong = map(json.loads, capfd.readouterr().out.splitlines())
+    assert alone == {"environment": "PycollectTests/Prints-v0", "findings": [], "not_checked": []}
+    assert several["environment"] == "PycollectTests/Prints-v0, 2 environments"
+    (found,) = wrong["findings"]
+    assert (found["code"], found["severity"]) == ("observation-dtype", "error")
+    assert found.keys() == {"code", "severity", "message", "fix"}
 
 
 @pytest.mark.parametrize(
@@ -843,6 +420,7 @@ def test_the_command(
         (["CartPole-v1", "--module", "no_such_module"], "--module: "),
         (["CartPole-v1", "--vector", "0"], "--vector: "),
         (["CartPole-v1", "--seconds", "-1"], "seconds: "),
+        (["--ignore", "no-such-code", "CartPole-v1"], "ignore: "),
     ],
 )
 def test_arguments_of_the_command(
@@ -854,39 +432,7 @@ def test_arguments_of_the_command(
     assert text in capsys.readouterr().err
 
 
-class MaskedEnv(gymnasium.Env[Any, Any]):
-    """Raises for actions that its mask forbids."""
-
-    observation_space = spaces.Box(0, 100, (1,), np.float32)
-    action_space = spaces.Discrete(4)
-
-    def info(self) -> dict[str, Any]:
-        return {"action_mask": (np.arange(4) == self.time % 4).astype(np.int8)}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.time = 0
-        return np.zeros(1, np.float32), self.info()
-
-    def step(self, action: Any) -> Any:
-        if action != self.time % 4:
-            raise ValueError("illegal")
-        self.time += 1
-        ended = self.time >= 10 + self.np_random.integers(5)
-        return np.array([self.time], np.float32), 1.0, ended, False, self.info()
-
-
 def test_an_action_mask_is_no_fault() -> None:
-    report = check_env(MaskedEnv, seconds=1)
+    report = check_env(envs.MaskedEnv, seconds=1)
     assert report.ok
     assert report.skipped
-
-
-class ExitingEnv(MaskedEnv):
-    def step(self, action: Any) -> Any:
-        raise SystemExit(0)
-
-
-def test_an_environment_that_ends_the_program_crashes() -> None:
-    report = check_env(ExitingEnv, seconds=1)
-    assert [finding.code for finding in report.errors] == ["crashes"]

@@ -382,8 +382,13 @@ def test_flags_of_a_frame_end_trajectories_of_their_own(last: tuple[int, ...]) -
 def test_bad_input_is_named() -> None:
     with refused(ValueError, "gamma"):
         MultiStep(0, 3)
-    with refused(ValueError, "n_steps"):
-        MultiStep(0.9, 0)
+    for wrong, error in ((0, ValueError), (2.5, TypeError), ("2", TypeError), (None, TypeError)):
+        with refused(error, "n_steps"):
+            MultiStep(0.9, wrong)
+    with refused(TypeError, "gamma"):
+        MultiStep("0.9", 3)  # type: ignore[arg-type]
+    with refused(TypeError, "shift_done"):
+        MultiStep(0.9, 3, "no")  # type: ignore[arg-type]
     step = MultiStep(0.9, 3)
     td = make((6,), 0)
     with refused(ValueError, "tensordict"):

@@ -15,6 +15,7 @@ from pycollect.api.multi import MultiaSyncDataCollector, MultiSyncDataCollector
 from pycollect.api.single import SyncDataCollector
 from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.data.multistep import MultiStep
+from pycollect.docstrings import completed_by
 from pycollect.envs.make import check_entry
 from pycollect.errors import warn_user
 
@@ -120,6 +121,7 @@ def sync_sync_collector(
     return MultiSyncDataCollector(entries, create_env_kwargs=own_kwargs, **arguments)
 
 
+@completed_by(sync_sync_collector)
 def sync_async_collector(
     env_fns: EnvFns,
     env_kwargs: EnvKwargs,
@@ -130,22 +132,10 @@ def sync_async_collector(
     """Make an async collector, with a batch of environments in each worker.
 
     Args:
-        env_fns: A callable that returns an environment, or a list with one callable per
-            environment. Collectors get consecutive parts of the list.
-        env_kwargs: Keyword arguments for the callables: a dict, or a list with one dict per
-            environment.
-        num_env_per_collector: Number of environments per collector; a single one is not batched.
-            Required unless `env_fns` is a list. ``None`` with a list divides it by
-            `num_collectors`, or means 1 (default: ``None``).
-        num_collectors: Number of collectors. Required unless `env_fns` is a list. ``None`` with a
-            list means as many as needed (default: ``None``).
-        kwargs: Arguments of the collector, such as `policy` and `frames_per_batch` (default: 200).
+        ...: See sync_sync_collector.
 
     Returns:
         A MultiaSyncDataCollector.
-
-    Raises:
-        ValueError: The counts do not match; no process was started.
     """
     entries, own_kwargs = _entries(env_fns, env_kwargs, num_env_per_collector, num_collectors)
     arguments = {"frames_per_batch": 200, **kwargs}
@@ -178,6 +168,7 @@ def make_collector_onpolicy(
     return _seeded(sync_sync_collector(**arguments, postproc=_postproc(cfg, None)), cfg)
 
 
+@completed_by(make_collector_onpolicy)
 def make_collector_offpolicy(
     make_env: Callable[..., Any],
     actor_model_explore: Any,
@@ -189,19 +180,12 @@ def make_collector_offpolicy(
     The config may ask for async collection, n-step rewards and random actions at the start.
 
     Args:
-        make_env: Callable that returns the environment of one collector, which may be a batch.
-        actor_model_explore: The policy.
+        ...: See make_collector_onpolicy.
         cfg: Object with the attributes of :class:`OffPolicyCollectorConfig`. It is not modified.
-        make_env_kwargs: Keyword arguments of `make_env`: a dict, or a list with one dict per
-            collector (default: ``None``).
 
     Returns:
         A MultiaSyncDataCollector with `async_collection`; otherwise a SyncDataCollector for a
         single collector, else a MultiSyncDataCollector.
-
-    Raises:
-        AttributeError: `cfg` lacks an attribute.
-        ValueError: A value in `cfg` is invalid; no process was started.
     """
     multi_step = None
     if _read(cfg, "multi_step"):
@@ -318,9 +302,7 @@ def _postproc(cfg: Any, first: MultiStep | None) -> Callable[[TensorDictBase], A
     if not _read(cfg, "pin_memory"):
         return first
     if not torch.cuda.is_available():
-        warn_user(
-            "pin_memory: has no effect, because CUDA is not available",
-        )
+        warn_user("pin_memory: has no effect, because CUDA is not available")
         return first
 
     def pinned(td: TensorDictBase) -> TensorDictBase:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from pycollect.check.own_of_gymnasium import check_by_gymnasium
 from pycollect.check.pickles import unpicklable
 from pycollect.check.repeats import check_same_seed
 from pycollect.check.report import FIXES, WARNING, Draft, Report
+from pycollect.check.starts import Start, still_running, watched_starts
 from pycollect.envs.make import (
     ENVS,
     check_distinct,
@@ -51,7 +53,8 @@ def check_env(
         autoreset_mode: Mode of a vector environment that does not declare one.
         worker: Also step the environment in a worker process. Then the program needs
             ``if __name__ == "__main__":``, as for all collectors of processes (default: ``False``).
-        ignore: Codes of findings to leave out.
+        ignore: Codes of findings to leave out. They are not listed and do not count for
+            ``report.ok``. All checks still run; if an ignored error ends one, `skipped` notes it.
 
     Returns:
         The report. ``print(report)`` shows it; ``report.ok`` is whether there is no error.
@@ -67,38 +70,42 @@ def check_env(
     report = Draft(_name(env), ignored=ignore)
     makers = entry if isinstance(entry, list) else [entry]
     made: list[Any] = []
-    try:
-        if is_env(entry):
-            made.append(entry)
-            _check_instance_pickles(entry, report)
-        else:
-            for make in makers if len(makers) > 1 else makers * 2:
-                made.append(_made(make, report))
-            if not isinstance(env, str | list | tuple):
-                report.env = named(made[0])
-            _check_factories(makers, made, report)
-        _check_kind(entry, made, report, seconds, autoreset_mode)
-        can_start = not isinstance(entry, list) and not is_env(entry)
-        if worker and can_start and report.has_mask:
-            report.skip("a worker process", "random actions ignore the action mask")
-        elif worker and can_start and not report.is_faulty:
-            check_in_worker(entry, report, autoreset_mode)
-    except CallFailed as failed:
-        failed.report(report)
-    except _StopError:
-        pass
-    finally:
-        for own in made:
-            try:
-                with calling("close()"):
+    with watched_starts() as starts, _reporting(report):
+        try:
+            if is_env(entry):
+                made.append(entry)
+                _check_instance_pickles(entry, report)
+            else:
+                for make in makers if len(makers) > 1 else makers * 2:
+                    made.append(_made(make, report))
+                if not isinstance(env, str | list | tuple):
+                    report.env = named(made[0])
+                _check_factories(makers, made, report)
+            _check_kind(entry, made, report, seconds, autoreset_mode)
+        finally:
+            for own in made:
+                with _reporting(report), calling("close()"):
                     close_quietly(own)
-            except CallFailed as failed:
-                failed.report(report)
+    _check_left(starts, report)
+    if worker:
+        with _reporting(report):
+            _check_worker(entry, report, autoreset_mode)
     return report.final()
 
 
 class _StopError(Exception):
     """No further check can run."""
+
+
+@contextmanager
+def _reporting(report: Draft) -> Iterator[None]:
+    """Report an error that ends the block."""
+    try:
+        yield
+    except CallFailed as failed:
+        failed.report(report)
+    except _StopError:
+        report.note_end()
 
 
 def _checked_seconds(seconds: Any) -> float:
@@ -206,6 +213,30 @@ def _check_single(env: Any, second: Any, report: Draft, seconds: float) -> None:
         raise _StopError from None
     subject = single.Subject(env, report, seconds, batch, second)
     run((*single.CHECKS, check_same_seed, check_by_gymnasium), subject, report)
+
+
+def _check_left(starts: list[Start], report: Draft) -> None:
+    """`close` ends all processes that the environment started."""
+    running = still_running(starts)
+    if running:
+        report.add(
+            "leaves-process",
+            f"{len(running)} started processes still ran a second after close(); one was started "
+            f"at {running[0].place}",
+            WARNING,
+        )
+
+
+def _check_worker(entry: Any, report: Draft, autoreset_mode: Any) -> None:
+    about = "a worker process"
+    if isinstance(entry, list) or is_env(entry):
+        report.skip(about, "that needs one id or callable")
+    elif report.has_mask:
+        report.skip(about, "random actions ignore the action mask")
+    elif not report.ok or report.has("hangs"):
+        report.skip(about, "the environment has errors")
+    else:
+        check_in_worker(entry, report, autoreset_mode)
 
 
 def _check_torchrl_specs(env: Any, report: Draft) -> None:

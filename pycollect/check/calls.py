@@ -63,11 +63,12 @@ class CallFailed(Exception):
     def report(self, report: Draft) -> None:
         """Add it to a report, once for each line. A refusal may follow from another error."""
         if self.refusal:
-            if not report.is_faulty:
+            if report.ok:
                 report.add("refused", self.refusal.replace("create_env_fn: ", ""))
         elif not self.place or self.place not in report.places:
             report.places.add(self.place)
             report.add(self.code, str(self), about=self.place)
+        report.note_end(self.place)
 
 
 class _TooLongError(BaseException):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import faulthandler
 import importlib
+import json
 import os
 import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -42,7 +46,14 @@ def add_command(commands: Any) -> None:
         metavar="S",
         help="about how long to step each environment (default: %(default)s)",
     )
-    add("--ignore", nargs="+", default=(), metavar="CODE", help="leave out these findings")
+    add(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="CODE",
+        help="leave out findings with this code; may be repeated",
+    )
+    add("--json", action="store_true", help="print one JSON object per environment, on one line")
     parser.set_defaults(run=partial(_run, parser), parser=parser)
 
 
@@ -52,6 +63,27 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {value}")
     return value
+
+
+@contextlib.contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Send output of this process, its C code and its worker processes to stderr."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _as_json(report: Any) -> str:
+    findings = [dataclasses.asdict(own) for own in report.findings]
+    return json.dumps(
+        {"environment": report.env, "findings": findings, "not_checked": report.skipped}
+    )
 
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -78,12 +110,13 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         seconds = _HANG_SECONDS + 10 * min(max(0.0, args.seconds), _HANG_SECONDS)
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
         try:
-            report = check_env(entry, seconds=args.seconds, worker=True, ignore=args.ignore)
+            with _output_to_stderr() if args.json else contextlib.nullcontext():
+                report = check_env(entry, seconds=args.seconds, worker=True, ignore=args.ignore)
         except (TypeError, ValueError) as error:
             parser.error(str(error))
         finally:
             faulthandler.cancel_dump_traceback_later()
         report.env = name
-        print(report, flush=True)
+        print(_as_json(report) if args.json else report, flush=True)
         wrong = wrong or not report.ok
     return int(wrong)

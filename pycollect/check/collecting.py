@@ -46,7 +46,7 @@ def check_collecting(
                 _add_message(report, failed.refusal, "refused", ERROR)
             elif report.has_mask:
                 report.skip("collecting", f"random actions ignore the action mask: {failed}")
-            elif not report.is_faulty:
+            elif report.ok:
                 raise
     for warning in caught:
         text = str(warning.message)
@@ -91,9 +91,11 @@ def _first_batch(collector: Any) -> TensorDictBase:
 
 def _add_message(report: Draft, text: str, otherwise: str, severity: str) -> None:
     code = next((code for part, code in _CODES if part in text), otherwise)
-    if code != otherwise or not report.is_faulty:  # else an error that is known is its reason
+    if code != otherwise or report.ok:  # else an error that is known is its reason
         text = text.replace("create_env_fn: ", "")
         report.add(code, f"a collector says: {text}", severity)
+    if severity == ERROR:
+        report.note_end()
 
 
 def _collect(entry: Any, report: Draft, seconds: float, mode: Any, twice: bool) -> None:

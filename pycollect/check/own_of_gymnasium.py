@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Iterator
@@ -71,6 +72,8 @@ def check_by_gymnasium(subject: Subject) -> None:
         report.skip("Gymnasium's check_env", f"it may take {needed:.0f} s; increase seconds")
         return
     env = _with_render_modes(subject.env)
+    if inspect.getfullargspec(env.reset).varkw not in (None, "kwargs"):
+        env = gymnasium.Wrapper(env)  # Gymnasium finds keyword arguments only by that name
     with _gymnasium_warnings() as texts:
         try:
             with calling("Gymnasium's check_env", _CALLS):
@@ -79,11 +82,13 @@ def check_by_gymnasium(subject: Subject) -> None:
             error = failed.__cause__
             if report.has_mask:
                 report.skip("Gymnasium's check_env", f"it ignores the action mask: {failed}")
+            elif failed.place in report.places:
+                report.note_end(failed.place)
             elif isinstance(error, AssertionError | gymnasium.error.Error):
                 _add(subject, str(error), ERROR)
             elif _CHECKER in failed.place:
                 report.skip("the rest of Gymnasium's check_env", str(failed))
-            elif not report.is_faulty:
+            elif report.ok:
                 raise
     for text in texts:
         _add(subject, text, WARNING)
@@ -115,9 +120,10 @@ def _add(subject: Subject, text: str, severity: str) -> None:
     if any(part in text for part in _STYLE):
         return
     known = [codes for part, *codes in _CODES if part in text]
-    if any(report.has(*codes) for codes in known):
-        return
     if any(part in text for part in _MAY_BE_INTENDED):
         severity = WARNING
-    code = known[0][0] if known else "gymnasium"
-    report.add(code, f"Gymnasium's check_env says: {text}", severity, about=text)
+    if not any(report.has(*codes) for codes in known):
+        code = known[0][0] if known else "gymnasium"
+        report.add(code, f"Gymnasium's check_env says: {text}", severity, about=text)
+    if severity == ERROR:
+        report.note_end()

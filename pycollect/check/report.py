@@ -21,6 +21,7 @@ FIXES = {
     "self.np_random, and read nothing that the last episode left.",
     "interface": "Return (observation, info) from reset() and (observation, reward, terminated, "
     "truncated, info) from step().",
+    "leaves-process": "End every process in close(), and wait for its end.",
     "merged-flags": "Return terminated=True only for an end of the task, and truncated=True only "
     "for a time limit.",
     "no-end": "Pass max_frames_per_traj to the collector, or use gymnasium.wrappers.TimeLimit.",
@@ -129,14 +130,12 @@ class Draft(Report):
     Attributes:
         ignored: Codes of findings that are left out.
         places: Lines of the environment that are named in findings.
-        is_faulty: Whether there was an error, also one that is ignored.
         frames: Frames of each environment in a collected batch; fewer if its steps are slow.
         has_mask: Whether the environment returns an action mask, which random actions ignore.
     """
 
     ignored: Collection[str] = ()
     places: set[str] = field(default_factory=set)
-    is_faulty: bool = False
     frames: int = 50
     has_mask: bool = False
     _found: dict[tuple[str, str], Finding] = field(default_factory=dict)
@@ -146,7 +145,7 @@ class Draft(Report):
         return Report(self.env, self.findings, self.facts, self.skipped)
 
     def has(self, *codes: str) -> bool:
-        """Return whether a code, or a prefix that ends with "-", was found or ignored."""
+        """Return whether a code, or a prefix that ends with "-", was found, even if ignored."""
         return any(
             own == code or (code.endswith("-") and own.startswith(code))
             for own, _ in self._found
@@ -172,15 +171,22 @@ class Draft(Report):
             return
         found = Finding(code, severity, message, fix or FIXES[code])
         self._found[code, about] = found
-        self.is_faulty = self.is_faulty or severity == ERROR
         if code in self.ignored:
             return
         self.findings = [own for own in self.findings if own is not known] + [found]
         self.findings.sort(key=lambda own: own.severity)
 
     def skip(self, check: str, reason: str) -> None:
-        """Note that a check could not run."""
-        self.skipped.append(f"{check}: {reason}")
+        """Note once that a check could not run."""
+        text = f"{check}: {reason}"
+        if text not in self.skipped:
+            self.skipped.append(text)
+
+    def note_end(self, place: str = "") -> None:
+        """Note that an error at this line ended a check, unless a listed error shows it."""
+        if self.ok and self.ignored:
+            at = f" at {place}" if place else ""
+            self.skip("the rest of a check", f"an ignored error{at} ended it")
 
 
 def _wrapped(text: str, indent: str) -> str:

@@ -62,6 +62,7 @@ def check_vector(env: Any, second: Any, report: Draft, seconds: float, given: An
         if not failed.refusal:
             raise
         report.add("refused", failed.refusal.replace("create_env_fn: ", ""))
+        report.note_end()
         return
     mode = told or parse_autoreset(given, "autoreset_mode")
     vector = Vector(env, report, seconds, second, api, mode)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pycollect.arguments import argument
+from pycollect.arguments import argument, check_flag
 from pycollect.driver.options import StreamOptions
 from pycollect.errors import warn_user
 
@@ -52,7 +52,10 @@ def _sends(name: str, schemes: Any) -> bool:
 
 
 def _tracker(name: str, value: Any) -> Any:
-    return value if callable(getattr(value, "increment_version", None)) else None
+    if callable(getattr(value, "increment_version", None)):
+        return value
+    check_flag(name, value)
+    return None
 
 
 def _unchecked(name: str, value: Any) -> Any:
@@ -145,7 +148,7 @@ class WeightOptions:
     worker_idx: int | None = argument(None, _unchecked)
 
     def stream(self, options: StreamOptions) -> StreamOptions:
-        """Return the stream's options with `sends` and `tracker` of these options."""
+        """Return the stream's options with `sends` and `tracker` added."""
         return replace(options, sends=self.sends, tracker=self.tracker)
 
 

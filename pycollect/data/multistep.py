@@ -9,6 +9,8 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect._core import Leaf, MultiStepPlan, SplitPlan
+from pycollect.arguments import check_flag, naming
+from pycollect.checks import check_positive
 from pycollect.data.extras import ExtrasBatch, with_extras, without_extras
 from pycollect.data.frame import FLAGS
 from pycollect.data.gather_cuda import ahead_on_device, on_one_device
@@ -120,6 +122,7 @@ class MultiStep(torch.nn.Module):
             matches TorchRL's class; it is not used in sums.
 
     Raises:
+        TypeError: An argument has the wrong type.
         ValueError: `gamma` or `n_steps` is out of range.
     """
 
@@ -131,14 +134,13 @@ class MultiStep(torch.nn.Module):
         *,
         reward_keys: Sequence[NestedKey] | None = None,
     ) -> None:
-        if not 0 < gamma <= 1:
-            raise ValueError(f"gamma: expected a number in (0, 1], got {gamma!r}")
-        if n_steps != int(n_steps) or n_steps < 1:
-            raise ValueError(f"n_steps: expected an int >= 1, got {n_steps!r}")
+        with naming("gamma"):  # adds the name to the error of a string
+            if not 0 < gamma <= 1:
+                raise ValueError(f"gamma: expected a number in (0, 1], got {gamma!r}")
         super().__init__()
         self.gamma = float(gamma)
-        self.n_steps = int(n_steps)
-        self.shift_done = bool(shift_done)
+        self.n_steps = check_positive("n_steps", n_steps)
+        self.shift_done = check_flag("shift_done", shift_done)
         self.reward_keys = reward_keys
         self.done_key: NestedKey | None = None
         self.done_keys: Sequence[str] = FLAGS

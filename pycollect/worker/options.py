@@ -127,7 +127,9 @@ class WorkerOptions:
         ExplorationType or its name.""",
         accepts="InteractionType | str",
     )
-    track_policy_version: bool = flag(False)  # StreamOptions has its text
+    track_policy_version: bool = argument(  # WeightOptions has its text and its check
+        False, lambda _, value: bool(value), accepts="bool"
+    )
     num_threads: int | None = argument(
         None,
         check.check_positive_or_none,

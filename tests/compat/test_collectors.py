@@ -265,6 +265,15 @@ def test_trajectories_are_cut_at_the_limit(kind: Any) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize(("total_frames", "batches"), [(0, 0), (4, 1), (5, 2)])
+def test_the_number_of_batches(kind: Any, total_frames: int, batches: int) -> None:
+    env = ENVS["CountingEnv"].theirs(None)()
+    collector = kind(env, ones, frames_per_batch=4, total_frames=total_frames)
+    assert sum(1 for _ in collector) == batches  # TorchRL's cannot be in list() with 0
+    collector.shutdown()
+
+
+@BOTH
 def test_iteration_goes_on_where_it_was(kind: Any) -> None:
     collector = kind(ENVS["CountingEnv"].theirs(None)(), ones, frames_per_batch=4, total_frames=12)
     first = [next(iter(collector)).clone()]
