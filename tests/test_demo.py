@@ -216,7 +216,8 @@ def test_the_summary_accounts_for_all_of_the_time(name: str) -> None:
 
 
 def test_the_summary_of_a_run_without_a_batch() -> None:
-    text = summary(run_of([], outcome="interrupted"))
+    stats = {"workers": {0: {"seconds": {}}}}  # of a worker that has delivered nothing
+    text = summary(run_of([], stats=stats, outcome="interrupted"))
     assert "Interrupted" in text
     assert "mean return             -" in text
 

@@ -150,7 +150,7 @@ def test_workers_write_into_the_rows_of_one_batch(engine: ProcessEngine) -> None
                 handle.submit(RolloutRequest(False, SlabRows(slab, row, order)))
             waiting = list(handles)
             while waiting:
-                handle = engine.wait_any(waiting, LONG)
+                handle = AnswerWaiter(engine.bell).wait_any(waiting, LONG)
                 assert handle is not None
                 rollout = handle.rollout()
                 assert rollout.buffer is None
@@ -251,7 +251,7 @@ def test_a_killed_worker_is_noticed_wherever_one_waits(engine: ProcessEngine) ->
         os.kill(pid, signal.SIGKILL)
         since = time.monotonic()
         if read == "wait_any":
-            assert engine.wait_any([handle], LONG) is handle
+            assert AnswerWaiter(engine.bell).wait_any([handle], LONG) is handle
         with pytest.raises(WorkerDied, match="SIGKILL") as caught:
             handle.answer(call) if read == "answer" else handle.rollout()
         assert time.monotonic() - since < LONG / 2
@@ -284,7 +284,7 @@ def test_environments_are_closed(engine: ProcessEngine, tmp_path: Path) -> None:
     note = tmp_path / "note"
     worker = started(engine, lambda: ClosingEnv(str(note)))
     worker.ask()
-    engine.wait_closed([worker.handle])
+    AnswerWaiter(engine.bell).wait_closed([worker.handle])
     assert note.read_text() == "closed"
     assert is_gone(worker.info.pid)
 
@@ -318,7 +318,7 @@ def test_environments_that_take_their_time_are_closed_and_others_not_waited_for(
             wait_dead(self, handles, LONG)
 
     monkeypatch.setattr(AnswerWaiter, "_wait_dead", wait)
-    engine.wait_closed([slow.handle, stuck.handle])
+    AnswerWaiter(engine.bell).wait_closed([slow.handle, stuck.handle])
     assert awaited == [[0, 1], [0]]
     assert note.read_text() == "closed"
     assert is_gone(slow.info.pid)
@@ -435,7 +435,7 @@ def test_no_descriptor_is_left() -> None:
         worker = started(engine, CountingEnv)
         worker.ask()
         worker.handle.rollout()
-        engine.wait_closed([worker.handle])
+        AnswerWaiter(engine.bell).wait_closed([worker.handle])
         engine.leave()
 
     run()  # multiprocessing keeps some descriptors of its first run

@@ -25,6 +25,7 @@ from test_process_engine import LONG, PATHS, Started, await_gone, started
 
 import pycollect
 from pycollect.errors import WorkerDied
+from pycollect.transport.engine import AnswerWaiter
 from pycollect.transport.messages import set_seed
 from pycollect.transport.processes import engine as start
 from pycollect.transport.processes import fork_server as forking
@@ -78,13 +79,13 @@ def is_collecting(worker: Started) -> bool:
 def said(engine: ProcessEngine, note: Path, says: Callable[[], Any]) -> str:
     """Return a function's result in a new worker."""
     worker = started(engine, lambda: NotingEnv(note, says))
-    engine.wait_closed([worker.handle])
+    AnswerWaiter(engine.bell).wait_closed([worker.handle])
     return note.read_text()
 
 
 def test_workers_of_all_engines_are_forks_of_one_process(engine: ProcessEngine) -> None:
     first = [started(engine, CountingEnv, index) for index in range(2)]
-    engine.wait_closed([worker.handle for worker in first])
+    AnswerWaiter(engine.bell).wait_closed([worker.handle for worker in first])
     other = ProcessEngine()
     last = started(other, CountingEnv)
     template = parent(last)
@@ -214,7 +215,7 @@ def test_workers_go_on_without_their_template_until_they_are_ended(engine: Proce
     worker.handle.kill()
     killed.handle.kill()
     await_gone(killed.info.pid)
-    engine.wait_closed([other.handle])
+    AnswerWaiter(engine.bell).wait_closed([other.handle])
 
 
 def test_who_is_let_go_of_is_ended(engine: ProcessEngine) -> None:
@@ -240,7 +241,7 @@ def test_it_ends_when_it_had_no_worker_for_a_while(
     worker = started(engine, CountingEnv)
     template = parent(worker)
     assert is_collecting(worker)
-    engine.wait_closed([worker.handle])
+    AnswerWaiter(engine.bell).wait_closed([worker.handle])
     await_gone(template.pid)
     again = started(engine, CountingEnv)
     assert parent(again) not in (template, psutil.Process())

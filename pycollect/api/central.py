@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,7 @@ from pycollect.worker.options import WorkerOptions
 
 if TYPE_CHECKING:  # at run time, imported only for central inference
     from pycollect.inference.client import ClientSlots
-    from pycollect.inference.in_driver import PendingCounter, ServingBell
+    from pycollect.inference.in_driver import ServingBell
     from pycollect.inference.policy_worker import PolicyWorkerMaker
     from pycollect.inference.server import InferenceServer
 
@@ -168,16 +168,6 @@ def _plan(
     )
     (pickled,) = parse.pickled_policies([factory or policy], factory is not None)
     return WorkerPlan(spec, pickled, {})
-
-
-E = TypeVar("E", bound="PendingCounter")
-
-
-def watched(bell: ServingBell | None, engine: E) -> E:
-    """Make the bell watch the engine's processes, unless it is ``None``; return the engine."""
-    if bell is not None:
-        bell.watch(engine)
-    return engine
 
 
 def _one_device(given: Mapping[str, Any], workers: int) -> Any:

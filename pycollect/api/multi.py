@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pycollect import checks as check
 from pycollect.api import arguments as parse
 from pycollect.api.binding import Arguments, explained
-from pycollect.api.central import Central, watched
+from pycollect.api.central import Central
 from pycollect.api.choosing import Choosing, choose_sync
 from pycollect.api.set_up import NewWorkers, SetUp
 from pycollect.api.signatures import (
@@ -147,7 +147,7 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
         if central is None:
             ScheduledCollector.__init__(self, set_up, ProcessEngine(method))
         else:
-            engine = watched(central.bell, ProcessEngine(method, central.bell))
+            engine = ProcessEngine(method, central.bell)
             ScheduledCollector.__init__(self, set_up, engine, central.serving(method))
 
     def add_collectors(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pycollect.api import arguments as parse
 from pycollect.api.arguments import dict_each
 from pycollect.api.binding import Arguments
-from pycollect.api.central import Central, watched
+from pycollect.api.central import Central
 from pycollect.api.launched import LaunchedCollector
 from pycollect.api.multi import MultiSyncDataCollector
 from pycollect.api.set_up import NewWorkers, WorkerKind
@@ -144,7 +144,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
 
     def _engine(self, init_config: Mapping[str, Any] | None, remote: RemoteOptions) -> RayEngine:
-        return watched(self._bell, RayEngine(init_config, self._bell))
+        return RayEngine(init_config, self._bell)
 
     def _central(
         self, given: Arguments, kind: WorkerKind, workers: int, sync: bool

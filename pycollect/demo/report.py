@@ -56,7 +56,8 @@ def _figures(run: Run) -> list[str]:
     stats = run.stats
     frames, episodes = stats.get("frames", 0), stats.get("episodes", 0)
     workers = [worker["seconds"] for worker in stats.get("workers", {}).values()]
-    worked = sum(seconds[name] for seconds in workers for name in ("env", "policy", "record"))
+    phases = ("env", "policy", "record")
+    worked = sum(seconds.get(name, 0.0) for seconds in workers for name in phases)
     mean = stats.get("episode_return")
     last = f"of the last {min(episodes, RECENT_EPISODES)} episodes"
     return [

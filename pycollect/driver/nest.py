@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pycollect._core import Placement, RolloutControl, Slab, join_rollouts
+from pycollect._core import Bell, Placement, RolloutControl, Slab, join_rollouts
 from pycollect.data.extras import Extras, pickled_extras
 from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSpec
 from pycollect.driver.flow import Flow
@@ -18,7 +17,6 @@ from pycollect.driver.scheduler import Scheduler
 from pycollect.driver.source import Batch
 from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
-from pycollect.transport.bells import POLL_SECONDS
 from pycollect.transport.messages import WorkerInfo, WorkerSpec, resume, set_seed
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.worker.generators import GeneratorState, NestState
@@ -271,34 +269,38 @@ class Nest:
         self._processes.close()
 
 
-class _Engine(ProcessEngine):
-    """An engine that shows the driver that a waiting nest is alive, and passes on its stops.
+class _NestBell:
+    """A bell that shows the driver, while the nest waits for it, that the nest is alive.
 
-    Args:
-        all_stop: Whether a stop ends the rollouts of all processes, because the nest waits for all.
-            Otherwise it ends that of the first process in the queue.
-        start_method: See :class:`ProcessEngine`.
+    Attributes:
+        control: Counts steps, and tells whether the driver stopped the rollout.
+        beats: Number that grows while the nest waits.
+        stop: Function that stops the rollouts that the nest waits for.
     """
 
-    def __init__(self, all_stop: bool, start_method: str) -> None:
-        super().__init__(start_method)
-        self.all_stop = all_stop
+    def __init__(self) -> None:
+        self._bell = Bell()
+        self.address, self.ring = self._bell.address, self._bell.ring
         self.control = RolloutControl()
         self.beats = 0
+        self.stop: Callable[[], None] = _do_nothing
 
-    def wait_any(self, handles: Sequence[Any], timeout: float) -> Any:
-        """See :class:`ProcessEngine`."""
-        deadline = time.monotonic() + timeout
-        while True:
-            self.beats += 1
-            self.control.count_step()
-            if self.control.is_stopped:
-                for handle in handles if self.all_stop else handles[:1]:
-                    handle.stop()
-            left = deadline - time.monotonic()
-            ready = super().wait_any(handles, min(left, POLL_SECONDS))
-            if ready is not None or left <= POLL_SECONDS:
-                return ready
+    @property
+    def count(self) -> int:
+        """Number of rings so far."""
+        return self._bell.count
+
+    def wait_ring(self, seen: int, seconds: float) -> bool:
+        """See `AnyBell`."""
+        self.beats += 1
+        self.control.count_step()
+        if self.control.is_stopped:
+            self.stop()
+        return self._bell.wait_ring(seen, seconds)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class _NestFlow(Flow):
@@ -312,8 +314,11 @@ class _Processes:
 
     def __init__(self, options: RemoteOptions, plans: Sequence[WorkerPlan]) -> None:
         self._flow = _NestFlow(StreamOptions(frames_per_batch=1))
-        self._engine = _Engine(options.sync, options.start_method)
-        self.scheduler = Scheduler(self._flow, options, plans, None, self._engine)
+        self._all_stop = options.sync
+        self._bell = _NestBell()
+        engine = ProcessEngine(options.start_method, self._bell)
+        self.scheduler = Scheduler(self._flow, options, plans, None, engine)
+        self._bell.stop = self._stop
         try:
             self.scheduler.start()
         except BaseException:
@@ -343,7 +348,7 @@ class _Processes:
     @property
     def activity(self) -> int:
         """A number that changes as long as anything happens."""
-        return self._engine.beats + sum(process.handle.steps() or 0 for process in self.present)
+        return self._bell.beats + sum(process.handle.steps() or 0 for process in self.present)
 
     @property
     def lost(self) -> dict[str, int]:
@@ -365,7 +370,7 @@ class _Processes:
             control: Counts steps, and may stop the rollout.
         """
         flow = self._flow
-        flow.is_random, self._engine.control = random, control
+        flow.is_random, self._bell.control = random, control
         if flow.unclaimed is None:
             self.scheduler.collect()
         batch = flow.unclaimed
@@ -375,6 +380,12 @@ class _Processes:
             flow.ledger.deliver(process, frames)
         flow.statistics.count_batch(sum(batch.frames_of.values()))
         return batch
+
+    def _stop(self) -> None:
+        """Stop the rollouts that the next batch needs: of all processes if sync, else of one."""
+        waiting = [own for own in self.scheduler.group.queue if own.requests and not own.starting]
+        for process in waiting if self._all_stop else waiting[:1]:
+            process.handle.stop()
 
     def push(self, weights: Weights, version: int) -> None:
         """Send weights for the rollouts that start from now on."""

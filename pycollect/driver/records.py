@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pycollect.transport.handle import NotStarted, WorkerHandle
+from pycollect.transport.handle import AnyHandle, WorkerHandle
 from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec, resume
 from pycollect.worker.generators import GeneratorState, NestState, derived_seeds
 from pycollect.worker.report import RolloutReport
@@ -58,7 +58,7 @@ class WorkerRecord:
     """
 
     plan: WorkerPlan
-    starting: WorkerHandle | NotStarted | None
+    starting: AnyHandle | None
     handle: WorkerHandle = field(init=False)
     info: WorkerInfo = field(init=False)
     requests: deque[RolloutRequest] = field(default_factory=deque)
@@ -84,7 +84,7 @@ class WorkerRecord:
         return self.plan.spec.incarnation
 
     @property
-    def newest(self) -> WorkerHandle | NotStarted:
+    def newest(self) -> AnyHandle:
         """Handle of the worker, whether or not the worker is built."""
         return self.starting or self.handle
 

@@ -134,6 +134,7 @@ class Scheduler:
             return sent, ServedStreams(group, waiter, sent.resume, process.seed, policy)
         assert not isinstance(server, ProcessPlan)
         server.count_by(flow.version)
+        server.count_pending_by(group.pending)
         flow.policy_stream = PolicyStream(server.device)
         server.call_on(flow.policy_stream)
         live = LiveWeights(flow, server, policy, server.is_owned, group, options)

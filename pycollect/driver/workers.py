@@ -18,7 +18,7 @@ from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import CHECK_SECONDS, StartTimer, WorkerPlan, WorkerRecord
 from pycollect.driver.sending import HookSender, WeightSender
 from pycollect.errors import LimitError, WorkerDied, WorkerError, warn_user, without_frames
-from pycollect.transport.engine import Engine
+from pycollect.transport.engine import AnswerWaiter, Engine
 from pycollect.transport.handle import NotStarted, WorkerHandle
 from pycollect.transport.limits import limits_named
 from pycollect.transport.messages import WorkerInfo
@@ -57,6 +57,7 @@ class WorkerGroup:
     ) -> None:
         self._flow, self._engine, self._options = flow, engine, options
         self._check_server = check_server
+        self._waiter = AnswerWaiter(engine.bell)
         self._start_timer = StartTimer(options.init_timeout)
         self._policies: dict[bytes, SharedValue] = {}
         self.weights = WeightSender(engine.put)
@@ -80,6 +81,11 @@ class WorkerGroup:
     def infos(self) -> dict[int, WorkerInfo]:
         """Properties of each present worker, by id."""
         return {worker.index: worker.info for worker in self.present}
+
+    def pending(self) -> int:
+        """Return the number of built workers that have unanswered requests."""
+        built = [worker.handle for worker in self.present if not worker.starting]
+        return sum(handle.has_pending_requests for handle in built)
 
     def of(self, indices: Sequence[int]) -> list[WorkerRecord]:
         """Return the present workers with these ids."""
@@ -149,7 +155,7 @@ class WorkerGroup:
         if overdue is not None:
             return overdue
         handles = [worker.newest for worker in workers]
-        ready = self._engine.wait_any(handles, timeout)
+        ready = self._waiter.wait_any(handles, timeout)
         return None if ready is None else workers[handles.index(ready)]
 
     def is_overdue(self, worker: WorkerRecord) -> bool:
@@ -295,7 +301,7 @@ class WorkerGroup:
 
     def _end_processes(self, workers: Sequence[WorkerRecord]) -> None:
         """End the processes of workers that are not present."""
-        self._engine.wait_closed([worker.newest for worker in workers])
+        self._waiter.wait_closed([worker.newest for worker in workers])
 
     def close(self, timeout: float | None = None) -> None:
         """End all workers.
@@ -304,7 +310,7 @@ class WorkerGroup:
             timeout: Number of seconds in which workers must close their environments.
         """
         workers = [*self.present, *self.former]
-        self._engine.wait_closed([worker.newest for worker in workers], timeout)
+        self._waiter.wait_closed([worker.newest for worker in workers], timeout)
         for worker in workers:
             worker.requests.clear()
 

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
-from typing import Protocol
 
 from pycollect._core import Bell, Uninterrupted
 from pycollect.data.slabs import MemoryAddress
 from pycollect.inference.server import InferenceServer
-
-
-class PendingCounter(Protocol):
-    """Counts the workers that have not answered."""
-
-    @property
-    def pending(self) -> int:
-        """Number of workers with a request that is not answered yet."""
 
 
 class ServingBell:
@@ -33,19 +23,6 @@ class ServingBell:
     def __init__(self, bell: Bell, server: InferenceServer) -> None:
         self._bell, self._server = bell, server
         self._serving = threading.Lock()
-        self._counter: weakref.ref[PendingCounter] | None = None
-
-    def watch(self, counter: PendingCounter) -> None:
-        """Set the counter of workers that may send a request; it holds this bell.
-
-        This bell keeps only a weak reference to the counter.
-        """
-        self._counter = weakref.ref(counter)
-
-    @property
-    def _pending(self) -> int:
-        counter = None if self._counter is None else self._counter()
-        return 0 if counter is None else counter.pending
 
     @property
     def address(self) -> MemoryAddress:
@@ -84,7 +61,7 @@ class ServingBell:
     def _serve(self, seen: int, seconds: float) -> None:
         """Alternate between serving and sleeping; a client that knocked does not knock again."""
         server, deadline = self._server, time.monotonic() + seconds
-        pending = self._pending  # does not change, because an answer rings and ends the wait
+        pending = server.pending  # does not change, because an answer rings and ends the wait
         while True:
             knocks = self._bell.knocks
             awaited = server.serve(pending)

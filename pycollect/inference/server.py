@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -205,6 +206,7 @@ class InferenceServer:
         self._clients: list[Client] = []
         self._schedulers = _schedulers(settings, self._served)
         self._turn = 0  # index of the scheduler to serve next
+        self._count_pending: weakref.WeakMethod[Callable[[], int]] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -218,6 +220,16 @@ class InferenceServer:
     def call_on(self, stream: PolicyStream) -> None:
         """Call the policy on this stream instead of the current stream of the calling thread."""
         self._stream = stream
+
+    def count_pending_by(self, count: Callable[[], int]) -> None:
+        """Set the method that counts the workers that may send a request. Keeps no reference."""
+        self._count_pending = weakref.WeakMethod(count)
+
+    @property
+    def pending(self) -> int:
+        """Number of workers that may send a request; 0 if it is unknown."""
+        count = None if self._count_pending is None else self._count_pending()
+        return 0 if count is None else count()
 
     def load_weights(self, weights: Weights) -> None:
         """Write new weights into the policy that is called, in place."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import ClassVar, Protocol
+
+from pycollect.data.slabs import MemoryAddress
 
 POLL_SECONDS = 0.02
 """How often a waiting driver checks whether its workers are alive."""
 
 
 class AnyBell(Protocol):
-    """Interface of a bell: the core's `Bell`, or a ThreadBell."""
+    """Interface of a bell: the core's `Bell`, one that works while it waits, or a ThreadBell."""
+
+    @property
+    def address(self) -> MemoryAddress | None:
+        """Address by which other processes find the bell; ``None`` if they cannot ring it."""
 
     @property
     def count(self) -> int:
@@ -23,16 +29,10 @@ class AnyBell(Protocol):
         """Sleep until `count` differs from `seen`; return whether it does. May return early."""
 
 
-class SharedBell(AnyBell, Protocol):
-    """A bell that other processes can ring."""
-
-    @property
-    def address(self) -> Any:
-        """Address by which other processes find the bell."""
-
-
 class ThreadBell:
     """A bell for threads of this process, used if memory cannot be shared."""
+
+    address: ClassVar[None] = None
 
     def __init__(self) -> None:
         self._condition = threading.Condition()

@@ -1,47 +1,27 @@
-"""The interface of an engine, which starts workers, and how it waits for them."""
+"""The interface of an engine, which starts workers, and how the driver waits for them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from pycollect._core import available_memory
 from pycollect.transport.bells import POLL_SECONDS, AnyBell
-from pycollect.transport.handle import WorkerHandle
+from pycollect.transport.handle import AnyHandle, WorkerHandle
 from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.shared_value import Shareable, SharedValue
 
 _RESPOND_SECONDS = 5.0  # for a worker to end its last step and respond to the close request
 _CLOSE_SECONDS = 30.0  # for its environments to close, which may have processes of their own
 
-H = TypeVar("H", bound="AwaitedWorker")
-
-
-class AwaitedWorker(Protocol):
-    """A worker, as the code that waits for it sees it."""
-
-    @property
-    def has_answer(self) -> bool:
-        """Whether the oldest call has an answer. Does not wait."""
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether nothing more can come from the worker. Does not wait."""
-
-    def ask_close(self) -> bool:
-        """Ask the worker to close its environments and end; return whether it can still do so."""
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether the worker has reached the close request. Does not wait."""
-
-    def kill(self) -> None:
-        """End the process, and wait for its end if it shares memory with this one. Idempotent."""
-
 
 class Engine(Protocol):
-    """Starts workers and waits for them."""
+    """Starts workers."""
+
+    @property
+    def bell(self) -> AnyBell:
+        """Bell that rings when a worker may have answered."""
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Raise ValueError, naming the resource, if these workers need more than there is."""
@@ -65,20 +45,6 @@ class Engine(Protocol):
             policy: Pickled policy or policy factory.
         """
 
-    def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
-        """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
-
-        A dead worker's call counts as answered.
-        """
-
-    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
-        """Let workers close their environments, then kill the remaining processes.
-
-        Args:
-            timeout: Seconds that the workers have. ``None`` means the usual time (default:
-                ``None``).
-        """
-
     def leave(self) -> None:
         """Release everything the engine holds. Idempotent."""
 
@@ -90,7 +56,7 @@ class AnswerWaiter:
         self._bell = bell
         self._polled = 0.0
 
-    def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
+    def wait_any(self, handles: Sequence[AnyHandle], timeout: float) -> AnyHandle | None:
         """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
 
         A dead worker's call counts as answered.
@@ -109,7 +75,7 @@ class AnswerWaiter:
                 return None
             self._bell.wait_ring(seen, min(left, POLL_SECONDS))
 
-    def _dead_worker(self, handles: Sequence[H]) -> H | None:
+    def _dead_worker(self, handles: Sequence[AnyHandle]) -> AnyHandle | None:
         """Return a dead worker, or ``None``. Polls at intervals, even while other workers ring."""
         now = time.monotonic()
         if now - self._polled < POLL_SECONDS:
@@ -117,7 +83,7 @@ class AnswerWaiter:
         self._polled = now
         return next((handle for handle in handles if handle.is_dead), None)
 
-    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None) -> None:
+    def wait_closed(self, handles: Sequence[AnyHandle], timeout: float | None = None) -> None:
         """Let workers close their environments, then kill the remaining processes.
 
         Args:
@@ -127,7 +93,7 @@ class AnswerWaiter:
         for handle in handles:
             handle.kill()
 
-    def _await_closing(self, handles: Sequence[AwaitedWorker], timeout: float | None) -> None:
+    def _await_closing(self, handles: Sequence[AnyHandle], timeout: float | None) -> None:
         """Wait until the workers have closed; give up unresponsive ones."""
         began = time.monotonic()
         self._wait_dead(handles, _shorter(_RESPOND_SECONDS, timeout))
@@ -135,7 +101,7 @@ class AnswerWaiter:
         closing = [handle for handle in handles if handle.is_closing]
         self._wait_dead(closing, _shorter(_CLOSE_SECONDS, left))
 
-    def _wait_dead(self, handles: Sequence[AwaitedWorker], timeout: float) -> None:
+    def _wait_dead(self, handles: Sequence[AnyHandle], timeout: float) -> None:
         """Wait until all workers are dead or the timeout ends."""
         deadline = time.monotonic() + timeout
         waiting = list(handles)

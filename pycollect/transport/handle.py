@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import cloudpickle
 
@@ -451,3 +451,7 @@ class NotStarted:
 
     def kill(self) -> None:
         """Do nothing."""
+
+
+AnyHandle: TypeAlias = WorkerHandle | NotStarted
+"""Handle of a worker, whether or not its process was started."""

@@ -18,7 +18,7 @@ from pycollect.transport.distributed.caller import RankCaller
 from pycollect.transport.distributed.links import Carrier
 from pycollect.transport.distributed.meeting import REFUSAL, Meeting
 from pycollect.transport.distributed.rendezvous import Rendezvous
-from pycollect.transport.engine import AnswerWaiter, AwaitedWorker, H, check_available
+from pycollect.transport.engine import check_available
 from pycollect.transport.handle import WorkerHandle
 from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import pickled_spec
@@ -126,7 +126,7 @@ class Launcher(Protocol):
 
 
 class DistributedEngine:
-    """Starts ranks and waits for them. Each has a connection of its own to this process.
+    """Starts ranks. Each has a connection of its own to this process.
 
     Args:
         launcher: Launcher of the ranks.
@@ -146,8 +146,7 @@ class DistributedEngine:
         self._carrier = carrier
         self._rendezvous = Rendezvous(host, port, init_timeout)
         self._node = this_node()
-        self._bell: AnyBell = ThreadBell() if shared_memory_why_not() else Bell()
-        self._waiter = AnswerWaiter(self._bell)
+        self.bell: AnyBell = ThreadBell() if shared_memory_why_not() else Bell()
         self._processes: list[RankProcess] = []
         # At exit, runs before multiprocessing joins the remaining processes.
         self._leave = util.Finalize(self, _kill_all, (self._processes,), exitpriority=100)
@@ -180,11 +179,11 @@ class DistributedEngine:
             policy: Pickled policy or policy factory.
             options: Options of the launcher.
         """
-        bell = self._bell
-        mailbox = Mailbox(MAX_REQUESTS) if isinstance(bell, Bell) else None
-        addresses = None
-        if isinstance(bell, Bell) and mailbox is not None:
-            addresses = (mailbox.address, bell.address)
+        bell = self.bell
+        mailbox = addresses = None
+        if bell.address is not None:
+            mailbox = Mailbox(MAX_REQUESTS)
+            addresses = mailbox.address, bell.address
         invitation = Invitation(self._node, os.getpid(), addresses, self._carrier)
         rank = f"{spec.index}.{spec.incarnation}"
         meeting = self._rendezvous.invite(rank, invitation)
@@ -203,17 +202,6 @@ class DistributedEngine:
         except BaseException:
             rank_process.kill()
             raise
-
-    def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
-        """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
-
-        A dead worker's call counts as answered.
-        """
-        return self._waiter.wait_any(handles, timeout)
-
-    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
-        """Let workers close their environments, then kill the remaining processes."""
-        self._waiter.wait_closed(handles, timeout)
 
 
 def _kill_all(processes: Sequence[RankProcess]) -> None:

@@ -11,9 +11,9 @@ from weakref import WeakSet
 
 from pycollect._core import Bell, Mailbox, SharedMemoryError, shared_memory_why_not
 from pycollect.errors import warn_user
-from pycollect.transport.bells import SharedBell
+from pycollect.transport.bells import AnyBell
 from pycollect.transport.channel import MAX_REQUESTS
-from pycollect.transport.engine import AnswerWaiter, AwaitedWorker, H, check_available
+from pycollect.transport.engine import check_available
 from pycollect.transport.handle import WorkerHandle
 from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import pickled_for_child
@@ -110,23 +110,21 @@ def _report_spawning(reason: str) -> None:
 
 
 class ProcessEngine:
-    """Starts worker processes and waits for them. They end with this process in any case.
+    """Starts worker processes. They end with this process in any case.
 
     Args:
         start_method: How processes start; see :func:`start_child`.
-        bell: Bell that workers ring and this engine waits on. ``None`` creates one (default:
-            ``None``).
+        bell: Bell that workers ring. ``None`` creates one (default: ``None``).
 
     Raises:
         SharedMemoryError: Processes cannot share memory on this system.
     """
 
-    def __init__(self, start_method: str = "forkserver", bell: SharedBell | None = None) -> None:
+    def __init__(self, start_method: str = "forkserver", bell: AnyBell | None = None) -> None:
         if why_not := shared_memory_why_not():
             raise SharedMemoryError(why_not)
         self._start_method = start_method
-        self._bell: SharedBell = Bell() if bell is None else bell
-        self._waiter = AnswerWaiter(self._bell)
+        self.bell: AnyBell = Bell() if bell is None else bell
         self._handles: list[WorkerHandle] = []
         # At exit, runs before multiprocessing joins the remaining processes.
         self._leave = util.Finalize(self, _kill_all, (self._handles,), exitpriority=100)
@@ -134,11 +132,6 @@ class ProcessEngine:
     def leave(self) -> None:
         """End all remaining processes. Idempotent."""
         self._leave()
-
-    @property
-    def pending(self) -> int:
-        """Number of built workers that have unanswered requests."""
-        return sum(handle.has_pending_requests for handle in self._handles)
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Accept any number of workers: processes share the machine's resources."""
@@ -163,27 +156,16 @@ class ProcessEngine:
         """
         mailbox = Mailbox(MAX_REQUESTS)
         pickled, inherited = pickled_for_child(spec)
-        arguments = (mailbox.address, self._bell.address, os.getpid(), inherited)
+        arguments = (mailbox.address, self.bell.address, os.getpid(), inherited)
         name = f"pycollect-{spec.name}".replace(" ", "-")
         process = ChildProcess(*start_child(serve, arguments, name, self._start_method))
         try:
-            handle = WorkerHandle(spec, pickled, policy, mailbox, process, self._bell)
+            handle = WorkerHandle(spec, pickled, policy, mailbox, process, self.bell)
         except BaseException:
             process.kill()
             raise
         self._handles[:] = [*(other for other in self._handles if not other.ended), handle]
         return handle
-
-    def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
-        """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
-
-        A dead worker's call counts as answered.
-        """
-        return self._waiter.wait_any(handles, timeout)
-
-    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
-        """Let workers close their environments, then kill the remaining processes."""
-        self._waiter.wait_closed(handles, timeout)
 
 
 def _kill_all(handles: Sequence[WorkerHandle]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
@@ -99,6 +100,8 @@ class ActorProcess:
     @property
     def is_over(self) -> bool:
         """Whether the process is gone or serves no more. Calls of a dead actor fail themselves."""
+        if sys.is_finalizing() or not self._ray.is_initialized():  # Ray has ended all actors
+            return True
         if self._serving is None:
             return False
         return self._serving.done() or (self._process is not None and self._process.is_gone)
@@ -125,6 +128,8 @@ class ActorProcess:
 
     def kill(self) -> None:
         """End the actor; on this node also its process and those that its environments started."""
+        if sys.is_finalizing():  # Ray ends its processes itself, and imports no longer work
+            return
         process = self._process
         if process is not None and not process.is_gone:
             for child in children_of(process.pid):

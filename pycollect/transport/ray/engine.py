@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 from pycollect._core import Bell, Mailbox, SharedMemoryError, shared_memory_why_not
 from pycollect.data.devices import Devices
-from pycollect.transport.bells import SharedBell, ThreadBell
+from pycollect.transport.bells import AnyBell, ThreadBell
 from pycollect.transport.channel import MAX_REQUESTS
-from pycollect.transport.engine import (
-    AnswerWaiter,
-    AwaitedWorker,
-    H,
-    check_available,
-    too_many_bytes,
-)
+from pycollect.transport.engine import check_available, too_many_bytes
 from pycollect.transport.handle import WorkerHandle
 from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import pickled_spec
@@ -39,10 +31,10 @@ class DriverAddress:
     """
 
     node: str
-    bell: SharedBell | ThreadBell
+    bell: AnyBell
 
 
-def driver_address(ray: Any, bell: SharedBell | None) -> DriverAddress:
+def driver_address(ray: Any, bell: AnyBell | None) -> DriverAddress:
     """Return this process's node and bell.
 
     Args:
@@ -73,7 +65,7 @@ def start_actor(
         driver: Address of this process.
     """
     bell, mailbox = driver.bell, None
-    if not isinstance(bell, ThreadBell):
+    if bell.address is not None:
         mailbox = Mailbox(MAX_REQUESTS)
         process.serve(driver.node, mailbox.address, bell.address)
     return WorkerHandle(spec, pickled_spec(spec), policy, mailbox, process, bell)
@@ -90,23 +82,19 @@ class RayEngine:
 
     Args:
         init_config: Arguments of ``ray.init``. ``None`` joins the running cluster or starts one.
-        bell: Bell that actors of this node ring and this engine waits on. ``None`` creates one
-            (default: ``None``).
+        bell: Bell that actors of this node ring. ``None`` creates one (default: ``None``).
 
     Raises:
         SharedMemoryError: Actors cannot ring the bell.
     """
 
-    def __init__(
-        self, init_config: Mapping[str, Any] | None, bell: SharedBell | None = None
-    ) -> None:
+    def __init__(self, init_config: Mapping[str, Any] | None, bell: AnyBell | None = None) -> None:
         SESSION.enter(init_config)
         self._ray = import_ray()
         # This also covers a collector that is dropped without shutdown().
         self._session = call_when_freed(self, SESSION.leave)
         self._driver = driver_address(self._ray, bell)
-        self._waiter = AnswerWaiter(self._driver.bell)
-        self._started: WeakSet[WorkerHandle] = WeakSet()
+        self.bell = self._driver.bell
 
     def leave(self) -> None:
         """Shut Ray down if a collector started it and this was the last one. Idempotent."""
@@ -143,31 +131,10 @@ class RayEngine:
         actor = _actor_class().options(**options).remote()
         process = ActorProcess(self._ray, actor, self._driver.bell)
         try:
-            started = start_actor(spec, policy, process, self._driver)
+            return start_actor(spec, policy, process, self._driver)
         except BaseException:
             process.kill()
             raise
-        self._started.add(started)
-        return started
-
-    @property
-    def pending(self) -> int:
-        """Number of actors of this node that have unanswered requests."""
-        return sum(handle.has_pending_requests for handle in self._started)
-
-    def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
-        """Return the first handle whose oldest call has an answer, or ``None`` after the timeout.
-
-        A dead worker's call counts as answered.
-        """
-        return self._waiter.wait_any(handles, timeout)
-
-    def wait_closed(self, handles: Sequence[AwaitedWorker], timeout: float | None = None) -> None:
-        """Let workers close their environments, then kill the remaining actors."""
-        if sys.is_finalizing():  # Ray ends its processes itself, and imports no longer work
-            return
-        if self._ray.is_initialized():
-            self._waiter.wait_closed(handles, timeout)
 
 
 def _actor_class() -> Any:
