@@ -20,13 +20,8 @@ from pycollect.driver.assembly import Assembly
 from pycollect.driver.delivery import assemble, rollouts_of
 from pycollect.driver.options import StreamOptions
 from pycollect.driver.source import Batch
-from pycollect.transport.messages import (
-    Rollout,
-    RolloutRequest,
-    WorkerInfo,
-    plain_report,
-    unpacked_report,
-)
+from pycollect.transport.messages import Rollout, RolloutRequest, plain_report, unpacked_report
+from pycollect.transport.spec import WorkerInfo
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.worker import Worker

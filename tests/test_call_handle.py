@@ -9,15 +9,10 @@ import pytest
 
 from pycollect.transport.bells import ThreadBell
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.messages import (
-    Collect,
-    RolloutRequest,
-    SetWeights,
-    Stop,
-    WorkerSpec,
-)
+from pycollect.transport.messages import Collect, RolloutRequest, SetWeights, Stop
 from pycollect.transport.ray.actor import ActorProcess
 from pycollect.transport.shared_value import SharedValue
+from pycollect.transport.spec import WorkerSpec
 from pycollect.worker.options import WorkerOptions
 
 

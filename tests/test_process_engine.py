@@ -28,8 +28,9 @@ from pycollect.data.weights import WeightSlab, WeightSpec, weights_from
 from pycollect.errors import WorkerDied, WorkerError
 from pycollect.transport.engine import AnswerWaiter
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec, set_seed
+from pycollect.transport.messages import RolloutRequest
 from pycollect.transport.processes.engine import ProcessEngine
+from pycollect.transport.spec import WorkerInfo, WorkerSpec, set_seed
 from pycollect.worker.options import WorkerOptions
 from tests.collect_support import is_gone
 from tests.echo_envs import GateEnv, wait_until

@@ -21,9 +21,9 @@ from pycollect.driver.records import WorkerPlan
 from pycollect.envs.groups import check_env_groups
 from pycollect.inference.options import InferenceOptions, ServerSettings
 from pycollect.policy.runner import build
-from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import pickled
 from pycollect.transport.processes.engine import ProcessEngine
+from pycollect.transport.spec import WorkerSpec
 from pycollect.worker.options import WorkerOptions
 
 if TYPE_CHECKING:  # at run time, imported only for central inference

@@ -29,7 +29,8 @@ from pycollect.data.tensordicts import spare_memory
 from pycollect.data.upload import MAX_IN_FLIGHT, DeviceUploader
 from pycollect.driver.source import Batch
 from pycollect.transport.limits import limits_named
-from pycollect.transport.messages import Rollout, RolloutRequest, WorkerInfo
+from pycollect.transport.messages import Rollout, RolloutRequest
+from pycollect.transport.spec import WorkerInfo
 from pycollect.worker.report import RolloutReport
 
 # The newest batch and the one before it, which a learner still reads.

@@ -17,8 +17,8 @@ from pycollect.driver.scheduler import Scheduler
 from pycollect.driver.source import Batch
 from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
-from pycollect.transport.messages import WorkerInfo, WorkerSpec, resume, set_seed
 from pycollect.transport.processes.engine import ProcessEngine
+from pycollect.transport.spec import WorkerInfo, WorkerSpec, resume, set_seed
 from pycollect.worker.generators import GeneratorState, NestState
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 

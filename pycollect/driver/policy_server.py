@@ -13,7 +13,7 @@ from pycollect.driver.records import StallDetector, WorkerPlan, WorkerRecord
 from pycollect.driver.workers import WorkerGroup, with_log
 from pycollect.errors import WorkerDied, without_frames
 from pycollect.transport.engine import Engine
-from pycollect.transport.messages import set_seed
+from pycollect.transport.spec import set_seed
 
 DIED = "server_died"
 """Reason for lost frames of workers whose inference server died."""

@@ -9,7 +9,7 @@ from pycollect.data.weights import NO_WEIGHTS, load_weights
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
 from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.workers import WorkerGroup
-from pycollect.transport.messages import set_seed
+from pycollect.transport.spec import set_seed
 from pycollect.worker.generators import derived_seeds, seed_chain
 
 

@@ -21,8 +21,8 @@ from pycollect.errors import LimitError, WorkerDied, WorkerError, warn_user, wit
 from pycollect.transport.engine import AnswerWaiter, Engine
 from pycollect.transport.handle import NotStarted, WorkerHandle
 from pycollect.transport.limits import limits_named
-from pycollect.transport.messages import WorkerInfo
 from pycollect.transport.shared_value import SharedValue
+from pycollect.transport.spec import WorkerInfo
 
 _LOGGER = logging.getLogger(__name__)
 _BATCHES_REMEMBERED = 100  # a death no longer counts after this many delivered batches

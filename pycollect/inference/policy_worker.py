@@ -16,7 +16,7 @@ from pycollect.inference.server import InferenceServer
 from pycollect.policy.runner import build
 from pycollect.transport.bells import POLL_SECONDS
 from pycollect.transport.hosted import HostedServer
-from pycollect.transport.messages import WorkerSpec
+from pycollect.transport.spec import WorkerSpec
 
 
 @dataclass(frozen=True)

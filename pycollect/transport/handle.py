@@ -35,14 +35,13 @@ from pycollect.transport.messages import (
     Rollout,
     RolloutRequest,
     Run,
-    WorkerInfo,
-    WorkerSpec,
     opened_slab,
     unpacked_report,
 )
 from pycollect.transport.pickling import pickled_spec
 from pycollect.transport.process import ProcessEnd, WorkerProcess
 from pycollect.transport.shared_value import SharedValue
+from pycollect.transport.spec import WorkerInfo, WorkerSpec
 
 
 class WorkerHandle:

@@ -30,19 +30,17 @@ from pycollect.transport.messages import (
     Collect,
     ErrorReport,
     GetSteps,
-    Hosted,
     Request,
     Resize,
     Run,
     SetHook,
     SetWeights,
     Stop,
-    WorkerInfo,
-    WorkerSpec,
     packed_slab,
     plain_report,
 )
 from pycollect.transport.pickling import unpickle
+from pycollect.transport.spec import Hosted, WorkerInfo, WorkerSpec
 from pycollect.transport.unguarded import become_worker, building
 from pycollect.worker.report import Lazy
 

@@ -13,7 +13,7 @@ from pycollect._core import Placement, RolloutControl, Slab
 from pycollect.data.frame import BatchLeaves
 from pycollect.data.weights import Weights, WeightSpec
 from pycollect.policy.runner import build
-from pycollect.transport.messages import WorkerSpec
+from pycollect.transport.spec import WorkerSpec
 from pycollect.worker.generators import GeneratorState
 from pycollect.worker.options import PRE
 from pycollect.worker.report import RolloutReport

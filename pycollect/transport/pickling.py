@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from pycollect.transport.messages import WorkerSpec
+from pycollect.transport.spec import WorkerSpec
 
 _SHARED = (
     sharedctypes.SynchronizedBase,

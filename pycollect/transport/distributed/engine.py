@@ -20,10 +20,10 @@ from pycollect.transport.distributed.meeting import REFUSAL, Meeting
 from pycollect.transport.distributed.rendezvous import Rendezvous
 from pycollect.transport.engine import check_available
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import pickled_spec
 from pycollect.transport.process import LaunchedProcess, ProcessEnd
 from pycollect.transport.shared_value import Shareable, SharedValue
+from pycollect.transport.spec import WorkerSpec
 
 
 class RankProcess:

@@ -15,7 +15,6 @@ from pycollect.transport.bells import AnyBell
 from pycollect.transport.channel import MAX_REQUESTS
 from pycollect.transport.engine import check_available
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import pickled_for_child
 from pycollect.transport.processes.child import (
     Child,
@@ -29,6 +28,7 @@ from pycollect.transport.processes.fork_server import ForkServerError
 from pycollect.transport.processes.forked import ForkedChild, ForkedProcess
 from pycollect.transport.processes.serve import serve
 from pycollect.transport.shared_value import Shareable, SharedValue
+from pycollect.transport.spec import WorkerSpec
 from pycollect.transport.unguarded import check_not_importing
 
 _started: WeakSet[Any] = WeakSet()  # process objects of multiprocessing

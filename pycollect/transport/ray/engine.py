@@ -12,12 +12,12 @@ from pycollect.transport.bells import AnyBell, ThreadBell
 from pycollect.transport.channel import MAX_REQUESTS
 from pycollect.transport.engine import check_available, too_many_bytes
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import pickled_spec
 from pycollect.transport.process import has_pidfd
 from pycollect.transport.ray.actor import ActorProcess, RayWorker
 from pycollect.transport.ray.session import SESSION, call_when_freed, check_resources, import_ray
 from pycollect.transport.shared_value import Shareable, SharedValue
+from pycollect.transport.spec import WorkerSpec
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,203 @@
+"""A worker's specification and description, and the interface of what runs in its process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+
+from pycollect._core import Placement, RolloutControl, Slab
+from pycollect.data.devices import CPU
+from pycollect.data.frame import BatchLeaves
+from pycollect.data.weights import NO_WEIGHT_SPEC, Weights, WeightSpec
+from pycollect.envs.registrations import Registered, program_registrations
+from pycollect.worker.generators import GeneratorState, NestState
+from pycollect.worker.options import WorkerOptions
+from pycollect.worker.report import RolloutReport
+
+
+class HostedEnvs(Protocol):
+    """The environments of a worker, as the driver sees them."""
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments."""
+
+    @property
+    def num_seeds(self) -> int:
+        """Number of seeds that a reset takes."""
+
+    @property
+    def batch_size(self) -> tuple[int, ...]:
+        """Batch dimensions of the environments; () for a single environment."""
+
+
+class Hosted(Protocol):
+    """Interface of the object that a host runs. One thread calls all its methods."""
+
+    index: int
+    version: int
+    leaves: BatchLeaves
+    steps: int
+    placement: Placement
+    post_collect_hook: Callable[[Any], Any] | None
+
+    @property
+    def env(self) -> HostedEnvs:
+        """The worker's environments."""
+
+    @property
+    def weights(self) -> WeightSpec:
+        """Layout of the policy's weights."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the environments."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the episodes are known to end."""
+
+    @property
+    def processes(self) -> int:
+        """Number of own processes that collect for the worker; 0 if it collects itself."""
+
+    @property
+    def stacked(self) -> bool:
+        """Whether a rollout has a leading dimension for the worker's own processes."""
+
+    @property
+    def stepped(self) -> int:
+        """Number that grows with each step. May be read at any time."""
+
+    def collect(
+        self,
+        slab: Slab,
+        row: int,
+        policy_version: int,
+        random: bool,
+        control: RolloutControl,
+    ) -> RolloutReport:
+        """Collect one rollout into a row of a slab."""
+
+    def load_weights(self, weights: Weights) -> None:
+        """Load weights that apply from the next rollout."""
+
+    def set_hook(self, name: str, hook: Any) -> None:
+        """Set a hook that applies from the next rollout."""
+
+    def set_seed(self, seeds: Sequence[int], root: int) -> None:
+        """Seed and reset all environments and generators."""
+
+    def resume(self, state: Any, seeds: Sequence[int]) -> None:
+        """Reset all environments and restore the state of the random generators."""
+
+    def reset(self) -> None:
+        """Reset all environments."""
+
+    def set_share(self, frames: int) -> None:
+        """Set the number of frames per rollout."""
+
+    def generator_state(self) -> GeneratorState | NestState | None:
+        """Return the state of the random generators, or ``None`` if there is nothing to save."""
+
+    def close(self) -> None:
+        """Close the environments."""
+
+
+def set_seed(worker: Hosted, seeds: Sequence[int], root: int) -> None:
+    """Seed and reset all environments and generators of a worker."""
+    worker.set_seed(seeds, root)
+
+
+def resume(worker: Hosted, state: GeneratorState | NestState, seeds: Sequence[int]) -> None:
+    """Reset all environments of a worker and restore the state of its random generators."""
+    worker.resume(state, seeds)
+
+
+def reset(worker: Hosted) -> None:
+    """Reset all environments of a worker."""
+    worker.reset()
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Specification of a worker, from which any process can build it.
+
+    The policy is not part of it: workers share one pickled copy.
+
+    Attributes:
+        builds_policy: Whether the policy is passed as a factory.
+        hides_gpus: Whether to hide all GPUs from the worker's process.
+        role: Name of the process if it is no worker of a collector.
+        team: Function that makes an object which collects with processes of its own, one for each
+            item of `entry`. It takes this spec and the pickled policy. `env_kwargs` may be a list
+            of the same length. ``None``: the worker collects itself.
+        registered: Environments that the program has registered.
+    """
+
+    index: int
+    entry: Any
+    env_kwargs: Any
+    options: WorkerOptions
+    incarnation: int = 0
+    builds_policy: bool = False
+    hides_gpus: bool = False
+    team: Callable[[WorkerSpec, bytes], Hosted] | None = None
+    role: str = ""
+    registered: Registered = field(default_factory=program_registrations)
+
+    @property
+    def with_own_policy(self) -> WorkerSpec:
+        """Specification if the worker calls a copy of the policy instead of a server's client.
+
+        Two groups of environments gain time only while another process calls the policy.
+        """
+        return replace(self, options=replace(self.options, env_groups=1))
+
+    @property
+    def name(self) -> str:
+        """Name of the worker in messages."""
+        return self.role or f"worker {self.index}"
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """Description of a worker that was built.
+
+    Attributes:
+        num_seeds: Number of seeds that a reset takes.
+        bounded: Whether the episodes are known to end.
+        weights: Layout of the policy's weights.
+        device: Device of the environments.
+        processes: Number of own processes that collect for the worker; 0 if it collects itself.
+        stacked: Whether a rollout has a leading dimension for these processes.
+        warnings: Warnings for the user, which only the driver can show.
+    """
+
+    leaves: BatchLeaves
+    num_envs: int
+    num_seeds: int
+    batch_size: tuple[int, ...]
+    steps: int
+    pid: int
+    node: str
+    bounded: bool
+    weights: WeightSpec = NO_WEIGHT_SPEC
+    device: torch.device = CPU
+    processes: int = 0
+    stacked: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def frames(self) -> int:
+        """Frames of one full rollout."""
+        return self.num_envs * self.steps
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Layout of one rollout in memory. Created on first use, because it does not pickle."""
+        return Placement(self.leaves.layout(), 1, self.num_envs, self.steps)
