@@ -68,7 +68,8 @@ class Channel(Protocol):
     def take_answer(self) -> Any:
         """Return the answer of the oldest request, once.
 
-        It may be an `ErrorReport`, a `ProcessEnd`, or another exception of the transport.
+        It may be an `ErrorReport`, or a function that returns a `ProcessEnd` or an exception of the
+        transport, perhaps after a short wait.
 
         Raises:
             SharedMemoryError: The worker has died, and the memory of its answer is gone.
@@ -187,7 +188,8 @@ class CallChannel:
 
     def take_answer(self) -> Any:
         """See `Channel`."""
-        return self._result(self._calls.popleft())
+        call = self._calls.popleft()
+        return call.result() if call.exception() is None else partial(self._result, call)
 
     def _result(self, call: Future[Any]) -> Any:
         """Wait for the result of a call; return it, or what its exception means."""

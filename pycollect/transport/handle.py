@@ -91,12 +91,12 @@ class WorkerHandle:
 
     def _use(self, channel: Channel, spec: bytes) -> None:
         """Ask the worker to build through a channel, which is used from now on."""
+        build = Build(filters_import_warnings(), spec, channel.form_of(self._policy))
         self._channel = channel
         self._asked = self._taken = 0
         self._kept: dict[int, Any] = {}  # memory of unanswered requests
         self._answers: dict[int, Any] = {}
         self._unwanted: set[int] = set()
-        build = Build(filters_import_warnings(), spec, channel.form_of(self._policy))
         self._calls: deque[int] = deque([self._ask(build, self._policy)])
 
     @property
@@ -272,7 +272,7 @@ class WorkerHandle:
         if call is None:
             return None
         if callable(call):
-            return self._checked(call())
+            return self._checked(call)
         answer = self._read(call)
         self._forget(call)
         return answer
@@ -369,6 +369,8 @@ class WorkerHandle:
 
     def _checked(self, answer: Any) -> Any:
         """Return an answer, or raise the exception that it stands for."""
+        if callable(answer):
+            answer = answer()
         if isinstance(answer, ErrorReport):
             raise answer.rebuild(self.spec)
         if isinstance(answer, ProcessEnd):
