@@ -36,7 +36,7 @@ from pycollect.driver import assembly, in_process
 from pycollect.driver import collector as base
 from pycollect.driver.accounts import Statistics
 from pycollect.driver.workers import WorkerGroup
-from pycollect.transport.processes import handle
+from pycollect.transport import channel
 
 OF_PROCESSES = (MULTI_STACK, MULTI_ASYNC[0], CENTRAL, CENTRAL_ASYNC)
 
@@ -292,7 +292,7 @@ def test_a_batch_of_this_process_that_was_interrupted_comes_next(
 def test_an_answer_that_was_being_read_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
-    check_interrupted(monkeypatch, way, handle, "unpack")
+    check_interrupted(monkeypatch, way, channel, "unpack")
 
 
 @pytest.mark.parametrize("way", [IN_PROCESS, *marked(MULTI_STACK, MULTI_ASYNC[0])])

@@ -42,7 +42,7 @@ def no_process_starts(number: int) -> Iterator[None]:
     with (
         mock.patch("pycollect.transport.processes.engine.start_child", side_effect=error),
         mock.patch("pycollect.transport.distributed.launchers.start_child", side_effect=error),
-        mock.patch("pycollect.transport.ray.engine.starting_actor", side_effect=error),
+        mock.patch("pycollect.transport.ray.engine.start_actor", side_effect=error),
     ):
         yield
 

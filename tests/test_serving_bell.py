@@ -19,7 +19,7 @@ AWAITED = 2
 class Served:
     """A server that runs a callback, as its workers would, on each look for requests."""
 
-    max_wait = None
+    max_wait, pending = None, 0
 
     def __init__(self, *then: Callable[[], None]) -> None:
         self.looks, self._then = 0, then
