@@ -550,6 +550,9 @@ class ServerSlots:
             The message, or ``None`` if the replacement of a dead worker has made another request.
         """
 
+    def asked_at(self, slot: int) -> float:
+        """Return when the request was made, by `time.monotonic()`; raises as `question`."""
+
     def answer(self, slot: int, message: bytes = b"", note: int = 0) -> None:
         """Answer a request with a message and a number, and wake the worker.
 

@@ -30,6 +30,7 @@ void bind_slot(py::module_& module) {
             return question ? std::optional(to_bytes(*question)) : std::nullopt;
           },
           py::arg("slot"))
+      .def("asked_at", &ServerSlots::asked_at, py::arg("slot"))
       .def(
           "answer",
           [](ServerSlots& self, std::size_t slot, const py::bytes& message, std::uint64_t note) {

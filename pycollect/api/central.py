@@ -93,6 +93,7 @@ class Central:
             check.check_exploration("exploration_type", given["exploration_type"]),
             workers,
             check_env_groups("env_groups", given["env_groups"]),
+            measures=not sync and options.min_batch_size is None,
         )
         make = cls._in_driver if sync else cls._in_process
         return make(given, settings)
@@ -198,13 +199,11 @@ def _with_wait_defaults(
     """Return the options with defaults for how long a policy call waits for more requests.
 
     Workers of a sync batch wait for each other anyway, so a call waits for all of them, unless
-    stragglers are stopped. A call for an async collector waits for no other worker.
+    stragglers are stopped. A call for an async collector waits as long as it pays.
     """
+    least, timeout = options.min_batch_size, options.server_timeout
+    if not sync and least is None:
+        return replace(options, min_batch_size=1)
     if sync and given["preemptive_threshold"] is None:
         return options
-    least, timeout = options.min_batch_size, options.server_timeout
-    return replace(
-        options,
-        min_batch_size=1 if least is None and not sync else least,
-        server_timeout=_TIMEOUT if timeout is None else timeout,
-    )
+    return replace(options, server_timeout=_TIMEOUT if timeout is None else timeout)

@@ -53,7 +53,7 @@ class InferenceOptions:
         _check_size,
         """With central inference, minimum number of environments in a policy call. ``None`` means
         the environments of all collecting workers if sync, which makes actions reproducible from a
-        seed, and 1 if async.""",
+        seed. If async, it lets the server decide from the measured times of calls and steps.""",
         also=("inference",),
     )
     max_batch_size: int | None = argument(
@@ -67,7 +67,8 @@ class InferenceOptions:
         None,
         _check_timeout,
         """With central inference, maximum number of seconds that a policy call waits for more
-        requests. ``None`` means no limit, or 0.01 if async or with `preemptive_threshold`.""",
+        requests. ``None`` means no limit, or 0.01 with `preemptive_threshold`, or if async with
+        `min_batch_size`.""",
         also=("inference",),
     )
 
@@ -81,6 +82,7 @@ class ServerSettings:
         exploration: How actions are drawn.
         workers: Number of workers at the start.
         groups: Number of groups of each worker's environments, which send separate requests.
+        measures: Whether the server decides from measurements how long a call waits.
     """
 
     options: InferenceOptions
@@ -88,3 +90,4 @@ class ServerSettings:
     exploration: InteractionType
     workers: int
     groups: int = 1
+    measures: bool = False

@@ -22,6 +22,7 @@ from pycollect.errors import is_interrupt
 from pycollect.inference.group import PolicyGroup, ServedPolicy
 from pycollect.inference.messages import JoinReply, JoinRequest
 from pycollect.inference.options import InferenceOptions, ServerSettings
+from pycollect.inference.timing import CallTiming
 from pycollect.policy.calling import GraphPool
 from pycollect.transport.messages import ErrorReport
 from pycollect.transport.shared_value import pack, unpack
@@ -70,10 +71,19 @@ class BatchScheduler:
         policy: The policy and its device.
         options: How requests are batched.
         clients: Number of clients expected at first.
+        timing: Decides how long a call waits. ``None`` if the options do.
     """
 
-    def __init__(self, policy: ServedPolicy, options: InferenceOptions, clients: int) -> None:
+    def __init__(
+        self,
+        policy: ServedPolicy,
+        options: InferenceOptions,
+        clients: int,
+        timing: CallTiming | None,
+    ) -> None:
         self._policy, self._options = policy, options
+        self._timing = timing
+        self._until = 0.0  # with timing, the time at which requests no longer wait
         self._expected = clients  # number of clients that have not joined yet
         self._groups: list[PolicyGroup] = []
         self._held_since: float | None = None  # time since which requests wait for others
@@ -102,33 +112,60 @@ class BatchScheduler:
 
     @property
     def max_wait(self) -> float | None:
-        """Seconds until waiting requests are served in any case; ``None`` without a limit."""
-        timeout, since = self._options.server_timeout, self._held_since
-        if since is None or timeout is None:
+        """Seconds until waiting requests are looked at again; ``None`` without a limit."""
+        if self._held_since is None:
             return None
-        return max(since + timeout - time.monotonic(), 0.0)
+        timeout = self._options.server_timeout
+        limits = [] if timeout is None else [self._held_since + timeout]
+        if self._timing is not None:
+            limits.append(self._until)
+        return max(min(limits) - time.monotonic(), 0.0) if limits else None
 
-    def lacking(self, asking: Sequence[Client], pending: int) -> int:
+    def lacking(self, asking: Sequence[Client], others: Sequence[Client], pending: int) -> int:
         """Return how many more requests this batch needs, at least; 0 if it can run now.
 
         Args:
             asking: Clients with a request.
+            others: Further clients that have joined.
             pending: Number of workers that may send a request or have sent one.
         """
+        if self._timing is not None:
+            return self._worth_waiting_for(self._timing, asking, others)
         least = self._options.min_batch_size
         if least is None:  # then all clients of a scheduler are of one part
             return max(pending - len(asking), 0)
         workers = max(Counter(client.part for client in asking).values(), default=0)
         return int(workers < pending and _envs(asking) < least)
 
+    def _worth_waiting_for(
+        self, timing: CallTiming, asking: Sequence[Client], others: Sequence[Client]
+    ) -> int:
+        """Return for how many requests the batch should wait, and set the time limit."""
+        groups = {id(client.group): client.group for client in asking}
+        if len(groups) != 1:  # no request, or several calls
+            return 0
+        (group,) = groups.values()
+        assert group is not None, "slot: expected a client that has joined"
+        most = self._options.max_batch_size
+        now = time.monotonic()
+        wait = timing.wait(
+            len(asking),
+            [client.number for client in others if client.group is group],
+            None if most is None else most // group.needs.env.num_envs,
+            now,
+        )
+        self._until = now + wait.seconds
+        return wait.requests
+
     def holds_back(self, lacking: int) -> bool:
         """Return whether the requests wait for this number of lacking ones."""
         if not lacking:
             self._held_since = None
             return False
+        now, timeout = time.monotonic(), self._options.server_timeout
         if self._held_since is None:
-            self._held_since = time.monotonic()
-        if self.max_wait != 0.0:
+            self._held_since = now
+        if timeout is None or now < self._held_since + timeout:
             return True
         self._held_since = None
         return False
@@ -139,6 +176,8 @@ class BatchScheduler:
         Call it after `holds_back`.
         """
         options = self._options
+        if self._timing is not None:
+            return max(lacking, 1)
         if options.min_batch_size is not None:
             return 1  # one more request may be enough
         if options.server_timeout is not None and self._held_since is None:
@@ -204,7 +243,8 @@ class InferenceServer:
         self._served = ServedPolicy(self.policy, place, explicit, graphs=GraphPool())
         self._generators: Generators | None = None
         self._clients: list[Client] = []
-        self._schedulers = _schedulers(settings, self._served)
+        self._timing = CallTiming() if settings.measures else None
+        self._schedulers = _schedulers(settings, self._served, self._timing)
         self._turn = 0  # index of the scheduler to serve next
         self._count_pending: weakref.WeakMethod[Callable[[], int]] | None = None
 
@@ -274,12 +314,19 @@ class InferenceServer:
 
     def _serve_at(self, scheduler: BatchScheduler, asking: Sequence[Client], pending: int) -> int:
         """Serve the requests at a scheduler, or let them wait; return how many more are needed."""
-        lacking = scheduler.lacking(asking, pending)
+        lacking = scheduler.lacking(asking, self._others(asking), pending)
         if asking and not scheduler.holds_back(lacking):
             for batch in scheduler.calls(asking):
                 self._call(batch)
             self._turn = (self._schedulers.index(scheduler) + 1) % len(self._schedulers)
         return scheduler.awaited(lacking, pending)
+
+    def _others(self, asking: Sequence[Client]) -> list[Client]:
+        """Return the clients that have joined and have no request; none if nothing is measured."""
+        if self._timing is None:
+            return []
+        known = set(asking)
+        return [own for own in self._clients if own.group is not None and own not in known]
 
     def _asking(self) -> list[Client]:
         """Return the clients with a request for actions; answer join requests.
@@ -294,6 +341,9 @@ class InferenceServer:
             request = slots.question(number)
             if request is not None:
                 self._join(self._clients[number], request)
+        if self._timing is not None:
+            for number in asking:
+                self._timing.saw(number, slots.asked_at(number))
         return [client for number in asking if (client := self._clients[number]).group is not None]
 
     def _add_clients(self) -> None:
@@ -325,6 +375,7 @@ class InferenceServer:
 
     def _call(self, batch: InferenceBatch) -> None:
         version = self._version.number  # read first, because new weights may arrive during the call
+        began = time.monotonic()
         with self._settings():
             try:
                 batch.group.call(batch.places)
@@ -335,6 +386,8 @@ class InferenceServer:
                 for number in batch.numbers:
                     self._answer(self._clients[number], report)
             else:
+                if self._timing is not None:  # before the workers wake, and delay this thread
+                    self._timing.called(batch.numbers, began, time.monotonic())
                 self._slots.answer_all(batch.numbers, version)
 
     def _answer(self, client: Client, value: JoinReply | ErrorReport) -> None:
@@ -357,7 +410,9 @@ class InferenceServer:
             yield
 
 
-def _schedulers(settings: ServerSettings, policy: ServedPolicy) -> list[BatchScheduler]:
+def _schedulers(
+    settings: ServerSettings, policy: ServedPolicy, timing: CallTiming | None
+) -> list[BatchScheduler]:
     """Return one BatchScheduler, or one per environment group if a call waits for all workers.
 
     With one per group, the first groups of all workers are served while their second groups step,
@@ -371,4 +426,4 @@ def _schedulers(settings: ServerSettings, policy: ServedPolicy) -> list[BatchSch
     options, parts = settings.options, settings.groups
     schedulers = parts if options.min_batch_size is None else 1
     clients = settings.workers * parts // schedulers
-    return [BatchScheduler(policy, options, clients) for _ in range(schedulers)]
+    return [BatchScheduler(policy, options, clients, timing) for _ in range(schedulers)]

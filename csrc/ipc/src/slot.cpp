@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -88,6 +89,7 @@ struct SlotQuestion {
 
 struct SlotPage {
   alignas(64) std::atomic<std::uint64_t> asked{};
+  std::atomic<double> asked_at{};  // seconds of the steady clock
   alignas(64) std::atomic<std::uint64_t> answered{};
   std::atomic<std::uint64_t> note{};
   alignas(64) SlotQuestion question;
@@ -95,7 +97,7 @@ struct SlotPage {
 };
 
 struct SlotTable {
-  static constexpr std::uint64_t kMagic = 0x343073746f6c5300ULL;  // "\0Slots04"
+  static constexpr std::uint64_t kMagic = 0x353073746f6c5300ULL;  // "\0Slots05"
 
   std::uint64_t magic = kMagic;
   std::atomic<std::uint64_t> count{};
@@ -203,6 +205,10 @@ std::optional<Message> ServerSlots::question(std::size_t slot) const {
   return page_asking(slot).question.read(found_[slot]);
 }
 
+double ServerSlots::asked_at(std::size_t slot) const {
+  return page_asking(slot).asked_at.load(std::memory_order_relaxed);
+}
+
 void ServerSlots::answer(std::size_t slot, std::span<const std::byte> message, std::uint64_t note) {
   write_answer(slot, message, note);
   wake(bit_of(slot));
@@ -254,6 +260,8 @@ void WorkerSlot::ask(std::span<const std::byte> message) {
         "ask: expected an answer to the previous question first; call wait_answer()");
   }
   to.question.write(before + 1, message);
+  const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
+  to.asked_at.store(now.count(), std::memory_order_relaxed);
   asked_ = before + 1;
   to.asked.store(asked_, std::memory_order_release);
   bell_.knock(message.empty() ? 1 : Bell::kUrgent);

@@ -55,6 +55,9 @@ class ServerSlots {
   // The message of a request, or nothing if the replacement of a dead worker has made another
   // request. Throws std::logic_error if asking() found none.
   std::optional<Message> question(std::size_t slot) const;
+  // When the request was made, in seconds of the steady clock, which all processes of a machine
+  // share. Throws std::logic_error if asking() found none.
+  double asked_at(std::size_t slot) const;
   // Answers a request with a message and a number, and wakes the worker. Throws std::length_error
   // for messages longer than kSlotBytes, and std::logic_error if asking() found no request or if it
   // was answered already.
