@@ -7,7 +7,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -85,17 +84,6 @@ def _bare(error: BaseException) -> BaseException:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return own
-
-
-def result_of(future: Future[Any]) -> Any:
-    """Wait for a future's result, or raise a copy of its exception.
-
-    The future keeps the exception that its `result` raises, and the calling frame the future.
-    """
-    error = future.exception()
-    if error is not None:
-        raise without_frames(error)
-    return future.result()
 
 
 _PACKAGE = str(Path(__file__).parent)

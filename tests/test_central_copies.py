@@ -6,11 +6,14 @@ The other node is a second node of the session's Ray on this machine; only Ray's
 from __future__ import annotations
 
 import os
+import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from collect_support import (
+    PATIENCE,
     RAY_CENTRAL,
     RAY_CENTRAL_ASYNC,
     STACK,
@@ -19,7 +22,7 @@ from collect_support import (
     collecting,
     parity_policy,
 )
-from echo_envs import ENTRIES, envs_of
+from echo_envs import ENTRIES, envs_of, wait_until
 from raising import refused
 from state_support import POLICIES, Loop, T, entry_of, env_fns, seeded, zeros
 from tensordict import TensorDict
@@ -57,6 +60,52 @@ def tripled(policy: Any) -> Any:
 def test_frames_of_workers_here_and_there(other_node: Any, way: Way, kind: str) -> None:
     seen, *_ = follow(way, kind, 12, **MIXED)
     assert seen == ["shared memory", "object store"]
+
+
+@pytest.mark.slow
+def test_without_copies_no_version_is_counted(other_node: Any) -> None:
+    module, policy = watched()
+    arguments = {"update_after_each_batch": True, "remote_configs": HERE}
+    with collecting(RAY_CENTRAL, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
+        for _ in range(3):
+            collector.next()
+            with torch.no_grad():
+                module.scale.add_(1.0)
+        assert collector.policy_version == 0
+
+
+@pytest.mark.slow
+def test_new_copies_have_the_policys_present_weights(other_node: Any) -> None:
+    """The weights were changed in place, and no update was sent."""
+    module, policy = watched()
+    with collecting(RAY_CENTRAL, ENTRIES["one"], policy, frames=STEPS, **MIXED) as collector:
+        collector.set_seed(3)
+        collector.update_policy_weights_()
+        collector.next()
+        with torch.no_grad():
+            module.scale.fill_(5.0)
+        kill(collector, 1)
+        while not collector.stats()["workers"][1]["restarts"]:
+            batch = collector.next()
+        assert torch.equal(batch["seen"], 5 * batch["observation"])
+
+
+@pytest.mark.slow
+def test_a_worker_that_moves_to_this_node_while_its_server_dies(other_node: Any) -> None:
+    with collecting(
+        RAY_CENTRAL_ASYNC, ENTRIES["one"], parity_policy(), frames=STEPS, **MIXED
+    ) as collector:
+        collector.next()
+        (worker,) = collector._source.group.of([1])
+        worker.plan = replace(worker.plan, options={**HERE, "num_gpus": 0})
+        kill(collector, 1)
+        while not worker.starting:
+            collector.next()
+        wait_until(lambda: worker.starting.has_answer, PATIENCE)
+        os.kill(collector.stats()["server"]["pid"], signal.SIGKILL)
+        while number_of(collector.next()) != 1:
+            pass
+        check_ledger(collector)
 
 
 @WAYS

@@ -14,7 +14,16 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from collect_support import ASYNC, CAT_0, CAT_TIME, PATIENCE, STACK, Way, collecting
+from collect_support import (
+    ASYNC,
+    CAT_0,
+    CAT_TIME,
+    PATIENCE,
+    STACK,
+    Way,
+    collecting,
+    parity_policy,
+)
 from echo_envs import ENTRIES, GateEnv, TallyEnv, echo_fns, wait_until
 from envs_for_tests import CountingEnv, NestedEnv, PixelEnv
 from raising import refused
@@ -246,9 +255,16 @@ def test_an_interrupt_loses_nothing(way: Way, tmp_path: Path) -> None:
 # Collectors without a shutdown
 
 
-def test_a_forgotten_collector_ends_its_actors() -> None:
+@pytest.mark.usefixtures("no_garbage_collection")
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, *({"sync": sync, "inference": "central"} for sync in (True, False))],
+    ids=["policies", "central", "async central"],
+)
+def test_a_forgotten_collector_ends_its_actors(arguments: dict[str, Any]) -> None:
     """Actors exit without a shutdown when the last reference to the collector is gone."""
-    collector = RayCollector([CountingEnv], None, frames_per_batch=T, remote_configs=CONFIG)
+    given = {"frames_per_batch": T, "remote_configs": CONFIG, **arguments}
+    collector = RayCollector([CountingEnv], parity_policy(), **given)
     collector.next()
     pid = collector.stats()["workers"][0]["pid"]
     del collector

@@ -101,6 +101,7 @@ class Membership:
         """Send a new worker the newest weights and hooks, and seed it if the stream is seeded."""
         flow = self._flow
         self._group.weights.send_newest(worker)
+        self._updates.initialize(worker)
         self._group.hooks.send_kept(worker)
         if flow.seeded:
             seeds = worker.seeds(flow.entropy, flow.statistics.batches)

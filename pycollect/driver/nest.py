@@ -371,8 +371,11 @@ class _Processes:
         """
         flow = self._flow
         flow.is_random, self._bell.control = random, control
-        if flow.unclaimed is None:
-            self.scheduler.collect()
+        try:
+            if flow.unclaimed is None:
+                self.scheduler.collect()
+        finally:
+            self._bell.control = RolloutControl()  # a stop does not apply to later waits
         batch = flow.unclaimed
         assert batch is not None
         flow.claim()

@@ -57,8 +57,8 @@ class PolicyProcess:
         return self.group.present[0]
 
     def served(self, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
-        """Return the workers that the process serves: those that share memory with it."""
-        return [worker for worker in workers if worker.in_place]
+        """Return the workers that the process serves, or that start and may be served."""
+        return [worker for worker in workers if worker.starting or worker.in_place]
 
     def death(self) -> WorkerDied | None:
         """Return the error of the process if it died or stalled in a call, else ``None``.

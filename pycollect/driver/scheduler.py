@@ -117,6 +117,7 @@ class Scheduler:
         self.weights: WorkerWeights
         self.streams: WorkerStreams
         self.weights, self.streams = self._weights_and_streams(server)
+        self.waiter.initialize = self.weights.initialize
         self.members = Membership(
             flow, self.group, self.waiter, self.weights, self.assembly, options
         )

@@ -18,6 +18,29 @@ from pycollect.transport.shared_value import SharedValue, array_of, new_memory
 _Sent = dict[str, tuple[int, SharedValue]]
 
 
+class PolicyCopy:
+    """The policy for workers that share no memory with this process, if others use a server.
+
+    It is pickled for each of them, because its weights may have changed.
+
+    Args:
+        put: Method of the engine that shares bytes with several workers.
+        pickle: Pickles the policy.
+    """
+
+    def __init__(self, put: Callable[[bytes], SharedValue], pickle: Callable[[], bytes]) -> None:
+        self._put, self._pickle = put, pickle
+        self._pickled = b""
+        self._value: SharedValue | None = None
+
+    def __call__(self) -> SharedValue:
+        """Return the policy, which is shared anew only if it has changed."""
+        pickled = self._pickle()
+        if self._value is None or pickled != self._pickled:
+            self._pickled, self._value = pickled, self._put(pickled)
+        return self._value
+
+
 class HookSender:
     """Sends hooks to workers, and keeps the newest for workers that start later.
 

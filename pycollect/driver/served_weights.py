@@ -20,6 +20,7 @@ from pycollect.driver.weights import (
     LivePolicy,
     PolicyCaller,
     PolicyUpdates,
+    await_weights,
     for_all,
 )
 from pycollect.driver.workers import WorkerGroup
@@ -38,19 +39,30 @@ class PolicyCopies:
         self._sent_after = 0  # delivered batches at the last update
 
     @property
-    def exist(self) -> bool:
-        """Whether a worker has a copy, or can get one when it is replaced."""
-        return any(worker.plan.copy is not None for worker in self._group.present)
+    def workers(self) -> list[WorkerRecord]:
+        """The built workers that have a copy."""
+        return [own for own in self._group.present if not (own.starting or own.in_place)]
 
     def send(
-        self, weights: Weights, version: int, acknowledge: bool = False
+        self,
+        weights: Weights,
+        version: int,
+        acknowledge: bool = False,
+        workers: Sequence[WorkerRecord] | None = None,
     ) -> list[tuple[WorkerRecord, Any]]:
-        """Send weights to all copies; return the workers and calls that can be awaited."""
-        if not self.exist:
+        """Send weights to copies; return the workers and calls that can be awaited.
+
+        Args:
+            weights: The weights.
+            version: Policy version of the weights.
+            acknowledge: Whether the workers must confirm that they have the weights.
+            workers: Workers with a copy; ``None`` means all.
+        """
+        chosen = self.workers if workers is None else [own for own in workers if not own.in_place]
+        if not chosen:
             return []
         self._sent_after = self._flow.statistics.batches
-        workers = self._group.present  # all of them, because a replacement may have a copy
-        return self._group.weights.send(weights, workers, version, acknowledge)
+        return self._group.weights.send(weights, chosen, version, acknowledge)
 
     def have(self, weights: Weights) -> bool:
         """Return whether the copies have these weights."""
@@ -92,6 +104,10 @@ class LiveWeights(LivePolicy):
         """Send the weights to copies, because a factory may have made them with others."""
         self._send_to_copies()
 
+    def initialize(self, worker: WorkerRecord) -> None:
+        """Send a worker the user's weights, if it has a copy."""
+        self._send_to_copies(workers=[worker])
+
     def check_new(self, workers: Sequence[WorkerRecord]) -> None:
         """Do nothing, because any worker can use the policy."""
 
@@ -106,8 +122,8 @@ class LiveWeights(LivePolicy):
         """Write weights into the user's policy at once, and send them to copies."""
         super().update(source, worker_ids, wait)
         sent = self._send_to_copies(wait)
-        for worker, call in sent if wait else ():
-            worker.handle.answer(call)
+        if wait:
+            await_weights(sent)
 
     def receive(self, source: Any) -> None:
         """Write weights into the user's policy and send them to copies, as no new version."""
@@ -123,7 +139,7 @@ class LiveWeights(LivePolicy):
 
     def due(self) -> Sequence[int]:
         """Return all workers if copies are due for an update, else none."""
-        if not self._copies.exist:
+        if not self._copies.workers:
             return ()
         interval = self._options.update_interval
         is_due = interval and self._copies.batches_since_update >= interval
@@ -132,7 +148,7 @@ class LiveWeights(LivePolicy):
     def push(self, worker_ids: Sequence[int]) -> None:
         """Send the user's weights to copies as a new version, unless they have the same."""
         weights = self.current()
-        if self._copies.exist and self._sends and weights and not self._copies.have(weights):
+        if self._copies.workers and self._sends and weights and not self._copies.have(weights):
             self._flow.version.count()
             self._send_to_copies()
 
@@ -141,11 +157,14 @@ class LiveWeights(LivePolicy):
         self.renew_copy()
         self._send_to_copies()
 
-    def _send_to_copies(self, acknowledge: bool = False) -> list[tuple[WorkerRecord, Any]]:
-        if not (self._sends and self._copies.exist):
+    def _send_to_copies(
+        self, acknowledge: bool = False, workers: Sequence[WorkerRecord] | None = None
+    ) -> list[tuple[WorkerRecord, Any]]:
+        if not self._sends:
             return []
         with self._sending:  # any thread may update; the newest weights must be sent last
-            return self._copies.send(self.current(), self._flow.version.number, acknowledge)
+            version = self._flow.version.number
+            return self._copies.send(self.current(), version, acknowledge, workers)
 
 
 class ServerWeights(PolicyUpdates):
@@ -180,6 +199,11 @@ class ServerWeights(PolicyUpdates):
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
         """Send the process and all copies weights from a source; ``None`` sends the policy's."""
         super().update(for_all(source, worker_ids, self._workers()), None, wait)
+
+    def initialize(self, worker: WorkerRecord) -> None:
+        """Send a worker the weights that were sent to the process, if it has a copy."""
+        if newest := self._process.group.weights.newest:
+            self._copies.send(newest, self._flow.version.number, workers=[worker])
 
     def check_new(self, workers: Sequence[WorkerRecord]) -> None:
         """Do nothing, because workers that are served need no weights."""

@@ -28,7 +28,12 @@ class WorkerWaiter:
         group: The workers.
         options: How workers are managed.
         server: Process that calls the policy for these workers. ``None`` if there is none.
+
+    Attributes:
+        initialize: Sends a replacement what depends on who calls the policy, before its requests.
     """
+
+    initialize: Callable[[WorkerRecord], None]
 
     def __init__(
         self,
@@ -79,7 +84,7 @@ class WorkerWaiter:
         self._stalls.note_progress(worker)
         try:
             if worker.starting:
-                self._group.finish_replacement(worker)
+                self._group.finish_replacement(worker, self.initialize)
                 return None
             with self._flow.statistics.timed("transport"):
                 return worker.handle.rollout()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeAlias
 
 from tensordict import TensorDictBase
@@ -23,6 +23,7 @@ from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord
 from pycollect.driver.source import PolicyWeights
 from pycollect.driver.workers import WorkerGroup
+from pycollect.errors import WorkerDied
 
 
 class WorkerWeights(PolicyWeights, Protocol):
@@ -33,6 +34,9 @@ class WorkerWeights(PolicyWeights, Protocol):
 
     def check_new(self, workers: Sequence[WorkerRecord]) -> None:
         """Raise ValueError unless the newest weights fit workers that were added."""
+
+    def initialize(self, worker: WorkerRecord) -> None:
+        """Send a new worker or a replacement its copy's weights, if a server acts for others."""
 
     def served(self, worker: WorkerRecord) -> None:
         """Async: record that a rollout of this worker was returned last."""
@@ -77,6 +81,13 @@ def for_all(source: Any, worker_ids: int | Sequence[int] | None, workers: Sequen
     return each[known[0]]
 
 
+def await_weights(sent: Sequence[tuple[WorkerRecord, Any]]) -> None:
+    """Wait until workers have weights. One that dies is replaced later, and then gets them."""
+    for worker, call in sent:
+        with suppress(WorkerDied):
+            worker.handle.answer(call)
+
+
 TargetedWeights: TypeAlias = tuple[Weights, Sequence[WorkerRecord]]
 """Weights, and the workers that they are sent to."""
 
@@ -117,6 +128,9 @@ class PolicyUpdates:
         if weights:
             self._group.weights.check(weights, workers)
 
+    def initialize(self, worker: WorkerRecord) -> None:
+        """Do nothing, because no server acts for workers: all of them get the weights anyway."""
+
     def served(self, worker: WorkerRecord) -> None:
         """Async: record that a rollout of this worker was returned last."""
         self._last_served = worker
@@ -151,8 +165,7 @@ class PolicyUpdates:
         self._overruled = self._policy_now() if automatic and source is not None else None
         sent = self._push(targets, wait, by_worker(source) is not None)
         if wait:
-            for worker, call in sent:
-                worker.handle.answer(call)
+            await_weights(sent)
 
     def receive(self, source: Any) -> None:
         """Send all workers the weights of a source."""

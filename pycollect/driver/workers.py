@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 from pycollect._core import Leaf, Uninterrupted
 from pycollect.data.extras import Extra
@@ -16,7 +15,7 @@ from pycollect.driver.assembly import forget_ids
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import CHECK_SECONDS, StartTimer, WorkerPlan, WorkerRecord
-from pycollect.driver.sending import HookSender, WeightSender
+from pycollect.driver.sending import HookSender, PolicyCopy, WeightSender
 from pycollect.errors import LimitError, WorkerDied, WorkerError, warn_user, without_frames
 from pycollect.transport.engine import AnswerWaiter, Engine
 from pycollect.transport.handle import NotStarted, WorkerHandle
@@ -60,6 +59,7 @@ class WorkerGroup:
         self._waiter = AnswerWaiter(engine.bell)
         self._start_timer = StartTimer(options.init_timeout)
         self._policies: dict[bytes, SharedValue] = {}
+        self._copy: PolicyCopy | None = None
         self.weights = WeightSender(engine.put)
         self.hooks = HookSender(engine.put)
         self.present: list[WorkerRecord] = []
@@ -83,8 +83,8 @@ class WorkerGroup:
         return {worker.index: worker.info for worker in self.present}
 
     def pending(self) -> int:
-        """Return the number of built workers that have unanswered requests."""
-        built = [worker.handle for worker in self.present if not worker.starting]
+        """Return the number of built workers that share memory and have unanswered requests."""
+        built = [own.handle for own in self.present if own.in_place and not own.starting]
         return sum(handle.has_pending_requests for handle in built)
 
     def of(self, indices: Sequence[int]) -> list[WorkerRecord]:
@@ -112,11 +112,10 @@ class WorkerGroup:
     def _started(self, plan: WorkerPlan) -> WorkerHandle:
         with limits_named(f"the start of {plan.spec.name}"):
             policy = self._shared(plan.policy)
-            policy.elsewhere = plan.copy and partial(self._copied, plan.copy)
+            if plan.copy is not None:
+                self._copy = self._copy or PolicyCopy(self._engine.put, plan.copy)
+                policy.elsewhere = self._copy
             return self._engine.start(plan.spec, policy, plan.options)
-
-    def _copied(self, copy: Callable[[], bytes]) -> SharedValue:
-        return self._shared(copy())
 
     def _shared(self, policy: bytes) -> SharedValue:
         if policy not in self._policies:
@@ -244,8 +243,14 @@ class WorkerGroup:
             except WorkerDied as death:
                 self.restart(worker, death, reason)
 
-    def finish_replacement(self, worker: WorkerRecord) -> None:
+    def finish_replacement(
+        self, worker: WorkerRecord, initialize: Callable[[WorkerRecord], None]
+    ) -> None:
         """Let a built replacement continue the work of its predecessor.
+
+        Args:
+            worker: The replacement.
+            initialize: Sends it what it needs besides `send_all`, before its requests.
 
         Raises:
             WorkerDied: The worker died, or cannot receive the weights and requests of its
@@ -258,6 +263,7 @@ class WorkerGroup:
             check_alike({-1: before, worker.index: worker.info})
         try:
             self.send_all(worker)
+            initialize(worker)
             for request in worker.requests:
                 worker.handle.submit(request)
         except LimitError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 from collections import deque
@@ -32,7 +33,7 @@ from pycollect.transport.process import Caller
 from pycollect.transport.shared_value import SharedValue, pack, unpack
 
 MAX_REQUESTS = 64
-"""Maximum number of unanswered requests of a worker."""
+"""Maximum number of unanswered requests in a mailbox."""
 
 SentWeights: TypeAlias = tuple[int, int, SharedValue]
 """Serial number, policy version and packed weights."""
@@ -62,8 +63,19 @@ class Channel(Protocol):
         """Send a request; return an object to keep until it is answered."""
 
     @property
+    def max_requests(self) -> float:
+        """Maximum number of requests without an answer."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a request has no answer yet, whatever was taken."""
+
+    @property
     def has_answer(self) -> bool:
         """Whether the oldest request that was sent has an answer. Does not wait."""
+
+    def drop_answer(self) -> None:
+        """Take the answer of the oldest request without reading it."""
 
     def take_answer(self) -> Any:
         """Return the answer of the oldest request, once.
@@ -106,6 +118,7 @@ class MailboxChannel:
 
     in_place: ClassVar[bool] = True
     transport: ClassVar[str] = "shared memory"
+    max_requests: ClassVar[float] = MAX_REQUESTS
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
@@ -122,9 +135,18 @@ class MailboxChannel:
         return memory
 
     @property
+    def is_pending(self) -> bool:
+        """See `Channel`."""
+        return self._mailbox.answered < self._mailbox.asked
+
+    @property
     def has_answer(self) -> bool:
         """See `Channel`."""
         return self._mailbox.has_answer
+
+    def drop_answer(self) -> None:
+        """See `Channel`."""
+        self._mailbox.take_answer()
 
     def take_answer(self) -> Any:
         """See `Channel`."""
@@ -157,6 +179,7 @@ class CallChannel:
     """
 
     in_place: ClassVar[bool] = False
+    max_requests: ClassVar[float] = math.inf
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -182,9 +205,18 @@ class CallChannel:
         self._calls.append(self._caller.call(request))
 
     @property
+    def is_pending(self) -> bool:
+        """See `Channel`."""
+        return not all(call.done() for call in self._calls)
+
+    @property
     def has_answer(self) -> bool:
         """See `Channel`."""
         return bool(self._calls) and self._calls[0].done()
+
+    def drop_answer(self) -> None:
+        """See `Channel`."""
+        self._calls.popleft()
 
     def take_answer(self) -> Any:
         """See `Channel`."""

@@ -16,7 +16,6 @@ from pycollect._core import Mailbox, SharedMemoryError, Uninterrupted
 from pycollect.errors import LimitError, is_interrupt, without_frames
 from pycollect.transport.bells import POLL_SECONDS, AnyBell
 from pycollect.transport.channel import (
-    MAX_REQUESTS,
     CallChannel,
     Channel,
     MailboxChannel,
@@ -92,12 +91,14 @@ class WorkerHandle:
     def _use(self, channel: Channel, spec: bytes) -> None:
         """Ask the worker to build through a channel, which is used from now on."""
         build = Build(filters_import_warnings(), spec, channel.form_of(self._policy))
-        self._channel = channel
-        self._asked = self._taken = 0
-        self._kept: dict[int, Any] = {}  # memory of unanswered requests
-        self._answers: dict[int, Any] = {}
-        self._unwanted: set[int] = set()
-        self._calls: deque[int] = deque([self._ask(build, self._policy)])
+        with Uninterrupted():  # if it fails, the caller may try again
+            memory = channel.send(build)
+            self._channel = channel
+            self._asked, self._taken = 1, 0
+            self._calls: deque[int] = deque([1])
+            self._kept: dict[int, Any] = {1: (self._policy, memory)}  # of unanswered requests
+            self._answers: dict[int, Any] = {}
+            self._unwanted: set[int] = set()
 
     @property
     def _pickled_for_calls(self) -> bytes:
@@ -289,11 +290,11 @@ class WorkerHandle:
 
     def ask_close(self) -> bool:
         """Ask the worker to close its environments and end; return whether it can still do so."""
-        if self.is_dead or self._is_refused or self._failure is not None:
+        if self._is_refused or self._failure is not None or self.is_dead:
             return False
         self._is_to_close = True
-        self._channel.stop(self._asked)
         with contextlib.suppress(Exception):  # the worker has died or no longer answers
+            self._channel.stop(self._asked)
             self._ask(GetSteps(), wait=False)  # its answer shows that the worker responds
             self._ask(Close(), wait=False)
             return True
@@ -320,12 +321,7 @@ class WorkerHandle:
     @property
     def is_dead(self) -> bool:
         """Whether nothing more can come from the worker. Does not wait."""
-        if self.ended or self._has_closed:
-            return True
-        if not self.process.is_over:
-            return False
-        self._settle()  # a process that has just refused the mailbox is over, too
-        return self.process.is_over and not self._is_refused
+        return self.ended or self._has_closed or self.process.is_over
 
     @property
     def _has_closed(self) -> bool:
@@ -346,15 +342,15 @@ class WorkerHandle:
 
     @property
     def has_pending_requests(self) -> bool:
-        """Whether the worker shares memory, is built, and has unanswered requests."""
-        if self._taken == 0 or self.ended or self._is_to_close or not self.in_place:
+        """Whether the worker is built and has unanswered requests. Takes no answer."""
+        if self._taken == 0 or self.ended or self._is_to_close:
             return False
-        self._take_answers()
-        return self._taken < self._asked
+        return self._channel.is_pending
 
     def _ask(self, request: Request, *kept: Any, wait: bool = True) -> int:
         self._take_answers()
-        while wait and self._asked - self._taken >= MAX_REQUESTS:  # mostly dropped requests
+        most = self._channel.max_requests
+        while wait and self._asked - self._taken >= most:  # mostly dropped requests
             self._wait_more()
         with Uninterrupted():
             memory = self._channel.send(request)
@@ -402,14 +398,14 @@ class WorkerHandle:
     def _take_answer(self) -> None:
         self._taken += 1
         self._kept.pop(self._taken, None)
-        try:
-            answer = self._channel.take_answer()
-        except SharedMemoryError:  # the worker has just died and its memory is gone
-            answer = self._end()
         if self._taken in self._unwanted:
             self._unwanted.remove(self._taken)
-        else:
-            self._answers[self._taken] = answer
+            self._channel.drop_answer()
+            return
+        try:
+            self._answers[self._taken] = self._channel.take_answer()
+        except SharedMemoryError:  # the worker has just died and its memory is gone
+            self._answers[self._taken] = self._end()
 
     def _forget(self, number: int) -> None:
         self._answers.pop(number, None)

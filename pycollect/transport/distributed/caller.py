@@ -27,7 +27,7 @@ class RankLostError(Exception):
 
 
 class RankCaller:
-    """Calls methods of the `WorkerHost` in a rank. Calls before the connection are queued here.
+    """Sends requests to the `CalledHost` of a rank. Before the connection, they are queued here.
 
     Callers do not wait for the network: a thread receives results. A sent message is kept in memory
     until a later or the same call is answered.

@@ -63,9 +63,10 @@ class RankProcess:
 
     def by_calls(self) -> RankCaller:
         """See `WorkerProcess`."""
-        carrier, meeting = self._carrier, self._meeting
-        connect = partial(carrier.driver_end, meeting)  # holds no reference to the engine
-        self._caller = RankCaller(carrier.name, connect, self._process, self._bell)
+        if self._caller is None:
+            carrier, meeting = self._carrier, self._meeting
+            connect = partial(carrier.driver_end, meeting)  # holds no reference to the engine
+            self._caller = RankCaller(carrier.name, connect, self._process, self._bell)
         return self._caller
 
     def watch(self, pid: int, shares_memory: bool) -> None:
@@ -101,16 +102,19 @@ class RankProcess:
 
     def kill(self) -> None:
         """End the process and its environments' processes, and wait for the end. Idempotent."""
-        if self._end is not None:
-            return
-        is_over = self._process.is_over
-        self._end = self._process.end() if is_over else ProcessEnd("it was ended", "")
-        if self._caller is not None:
+        if self._end is None and self._caller is not None:
             self._caller.ask_end()  # its launcher may be unable to kill it directly
-        self._process.kill()
+        self.kill_launched()
         if self._caller is not None:
             self._caller.close()
-        self._meeting.close()
+
+    def kill_launched(self) -> None:
+        """End the process through its launcher only. Any thread may call it, even a receiver."""
+        if self._end is None:
+            is_over = self._process.is_over
+            self._end = self._process.end() if is_over else ProcessEnd("it was ended", "")
+            self._process.kill()
+            self._meeting.close()
 
 
 class Launcher(Protocol):
@@ -122,7 +126,7 @@ class Launcher(Protocol):
     def launch(
         self, address: RankAddress, name: str, options: Mapping[str, Any]
     ) -> LaunchedProcess | None:
-        """Start a rank; return its monitor, or ``None`` if the launcher can start no more."""
+        """Start a rank; return its process, or ``None`` if the launcher can start no more."""
 
 
 class DistributedEngine:
@@ -206,4 +210,4 @@ class DistributedEngine:
 
 def _kill_all(processes: Sequence[RankProcess]) -> None:
     for process in processes:
-        process.kill()
+        process.kill_launched()

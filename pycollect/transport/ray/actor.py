@@ -47,7 +47,7 @@ class ActorProcess:
         self._ray = ray
         self.native = handle
         self._bell = bell
-        self._serving: Future[str] | None = None  # None if the actor is called
+        self._serving: Future[str] | None = None  # None if it was not asked to serve
         self._pid: int | None = None
         self._process: OtherProcess | None = None
         call_when_freed(self, _kill, ray, handle)
@@ -66,7 +66,6 @@ class ActorProcess:
 
     def by_calls(self) -> ActorProcess:
         """See `WorkerProcess`."""
-        self._serving = None
         return self
 
     def call(self, request: Request) -> Future[Any]:
@@ -102,12 +101,12 @@ class ActorProcess:
         """Whether the process is gone or serves no more. Calls of a dead actor fail themselves."""
         if sys.is_finalizing() or not self._ray.is_initialized():  # Ray has ended all actors
             return True
-        if self._serving is None:
+        if self._serving is None or self.refused:
             return False
         return self._serving.done() or (self._process is not None and self._process.is_gone)
 
     def end(self) -> ProcessEnd:
-        """Return how the actor ended. Waits a little for Ray's report."""
+        """Return how an actor that serves a mailbox ended. Waits a little for Ray's report."""
         error = None
         if self._serving is not None:
             wait_futures([self._serving], _REPORT_SECONDS)
@@ -154,7 +153,7 @@ class RayWorker:
     """
 
     def __init__(self) -> None:
-        self._host: CalledHost | None = None  # None if a mailbox is served
+        self._host = CalledHost()  # unused if a mailbox is served
 
     def serve(self, node: str, mailbox: MemoryAddress, bell: MemoryAddress, driver: int) -> str:
         """Answer requests from a mailbox until `Close`.
@@ -182,6 +181,4 @@ class RayWorker:
 
     def call(self, kind: Callable[..., Request], *fields: Any) -> Any:
         """Answer a request, whose fields are arguments so that Ray replaces its references."""
-        if self._host is None:
-            self._host = CalledHost()
         return self._host.answer(kind(*fields))
