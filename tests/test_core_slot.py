@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from typing import Any
 
 import pytest
@@ -53,7 +54,10 @@ def test_sizes_and_turns_are_checked() -> None:
         end.ask(b"x" * (ServerSlots.BYTES + 1))
     with pytest.raises(RuntimeError, match=f"slot {slot}"):
         slots.question(slot)
+    before = time.monotonic()
     end.ask()
+    assert slots.asking() == [slot]
+    assert before <= slots.asked_at(slot) <= time.monotonic()
     assert not end.wait_answer(0.0)
     with refused(RuntimeError, "ask"):
         end.ask()

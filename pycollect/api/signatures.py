@@ -456,12 +456,13 @@ class MultiSyncDataCollectorSignature:
                 gives each worker a copy of the policy (default: ``None``).
             min_batch_size: With central inference, minimum number of environments in a policy call.
                 ``None`` means the environments of all collecting workers if sync, which makes
-                actions reproducible from a seed, and 1 if async (default: ``None``).
+                actions reproducible from a seed. If async, it lets the server decide from the
+                measured times of calls and steps (default: ``None``).
             max_batch_size: With central inference, maximum number of environments in a policy call;
                 only whole workers are served. ``None`` sets no limit (default: ``None``).
             server_timeout: With central inference, maximum number of seconds that a policy call
-                waits for more requests. ``None`` means no limit, or 0.01 if async or with
-                `preemptive_threshold` (default: ``None``).
+                waits for more requests. ``None`` means no limit, or 0.01 with
+                `preemptive_threshold`, or if async with `min_batch_size` (default: ``None``).
             num_workers: Number of workers. Required if `create_env_fn` is not a list (default:
                 ``None``).
             num_sub_threads: TorchRL's name for `num_threads`, which it overrides (default:
@@ -708,12 +709,13 @@ class MultiaSyncDataCollectorSignature:
                 the workers. ``None`` gives each worker a copy of the policy (default: ``None``).
             min_batch_size: With central inference, minimum number of environments in a policy call.
                 ``None`` means the environments of all collecting workers if sync, which makes
-                actions reproducible from a seed, and 1 if async (default: ``None``).
+                actions reproducible from a seed. If async, it lets the server decide from the
+                measured times of calls and steps (default: ``None``).
             max_batch_size: With central inference, maximum number of environments in a policy call;
                 only whole workers are served. ``None`` sets no limit (default: ``None``).
             server_timeout: With central inference, maximum number of seconds that a policy call
-                waits for more requests. ``None`` means no limit, or 0.01 if async or with
-                `preemptive_threshold` (default: ``None``).
+                waits for more requests. ``None`` means no limit, or 0.01 with
+                `preemptive_threshold`, or if async with `min_batch_size` (default: ``None``).
             num_workers: Number of workers. Required if `create_env_fn` is not a list (default:
                 ``None``).
             num_sub_threads: TorchRL's name for `num_threads`, which it overrides (default:
@@ -979,12 +981,13 @@ class RayCollectorSignature:
                 is a GPU (default: ``None``).
             min_batch_size: With central inference, minimum number of environments in a policy call.
                 ``None`` means the environments of all collecting workers if sync, which makes
-                actions reproducible from a seed, and 1 if async (default: ``None``).
+                actions reproducible from a seed. If async, it lets the server decide from the
+                measured times of calls and steps (default: ``None``).
             max_batch_size: With central inference, maximum number of environments in a policy call;
                 only whole workers are served. ``None`` sets no limit (default: ``None``).
             server_timeout: With central inference, maximum number of seconds that a policy call
-                waits for more requests. ``None`` means no limit, or 0.01 if async or with
-                `preemptive_threshold` (default: ``None``).
+                waits for more requests. ``None`` means no limit, or 0.01 with
+                `preemptive_threshold`, or if async with `min_batch_size` (default: ``None``).
             collector_class: What each worker runs. SyncDataCollector or "single" steps environments
                 in the worker itself. MultiSyncDataCollector or "sync", and MultiaSyncDataCollector
                 or "async", start processes in each worker; a list in `create_env_fn` then has one
