@@ -58,6 +58,22 @@ if find_spec("pandas") is None:
     sys.modules["pandas"] = None  # type: ignore[assignment] # marks a missing module
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of test_fault_campaign.py."""
+    group = parser.getgroup("pycollect chaos")
+    group.addoption("--faults", type=int, default=5, help="faults per way to collect (default 5)")
+    group.addoption("--seed", type=int, default=0, help="selects the faults (default 0)")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the faults that were survived in each way to collect."""
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            for name, value in report.user_properties:
+                if name == "chaos":
+                    terminalreporter.write_line(f"{outcome}: {value}")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Adopt orphaned descendants, so that the leak check finds them.
     with contextlib.suppress(OSError, AttributeError):

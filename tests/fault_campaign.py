@@ -5,12 +5,15 @@ The environment has no torch: workers import this file by name.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,10 +25,46 @@ from gymnasium import spaces
 
 EPISODE = 4
 SILENCE = 120.0  # seconds within which a collector must deliver batches after a fault
+TIMEOUT = 1.0  # worker_timeout
+PAUSE = 0.3  # seconds between SIGSTOP and SIGCONT
+
+# Kinds of faults, with the ledger's reasons for lost frames. Without memory, a process may die
+# before it reports the error.
+REASONS = {
+    "interrupt": {"incomplete"},
+    "raise": {"env_error"},
+    "memory": {"env_error", "worker_died"},
+    "exit": {"worker_died"},
+    "segfault": {"worker_died"},
+    "kill": {"worker_died"},
+    "fork server": {"worker_died"},
+    "policy process": {"server_died"},
+    "hang": {"worker_timeout"},
+    "stop": {"worker_timeout"},
+    "pause": set[str](),
+}
+BY_ENVIRONMENT = ("raise", "memory", "exit", "segfault", "hang")
 
 
 class BrokeOnRequestError(Exception):
     """Raised by a FaultyEnv on request."""
+
+
+def commit(fault: str) -> None:
+    """Break this process; one of BY_ENVIRONMENT."""
+    if fault == "raise":
+        raise BrokeOnRequestError("on request")
+    if fault == "memory":  # not even the report of the error gets new pages
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        bytearray(1 << 40)
+    if fault == "exit":
+        os._exit(37)
+    if fault == "segfault":
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        ctypes.string_at(0)
+    threading.Event().wait()
 
 
 class FaultyEnv(gymnasium.Env):
@@ -33,7 +72,7 @@ class FaultyEnv(gymnasium.Env):
 
     `count` is the number of steps in this life, so it grows by one with every frame.
 
-    A test requests a fault with a file, which the next step deletes: "raise", "exit" or "hang".
+    A test requests a fault with a file, which the next step deletes.
     """
 
     observation_space = spaces.Box(0, 2**62, (4,), np.int64)
@@ -57,11 +96,7 @@ class FaultyEnv(gymnasium.Env):
         if self.request.exists():
             fault = self.request.read_text()
             self.request.unlink()
-            if fault == "raise":
-                raise BrokeOnRequestError("on request")
-            if fault == "exit":
-                os._exit(37)
-            threading.Event().wait()
+            commit(fault)
         self.count += 1
         self.steps += 1
         return self.observe(), 0.0, self.steps == EPISODE, False, {}
@@ -142,8 +177,9 @@ class Campaign:
     Args:
         make: creates a collector of environments, given as one entry per worker.
         workers: number of workers.
-        remote: whether workers are other processes.
+        kinds: kinds of faults. Each is committed once before any is repeated.
         folder: directory for the files that request faults.
+        seed: determines the kinds of faults, their order, victims and delays.
         held: returns the number of shared memory files, which a closed collector must not increase.
     """
 
@@ -151,16 +187,21 @@ class Campaign:
         self,
         make: Callable[..., Any],
         workers: int,
-        remote: bool,
+        kinds: Sequence[str],
         folder: Path,
-        seed: int,
+        seed: str,
         held: Callable[[], int],
     ) -> None:
-        self._make, self._remote, self._held = make, remote, held
+        self._make, self._kinds, self._held = make, kinds, held
+        self._remote = "kill" in kinds
         self._requests = [folder / f"fault of {worker}" for worker in range(workers)]
         self._random = random.Random(seed)
         self._interrupts = Interrupts()
         self._missing = 0
+        self._due: list[str] = []
+        self._resumed = 0.0  # time of the last fault or batch
+        self._pauses: dict[str, float] = {}
+        self._checked = 0
         self.committed: list[str] = []
 
     def run(self, faults: int) -> None:
@@ -171,23 +212,37 @@ class Campaign:
                 self._run_one(faults)
                 assert self._held() == before, self.committed
 
+    def report(self) -> str:
+        """Return the faults by kind, the frames checked, and the longest pause after each kind."""
+        kinds = sorted(Counter(self.committed).items())
+        longest = max(self._pauses.values(), default=0.0)
+        each = (f"{kind} {n} ({self._pauses.get(kind, 0.0):.2f} s)" for kind, n in kinds)
+        head = (
+            f"{len(self.committed)} faults, {self._checked} frames, longest pause {longest:.2f} s"
+        )
+        return f"{head}: {', '.join(each)}"
+
     def _run_one(self, faults: int) -> None:
         retries = self._remote and self._random.random() < 0.8
-        own = {"restart_on_error": retries, "worker_timeout": 1.0} if self._remote else {}
+        own = {"restart_on_error": retries, "worker_timeout": TIMEOUT} if self._remote else {}
         entries = [partial(FaultyEnv, request) for request in self._requests]
         self._frames, self._missing, over = Frames(), 0, False
+        self._fault = ""
         with self._make(entries, **own, max_worker_restarts=1000) as collector:
             self._collector = collector
             self._collect(4)
             slabs = self._slabs()
             while len(self.committed) < faults and not over:
+                before = self._ledger()["reasons"]
                 over = self._commit(retries)
                 if not over:
                     self._collect(4)
                     assert self._slabs() == slabs, self.committed
+                self._check_reasons(before)
         self._check()
         assert collector.ledger()["total"]["in_flight"] == 0
         del self._collector
+        self._checked += self._frames.seen
         for request in self._requests:
             request.unlink(missing_ok=True)
 
@@ -200,61 +255,66 @@ class Campaign:
 
     def _commit(self, retries: bool) -> bool:
         """Commit a fault; return whether the collector has ended."""
-        names = ["interrupt", "raise"]
-        if self._remote:
-            names += ["kill", "stop", "exit", "hang"]
-            names += ["server"] * 3 * ("server" in self._collector.stats())
-        name = self._random.choice(names)
-        self.committed.append(name)
-        if name == "interrupt":
-            self._interrupt()
-            return False
-        if name == "raise" and not retries:
-            return self._end()
+        if not self._due:
+            self._due = self._random.sample(self._kinds, len(self._kinds))
+        name, victim = self._due.pop(), self._random.randrange(len(self._requests))
+        delay = self._random.random() * 0.02
         before = self._restarts(name)
-        if name == "server":
-            os.kill(self._collector.stats()["server"]["pid"], signal.SIGKILL)
-        elif name in ("kill", "stop"):
-            number = signal.SIGKILL if name == "kill" else signal.SIGSTOP
-            self._collect_until(lambda: self._signal(number))
+        self.committed.append(name)
+        self._fault, self._resumed = name, time.monotonic()
+        if name == "interrupt":
+            self._interrupts.send(delay)
+            self._collect_until(lambda: self._interrupts.came)
+        elif name in BY_ENVIRONMENT:
+            self._request(name, victim)
+            try:
+                self._collect_until(lambda: self._restarts(name) > before)
+            except (BrokeOnRequestError, MemoryError):
+                assert not retries
+                return True
+            assert retries or name != "raise"
         else:
-            self._request(name)
-        self._collect_until(lambda: self._restarts(name) > before)
+            thread = threading.Thread(target=self._signal, args=(name, victim, delay))
+            thread.start()
+            self._collect_until(
+                lambda: not thread.is_alive() and (name == "pause" or self._restarts(name) > before)
+            )
         return False
 
-    def _victim(self) -> int:
-        return self._random.randrange(len(self._requests))
+    def _signal(self, name: str, victim: int, delay: float) -> None:
+        """Signal a process at a random moment."""
+        time.sleep(delay)
+        if name == "policy process":
+            os.kill(self._collector.stats()["server"]["pid"], signal.SIGKILL)
+            return
+        if name == "fork server":
+            from pycollect.transport.processes.fork_server import fork_servers
 
-    def _signal(self, number: int) -> bool:
-        """Signal a worker; return False if an earlier fault has just ended its process."""
-        with suppress(ProcessLookupError):
-            os.kill(self._collector.stats()["workers"][self._victim()]["pid"], number)
-            return True
-        return False
+            assert fork_servers._current is not None
+            fork_servers._current.process.kill()
+        number = signal.SIGSTOP if name in ("stop", "pause") else signal.SIGKILL
+        while True:
+            with suppress(ProcessLookupError):  # an earlier fault has just ended the process
+                pid = self._collector.stats()["workers"][victim]["pid"]
+                os.kill(pid, number)
+                break
+            time.sleep(0.01)
+        if name == "pause":
+            time.sleep(PAUSE)
+            with suppress(ProcessLookupError):  # a busy machine: it was replaced meanwhile
+                os.kill(pid, signal.SIGCONT)
 
-    def _request(self, fault: str) -> None:
-        request = self._requests[self._victim()]
+    def _request(self, fault: str, victim: int) -> None:
+        request = self._requests[victim]
         whole = request.with_suffix(".whole")
         whole.write_text(fault)
         whole.rename(request)
 
     def _restarts(self, name: str) -> int:
         stats = self._collector.stats()
-        if name == "server":
+        if name == "policy process":
             return int(stats["server"]["restarts"])
-        return sum(own["restarts"] for own in stats["workers"].values())
-
-    def _end(self) -> bool:
-        self._request("raise")
-        try:
-            self._collect_until(lambda: False)
-        except BrokeOnRequestError:
-            return True
-        raise AssertionError("the environment's exception did not arrive")
-
-    def _interrupt(self) -> None:
-        self._interrupts.send(self._random.random() * 0.02)
-        self._collect_until(lambda: self._interrupts.came)
+        return sum(own.get("restarts", 0) for own in stats["workers"].values())
 
     def _collect(self, batches: int) -> None:
         for _ in range(batches):
@@ -277,6 +337,10 @@ class Campaign:
         finally:
             self._interrupts.armed = False
         if td is not None:
+            if self._fault:
+                now = time.monotonic()
+                pause = max(self._pauses.get(self._fault, 0.0), now - self._resumed)
+                self._pauses[self._fault], self._resumed = pause, now
             self._frames.follow(td)
         elif not self._remote:  # the environments also counted discarded steps
             self._missing = self._ledger()["lost"]
@@ -291,6 +355,12 @@ class Campaign:
             assert lost == sum(account["reasons"].values())
         total: dict[str, Any] = ledger["total"]
         return total
+
+    def _check_reasons(self, before: dict[str, int]) -> None:
+        """Check that the last fault lost frames only for its reasons; a busy worker times out."""
+        after = self._ledger()["reasons"]
+        lost = {reason for reason in after if after[reason] > before.get(reason, 0)}
+        assert lost <= REASONS[self._fault] | {"worker_timeout"}, (lost, self.committed)
 
     def _check(self) -> None:
         """Check that all missing batches were delivered and then discarded by an interrupt."""

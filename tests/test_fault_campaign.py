@@ -27,12 +27,15 @@ from collect_support import (
     marks_of,
     of_ranks,
 )
-from fault_campaign import Campaign
+from fault_campaign import BY_ENVIRONMENT, Campaign
 from tensordict.nn import TensorDictModule
 from test_kills import shared_files
 
 T = 5
 PREEMPTED = Way("multi sync preempted", 2, {"preemptive_threshold": 0.5})
+SPAWNED = Way("multi sync spawned", 2, {"start_method": "spawn"})
+SPAWNED_ASYNC = Way("multi async spawned", 2, {"start_method": "spawn", "prefetch": 1})
+SHORT = (IN_PROCESS, CENTRAL_ASYNC, of_ranks(MULTI_AHEAD)[0])  # in the usual run
 
 
 def follow(observation: torch.Tensor) -> torch.Tensor:
@@ -53,32 +56,47 @@ def policy() -> TensorDictModule:
     return TensorDictModule(follow, ["observation"], ["action"])
 
 
-def case(way: Way, faults: int, usual: bool = False) -> Any:
-    marks = marks_of(way) if usual else [*marks_of(way), pytest.mark.slow]
-    return pytest.param(way, faults, id=f"{way.name}, {faults} faults", marks=marks)
+def kinds(way: Way) -> list[str]:
+    """Return the kinds of faults that are possible in a way to collect."""
+    if not way.remote:
+        return ["interrupt", "raise"]
+    found = ["interrupt", *BY_ENVIRONMENT, "kill", "stop", "pause"]
+    found += ["fork server"] if way.children and "start_method" not in way.arguments else []
+    found += ["policy process"] if way.name in (CENTRAL_ASYNC.name, GROUPS_ASYNC.name) else []
+    return found + (["policy process"] if way is RAY_CENTRAL_ASYNC else [])
 
 
+def case(way: Way) -> Any:
+    marks = marks_of(way) if way in SHORT else [*marks_of(way), pytest.mark.slow]
+    return pytest.param(way, id=way.name, marks=marks)
+
+
+@pytest.mark.chaos
 @pytest.mark.usefixtures("no_garbage_collection")
 @pytest.mark.parametrize(
-    ("way", "faults"),
+    "way",
     [
-        case(IN_PROCESS, 20, usual=True),
-        case(CENTRAL_ASYNC, 3, usual=True),
-        *[case(way, 20) for way in (MULTI_STACK, MULTI_AHEAD, MULTI_TIME, PREEMPTED)],
-        *[case(way, 20) for way in (MULTI_ASYNC[0], MULTI_ASYNC[2])],
-        *[case(way, 20) for way in (CENTRAL, CENTRAL_ASYNC, GROUPS, GROUPS_ASYNC)],
-        *[case(way, 8) for own in (MULTI_AHEAD, MULTI_ASYNC[2]) for way in of_ranks(own)],
-        *[case(way, 8) for way in (STACK, CAT_TIME, ASYNC[2], TEAM_STACK, RAY_CENTRAL_ASYNC)],
+        *map(case, (IN_PROCESS, MULTI_STACK, MULTI_AHEAD, MULTI_TIME, PREEMPTED)),
+        *map(case, (MULTI_ASYNC[0], MULTI_ASYNC[2], SPAWNED, SPAWNED_ASYNC)),
+        *map(case, (CENTRAL, CENTRAL_ASYNC, GROUPS, GROUPS_ASYNC)),
+        *[case(way) for own in (MULTI_AHEAD, MULTI_ASYNC[2]) for way in of_ranks(own)],
+        *map(case, (STACK, CAT_TIME, ASYNC[2], TEAM_STACK, RAY_CENTRAL_ASYNC)),
     ],
 )
-def test_no_frame_comes_twice_and_none_is_skipped(way: Way, faults: int, tmp_path: Path) -> None:
+def test_no_frame_comes_twice_and_none_is_skipped(
+    way: Way, tmp_path: Path, pytestconfig: pytest.Config, record_property: Any
+) -> None:
+    faults, seed = pytestconfig.getoption("faults"), pytestconfig.getoption("seed")
     campaign = Campaign(
         partial(make, way),
         way.workers,
-        way.remote,
+        kinds(way),
         tmp_path,
-        seed=len(way.name),
+        seed=f"{seed} {way.name}",
         held=lambda: len(shared_files()),
     )
-    campaign.run(faults)
+    try:
+        campaign.run(faults)
+    finally:
+        record_property("chaos", f"{way.name}: {campaign.report()}")
     assert len(campaign.committed) == faults

@@ -1,8 +1,4 @@
-"""Workers and drivers killed at random moments: batches are whole, and no process is left behind.
-
-Fifty kills in all, most of them in slow cases. test_process_engine.py kills drivers that start
-processes. The clock only chooses the moment of a kill; no test waits for a fixed time.
-"""
+"""Drivers of actors killed at random moments: no process is left behind."""
 
 from __future__ import annotations
 
@@ -10,30 +6,16 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
-from collect_support import (
-    ASYNC,
-    MULTI_AHEAD,
-    MULTI_ASYNC,
-    STACK,
-    Way,
-    collecting,
-    of_ranks,
-    worker_processes,
-)
+from collect_support import worker_processes
 from echo_envs import wait_until
-from test_restarts import check_ledger, endless
 
-T = 5
 LONG = 300.0
 ACTOR = "ray::RayWorker"  # in the command line of an actor
 
@@ -48,30 +30,6 @@ def workers(of: psutil.Process) -> list[psutil.Process]:
     return found
 
 
-def kill_some(count: int, moments: random.Random, done: threading.Event) -> None:
-    """Kill this number of this process's workers, one by one."""
-    killed: set[psutil.Process] = set()
-    while len(killed) < count:
-        time.sleep(moments.random() / 2)
-        living = [process for process in workers(psutil.Process()) if process not in killed]
-        if living:
-            victim = moments.choice(living)
-            with suppress(psutil.NoSuchProcess):
-                victim.kill()
-                killed.add(victim)
-    done.set()
-
-
-@contextmanager
-def killing(count: int) -> Iterator[threading.Event]:
-    """Kill workers in the background, and set the event after the last kill."""
-    done = threading.Event()
-    thread = threading.Thread(target=kill_some, args=(count, random.Random(count), done))
-    thread.start()
-    yield done
-    thread.join()
-
-
 def shared_files() -> list[str]:
     """Return the shared memory of this process, found through its file descriptors."""
     targets = []
@@ -79,49 +37,6 @@ def shared_files() -> list[str]:
         with suppress(FileNotFoundError):
             targets.append(os.readlink(f"/proc/self/fd/{name}"))
     return [target for target in targets if "memfd:pycollect" in target]
-
-
-def case(way: Way, kills: int, *marks: Any) -> Any:
-    place = pytest.mark.processes if way.children else pytest.mark.ray
-    return pytest.param(way, kills, id=f"{way.name}, {kills} times", marks=[place, *marks])
-
-
-@pytest.mark.usefixtures("no_garbage_collection")
-@pytest.mark.parametrize(
-    ("way", "kills"),
-    [
-        case(MULTI_AHEAD, 2),
-        case(MULTI_AHEAD, 6, pytest.mark.slow),
-        case(MULTI_ASYNC[2], 6, pytest.mark.slow),
-        case(STACK, 6, pytest.mark.slow),
-        case(ASYNC[2], 6, pytest.mark.slow),
-        *[case(way, 6, pytest.mark.slow) for way in of_ranks(MULTI_AHEAD)],
-        *[case(way, 6, pytest.mark.slow) for way in of_ranks(MULTI_ASYNC[2])],
-    ],
-)
-def test_workers_that_are_killed(way: Way, kills: int) -> None:
-    before = shared_files()
-    with collecting(way, endless, frames=T, max_worker_restarts=kills) as collector:
-        ids: list[torch.Tensor] = []
-        with killing(kills) as done:
-            while not done.is_set() or restarts(collector) < kills:
-                td = collector.next()
-                assert td.shape == way.shape(1, False, T)
-                steps = td["observation"][..., 2]
-                assert ((td["next", "observation"][..., 2] - steps) == 1).all()
-                ids.append(td["collector", "traj_ids"].flatten().clone())
-        assert restarts(collector) == kills
-        ledger = check_ledger(collector)
-        assert ledger["total"]["delivered"] == collector.stats()["frames"]
-        assert ledger["total"]["reasons"].keys() <= {"worker_died"}
-    every = torch.cat(ids).unique()
-    assert every.tolist() == list(range(int(every.max()) + 1))
-    del collector, td, steps
-    assert shared_files() == before
-
-
-def restarts(collector: Any) -> int:
-    return sum(worker["restarts"] for worker in collector.stats()["workers"].values())
 
 
 DRIVER = """
