@@ -25,11 +25,11 @@ from gymnasium import spaces
 
 EPISODE = 4
 SILENCE = 120.0  # seconds within which a collector must deliver batches after a fault
-TIMEOUT = 1.0  # worker_timeout
+TIMEOUTS = {"worker_timeout": 1.0, "worker_init_timeout": 60.0}
 PAUSE = 0.3  # seconds between SIGSTOP and SIGCONT
 
 # Kinds of faults, with the ledger's reasons for lost frames. Without memory, a process may die
-# before it reports the error.
+# before it reports the error. A replacement that is stopped before it is built counts as dead.
 REASONS = {
     "interrupt": {"incomplete"},
     "raise": {"env_error"},
@@ -40,7 +40,7 @@ REASONS = {
     "fork server": {"worker_died"},
     "policy process": {"server_died"},
     "hang": {"worker_timeout"},
-    "stop": {"worker_timeout"},
+    "stop": {"worker_timeout", "worker_died"},
     "pause": set[str](),
 }
 BY_ENVIRONMENT = ("raise", "memory", "exit", "segfault", "hang")
@@ -224,7 +224,7 @@ class Campaign:
 
     def _run_one(self, faults: int) -> None:
         retries = self._remote and self._random.random() < 0.8
-        own = {"restart_on_error": retries, "worker_timeout": TIMEOUT} if self._remote else {}
+        own = {"restart_on_error": retries, **TIMEOUTS} if self._remote else {}
         entries = [partial(FaultyEnv, request) for request in self._requests]
         self._frames, self._missing, over = Frames(), 0, False
         self._fault = ""
