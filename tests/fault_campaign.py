@@ -21,15 +21,16 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 from gymnasium import spaces
 
 EPISODE = 4
 SILENCE = 120.0  # seconds within which a collector must deliver batches after a fault
-TIMEOUTS = {"worker_timeout": 1.0, "worker_init_timeout": 60.0}
+TIMEOUT = 1.0  # worker_timeout
 PAUSE = 0.3  # seconds between SIGSTOP and SIGCONT
 
 # Kinds of faults, with the ledger's reasons for lost frames. Without memory, a process may die
-# before it reports the error. A replacement that is stopped before it is built counts as dead.
+# before it reports the error.
 REASONS = {
     "interrupt": {"incomplete"},
     "raise": {"env_error"},
@@ -40,7 +41,7 @@ REASONS = {
     "fork server": {"worker_died"},
     "policy process": {"server_died"},
     "hang": {"worker_timeout"},
-    "stop": {"worker_timeout", "worker_died"},
+    "stop": {"worker_timeout"},
     "pause": set[str](),
 }
 BY_ENVIRONMENT = ("raise", "memory", "exit", "segfault", "hang")
@@ -195,7 +196,7 @@ class Campaign:
         self._make, self._kinds, self._held = make, kinds, held
         self._remote = "kill" in kinds
         self._requests = [folder / f"fault of {worker}" for worker in range(workers)]
-        self._random = random.Random(seed)
+        self._random, self._lives = random.Random(seed), random.Random(f"{seed} lives")
         self._interrupts = Interrupts()
         self._missing = 0
         self._due: list[str] = []
@@ -223,8 +224,8 @@ class Campaign:
         return f"{head}: {', '.join(each)}"
 
     def _run_one(self, faults: int) -> None:
-        retries = self._remote and self._random.random() < 0.8
-        own = {"restart_on_error": retries, **TIMEOUTS} if self._remote else {}
+        retries = self._remote and self._lives.random() < 0.8
+        own = {"restart_on_error": retries, "worker_timeout": TIMEOUT} if self._remote else {}
         entries = [partial(FaultyEnv, request) for request in self._requests]
         self._frames, self._missing, over = Frames(), 0, False
         self._fault = ""
@@ -294,10 +295,12 @@ class Campaign:
             fork_servers._current.process.kill()
         number = signal.SIGSTOP if name in ("stop", "pause") else signal.SIGKILL
         while True:
-            with suppress(ProcessLookupError):  # an earlier fault has just ended the process
-                pid = self._collector.stats()["workers"][victim]["pid"]
-                os.kill(pid, number)
-                break
+            pid = self._collector.stats()["workers"][victim]["pid"]
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                # Until a replacement is built, the pid is that of its predecessor.
+                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                    os.kill(pid, number)
+                    break
             time.sleep(0.01)
         if name == "pause":
             time.sleep(PAUSE)

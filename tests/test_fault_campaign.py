@@ -100,3 +100,15 @@ def test_no_frame_comes_twice_and_none_is_skipped(
     finally:
         record_property("chaos", f"{way.name}: {campaign.report()}")
     assert len(campaign.committed) == faults
+
+
+def test_a_seed_repeats_the_faults(tmp_path: Path) -> None:
+    committed = []
+    for seed in ("0", "0", "1"):
+        held = partial(len, [])
+        campaign = Campaign(
+            partial(make, IN_PROCESS), 1, kinds(IN_PROCESS), tmp_path, seed, held=held
+        )
+        campaign.run(12)
+        committed.append(campaign.committed)
+    assert committed[0] == committed[1] != committed[2]

@@ -153,6 +153,7 @@ def test_a_team_in_an_actor(host: Way) -> None:
         assert ids.unique().tolist() == list(range(int(ids.max()) + 1))
 
         collector.load_state_dict(state)
+        assert collector.stats()["workers"][0]["restarts"] == 1
         again = collector.next()
         assert int(again["collector", "traj_ids"].min()) == int(ids[1].max()) + 1
         assert (again["observation"][..., 0, 2] == 0).all()

@@ -56,6 +56,7 @@ class WorkerRecord:
         leaving: Whether no more rollouts are requested from the worker.
         started: Time at which the process was started, by the monotonic clock.
         overdue: Reason for giving up the start; empty if it was not given up.
+        process_restarts: Number of replaced processes of the worker, by its incarnation.
     """
 
     plan: WorkerPlan
@@ -73,6 +74,7 @@ class WorkerRecord:
     leaving: bool = False
     started: float = field(default_factory=time.monotonic)
     overdue: str = ""
+    process_restarts: dict[int, int] = field(default_factory=dict)
 
     @property
     def index(self) -> int:
@@ -97,7 +99,7 @@ class WorkerRecord:
     @property
     def restarts(self) -> int:
         """Number of times that the worker, or one of its processes, was replaced."""
-        return self.incarnation + (self.report.restarts if self.report else 0)
+        return self.incarnation + sum(self.process_restarts.values())
 
     @property
     def generators(self) -> GeneratorState | NestState | None:

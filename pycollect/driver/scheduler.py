@@ -331,6 +331,7 @@ class Scheduler:
             ledger.issue(worker.index, frames)
             ledger.lose(worker.index, frames, reason)
         worker.report = report
+        worker.process_restarts[worker.incarnation] = report.restarts
         worker.version = report.policy_version
         worker.frames += report.frames
         worker.since_update += 1
