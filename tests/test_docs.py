@@ -18,6 +18,7 @@ CONTRACT = (DOCS / "contract.md").read_text()
 COMING = (DOCS / "coming-from-torchrl.md").read_text()
 GPU = (DOCS / "gpu.md").read_text()
 SCHEME = (DOCS / "scheme.md").read_text()
+RELIABILITY = (DOCS / "reliability.md").read_text()
 ARCHITECTURE = "".join((DOCS / page).read_text() for page in ("architecture.md", "rules.md"))
 ROOT = DOCS.parent
 NAMED = re.compile(r"`([\w/]+\.py)::([\w:]+)`")
@@ -36,8 +37,8 @@ def functions_of(path: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "page",
-    [CONTRACT, COMING, GPU, SCHEME],
-    ids=["contract", "coming from TorchRL", "GPU", "scheme"],
+    [CONTRACT, COMING, GPU, SCHEME, RELIABILITY],
+    ids=["contract", "coming from TorchRL", "GPU", "scheme", "reliability"],
 )
 def test_the_tests_named_there_exist(page: str) -> None:
     named = NAMED.findall(page)
