@@ -411,6 +411,7 @@ class _Processes:
 
     def close(self) -> None:
         """End the processes. Idempotent."""
+        self._bell.stop = _do_nothing  # it refers to this object
         self._flow.closed = True
         self._flow.ledger.lose_in_flight("shutdown")
         self.scheduler.close()
