@@ -65,7 +65,7 @@ def test_what_is_refused(
 
 def test_names_of_what_an_actor_runs() -> None:
     for value in ("sync", MultiSyncDataCollector, "MultiSyncCollector"):
-        assert WorkerKind.checked(value).team == "sync"
+        assert WorkerKind.checked(value).nest == "sync"
     for value in ("async", MultiaSyncDataCollector, "MultiAsyncCollector"):
-        assert WorkerKind.checked(value).team == "async"
-    assert WorkerKind.checked(SyncDataCollector).team is None
+        assert WorkerKind.checked(value).nest == "async"
+    assert WorkerKind.checked(SyncDataCollector).nest is None

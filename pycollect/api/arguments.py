@@ -193,7 +193,7 @@ def check_groups(
     groups: Any,
     *,
     server: int | None = None,
-    teams: bool = False,
+    is_nest: bool = False,
 ) -> None:
     """Raise ValueError if the environments of a worker cannot be divided into these groups.
 
@@ -201,7 +201,7 @@ def check_groups(
         entry: Entry of the worker.
         groups: Value of `env_groups`.
         server: Number of groups of each worker with central inference; None without it.
-        teams: The entry is a list with one entry per process.
+        is_nest: The entry is a list with one entry per process.
     """
     count = check_env_groups("env_groups", groups)
     if server not in (None, count):
@@ -211,7 +211,7 @@ def check_groups(
         )
     if count == 1:
         return
-    for own in entry if teams else [entry]:
+    for own in entry if is_nest else [entry]:
         group_entries(own, count, remote_policy=server is not None)
 
 

@@ -164,7 +164,7 @@ def _plan(
         WorkerOptions(0, num_threads=torch.get_num_threads()),
         builds_policy=factory is not None,
         hides_gpus=settings.device == CPU,
-        team=maker,
+        maker=maker,
         role="policy server",
     )
     (pickled,) = parse.pickled_policies([factory or policy], factory is not None)

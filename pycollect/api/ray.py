@@ -154,7 +154,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         if central is None:
             return None
         self._bell = central.bell
-        if kind.team is not None:
+        if kind.nest is not None:
             raise ValueError(
                 "collector_class: expected SyncDataCollector with inference='central', got "
                 f"{given['collector_class']!r}; an actor's processes call the policy themselves"

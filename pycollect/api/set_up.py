@@ -31,10 +31,10 @@ class WorkerKind:
     """The value of `collector_class`.
 
     Attributes:
-        team: How the processes of each worker collect, "sync" or "async". None if it has none.
+        nest: How the processes of each worker collect, "sync" or "async". None if it has none.
     """
 
-    team: str | None = None
+    nest: str | None = None
 
     @classmethod
     def checked(cls, value: Any) -> WorkerKind:
@@ -50,13 +50,13 @@ class WorkerKind:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Names that `collector_kwargs` may contain."""
-        own = () if self.team is None else arguments_of(RemoteOptions, in_kwargs=True)
+        own = () if self.nest is None else arguments_of(RemoteOptions, in_kwargs=True)
         return (*parse.WORKER_ARGUMENTS, *own)
 
     @property
     def runs(self) -> str:
         """The class of the collector in each worker."""
-        return _CLASSES[self.team]
+        return _CLASSES[self.nest]
 
     def entries(self, create_env_fn: Any, number: Any, count: Any, name: str) -> list[Any]:
         """Return the entry of each worker: a batch of environments, or a list with one per process.
@@ -69,7 +69,7 @@ class WorkerKind:
         Raises:
             ValueError: An entry is a list, and the count is not 1.
         """
-        if self.team is None:
+        if self.nest is None:
             return batched(parse.env_entries(create_env_fn, "num_collectors", number), count, name)
         entries = parse.env_entries(create_env_fn, "num_collectors", number, _check_team_entry)
         processes = check.check_positive(name, count)
@@ -95,13 +95,13 @@ class WorkerKind:
         Raises:
             ValueError: An argument is invalid.
         """
-        if self.team is None:
+        if self.nest is None:
             return list(plans)
         result = []
         for plan, own in zip(plans, arguments, strict=True):
             check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))
-            nest = NestMaker(_team_options(self.team == "sync", remote, own))
-            result.append(replace(plan, spec=replace(plan.spec, team=nest)))
+            nest = NestMaker(_nest_options(self.nest == "sync", remote, own))
+            result.append(replace(plan, spec=replace(plan.spec, maker=nest)))
         return result
 
 
@@ -131,7 +131,7 @@ def _check_team_entry(entry: Any) -> Any:
     return [check_entry(item) for item in entry]
 
 
-def _team_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> RemoteOptions:
+def _nest_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> RemoteOptions:
     try:
         own_options = checked_kwargs(RemoteOptions, {**own, "sync": sync})
     except (TypeError, ValueError) as error:
@@ -139,7 +139,7 @@ def _team_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> 
     return replace(
         remote,
         sync=sync,
-        # The outer collector stops the team; its processes only make their minimum of steps.
+        # The outer collector stops the nest; its processes only make their minimum of steps.
         preemption=remote.preemption and replace(remote.preemption, threshold=1.0),
         padded=remote.uneven,
         update_each=False,
@@ -418,13 +418,13 @@ def check_plans(
             spec.entry,
             spec.options.env_groups,
             server=None if server is None else server.groups,
-            teams=spec.team is not None,
+            is_nest=spec.maker is not None,
         )
     if remote.sync:
         check_one_place([spec.options.devices for spec in specs])
     batched = any(isinstance(spec.entry, list) for spec in specs)
     check_uneven(remote.joined, remote.uneven, batched)
-    if specs[0].team is not None and remote.preemption is not None and remote.joined != "stack":
+    if specs[0].maker is not None and remote.preemption is not None and remote.joined != "stack":
         raise ValueError(
             "cat_results: expected 'stack' with preemptive_threshold and a multi-process "
             f"collector_class, got {remote.joined}; stopped processes end at different steps"

@@ -21,7 +21,7 @@ from pycollect.transport.spec import WorkerSpec
 
 @dataclass(frozen=True)
 class PolicyWorkerMaker:
-    """Makes the inference server in its process; see :attr:`WorkerSpec.team`. Can be pickled.
+    """Makes the inference server in its process; see :attr:`WorkerSpec.maker`. Can be pickled.
 
     Attributes:
         settings: Settings of the server.

@@ -103,7 +103,7 @@ class WorkerHost:
             if spec.options.num_threads is not None:
                 torch.set_num_threads(spec.options.num_threads)
             self._compresses = spec.options.compress and not self._end.in_place
-            make_worker: Callable[[WorkerSpec, bytes], Hosted] = spec.team or SingleWorker
+            make_worker: Callable[[WorkerSpec, bytes], Hosted] = spec.maker or SingleWorker
             with kept_warnings() as self._warnings:
                 worker = make_worker(spec, self._end.bytes_of(request.policy))
             self._worker = worker

@@ -133,9 +133,9 @@ class WorkerSpec:
         builds_policy: Whether the policy is passed as a factory.
         hides_gpus: Whether to hide all GPUs from the worker's process.
         role: Name of the process if it is no worker of a collector.
-        team: Function that makes an object which collects with processes of its own, one for each
-            item of `entry`. It takes this spec and the pickled policy. `env_kwargs` may be a list
-            of the same length. ``None``: the worker collects itself.
+        maker: Function that makes what the process hosts, from this spec and the pickled policy: a
+            nest of processes, one for each item of `entry` (and of `env_kwargs`, if that is a
+            list), or an inference server. ``None``: a worker that collects itself.
         registered: Environments that the program has registered.
     """
 
@@ -146,7 +146,7 @@ class WorkerSpec:
     incarnation: int = 0
     builds_policy: bool = False
     hides_gpus: bool = False
-    team: Callable[[WorkerSpec, bytes], Hosted] | None = None
+    maker: Callable[[WorkerSpec, bytes], Hosted] | None = None
     role: str = ""
     registered: Registered = field(default_factory=program_registrations)
 
