@@ -71,7 +71,7 @@ class BatchScheduler:
         policy: The policy and its device.
         options: How requests are batched.
         clients: Number of clients expected at first.
-        timing: Decides how long a call waits. ``None`` if the options do.
+        timing: Decides how long a call waits. ``None`` if the options do (default: ``None``).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BatchScheduler:
         policy: ServedPolicy,
         options: InferenceOptions,
         clients: int,
-        timing: CallTiming | None,
+        timing: CallTiming | None = None,
     ) -> None:
         self._policy, self._options = policy, options
         self._timing = timing
@@ -121,13 +121,13 @@ class BatchScheduler:
             limits.append(self._until)
         return max(min(limits) - time.monotonic(), 0.0) if limits else None
 
-    def lacking(self, asking: Sequence[Client], others: Sequence[Client], pending: int) -> int:
+    def lacking(self, asking: Sequence[Client], pending: int, others: Sequence[Client] = ()) -> int:
         """Return how many more requests this batch needs, at least; 0 if it can run now.
 
         Args:
             asking: Clients with a request.
-            others: Further clients that have joined.
             pending: Number of workers that may send a request or have sent one.
+            others: Further clients that have joined, if the timing decides (default: ``()``).
         """
         if self._timing is not None:
             return self._worth_waiting_for(self._timing, asking, others)
@@ -314,7 +314,7 @@ class InferenceServer:
 
     def _serve_at(self, scheduler: BatchScheduler, asking: Sequence[Client], pending: int) -> int:
         """Serve the requests at a scheduler, or let them wait; return how many more are needed."""
-        lacking = scheduler.lacking(asking, self._others(asking), pending)
+        lacking = scheduler.lacking(asking, pending, self._others(asking))
         if asking and not scheduler.holds_back(lacking):
             for batch in scheduler.calls(asking):
                 self._call(batch)
