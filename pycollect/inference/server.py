@@ -141,8 +141,8 @@ class BatchScheduler:
         self, timing: CallTiming, asking: Sequence[Client], others: Sequence[Client]
     ) -> int:
         """Return for how many requests the batch should wait, and set the time limit."""
-        groups = {id(client.group): client.group for client in asking}
-        if len(groups) != 1:  # no request, or several calls
+        groups = {id(client.group): client.group for client in asking if others}
+        if len(groups) != 1:  # nobody to wait for, no request, or several calls
             return 0
         (group,) = groups.values()
         assert group is not None, "slot: expected a client that has joined"
@@ -323,7 +323,7 @@ class InferenceServer:
 
     def _others(self, asking: Sequence[Client]) -> list[Client]:
         """Return the clients that have joined and have no request; none if nothing is measured."""
-        if self._timing is None:
+        if self._timing is None or not self._timing.is_slow:
             return []
         known = set(asking)
         return [own for own in self._clients if own.group is not None and own not in known]
@@ -341,7 +341,7 @@ class InferenceServer:
             request = slots.question(number)
             if request is not None:
                 self._join(self._clients[number], request)
-        if self._timing is not None:
+        if self._timing is not None and self._timing.is_slow:
             for number in asking:
                 self._timing.saw(number, slots.asked_at(number))
         return [client for number in asking if (client := self._clients[number]).group is not None]

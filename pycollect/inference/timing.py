@@ -50,9 +50,14 @@ class CallTiming:
     Waiting for a request delays the requests that are there, but saves a call for the late one. A
     call waits if that lowers the sum of the times at which all of them are answered. So if the
     policy is slow, equally fast workers are served together, and no call waits for a slow worker.
+
+    Attributes:
+        is_slow: Whether the last call was so slow that a wait may pay. Otherwise the times of
+            requests are not needed.
     """
 
     def __init__(self) -> None:
+        self.is_slow = True
         self._calls: dict[int, float | None] = {}  # mean seconds, by number of clients
         self._clients: dict[int, _Client] = {}
 
@@ -67,12 +72,14 @@ class CallTiming:
     def called(self, clients: Sequence[int], began: float, ended: float) -> None:
         """Note that a call of the policy has answered these clients."""
         count = len(clients)
+        seconds = None  # the first call with that number binds, compiles or captures the policy
         if count in self._calls:
-            self._calls[count] = _mean(self._calls[count], ended - began)
-        else:  # the first call with that number binds, compiles or captures the policy
-            self._calls[count] = None
-        for client in clients:
-            self._clients[client].answered = ended
+            seconds = _mean(self._calls[count], ended - began)
+        self._calls[count] = seconds
+        self.is_slow = seconds is None or seconds >= _SHORTEST_CALL
+        if self.is_slow:
+            for client in clients:
+                self._clients.setdefault(client, _Client()).answered = ended
 
     def wait(self, asking: int, others: Iterable[int], most: int | None, now: float) -> Wait:
         """Return how long a call should wait for further requests.
