@@ -234,12 +234,7 @@ class ServerWeights(PolicyUpdates):
         if not weights_of(self._policy).equal(sent):
             super().push([self._process.record.index])
 
-    def _send(
-        self,
-        weights: Weights,
-        workers: Sequence[WorkerRecord],
-        acknowledge: bool,
-        individual: bool,
-    ) -> list[tuple[WorkerRecord, Any]]:
-        sent = super()._send(weights, workers, acknowledge, individual)
-        return [*sent, *self._copies.send(weights, self._flow.version.number, acknowledge)]
+    def _send_to_copies(
+        self, weights: Weights, acknowledge: bool
+    ) -> Sequence[tuple[WorkerRecord, Any]]:
+        return self._copies.send(weights, self._flow.version.number, acknowledge)

@@ -270,19 +270,19 @@ class PolicyUpdates:
             return [
                 sent
                 for weights, workers in targets
-                for sent in self._send(weights, workers, acknowledge, individual)
+                for sent in (
+                    *self._group.weights.send(
+                        weights, workers, version.number, acknowledge, individual
+                    ),
+                    *self._send_to_copies(weights, acknowledge),
+                )
             ]
 
-    def _send(
-        self,
-        weights: Weights,
-        workers: Sequence[WorkerRecord],
-        acknowledge: bool,
-        individual: bool,
-    ) -> list[tuple[WorkerRecord, Any]]:
-        """Send weights as the present version. The caller holds the lock."""
-        version = self._flow.version.number
-        return self._group.weights.send(weights, workers, version, acknowledge, individual)
+    def _send_to_copies(
+        self, weights: Weights, acknowledge: bool
+    ) -> Sequence[tuple[WorkerRecord, Any]]:
+        """Send nothing: no worker has a copy besides those that get the weights anyway."""
+        return ()
 
 
 class PolicyCaller(Protocol):
