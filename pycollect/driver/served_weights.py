@@ -147,8 +147,10 @@ class LiveWeights(LivePolicy):
 
     def push(self, worker_ids: Sequence[int]) -> None:
         """Send the user's weights to copies as a new version, unless they have the same."""
+        if not (self._sends and self._copies.workers):
+            return
         weights = self.current()
-        if self._copies.workers and self._sends and weights and not self._copies.have(weights):
+        if weights and not self._copies.have(weights):
             self._flow.version.count()
             self._send_to_copies()
 
@@ -160,7 +162,7 @@ class LiveWeights(LivePolicy):
     def _send_to_copies(
         self, acknowledge: bool = False, workers: Sequence[WorkerRecord] | None = None
     ) -> list[tuple[WorkerRecord, Any]]:
-        if not self._sends:
+        if not (self._sends and self._copies.workers):
             return []
         with self._sending:  # any thread may update; the newest weights must be sent last
             version = self._flow.version.number
