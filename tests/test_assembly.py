@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from pycollect._core import RolloutControl, SharedNumber, Slab, TrajectoryIds
 from pycollect.data.slabs import SlabRows
 from pycollect.driver.assembly import Assembly
+from pycollect.driver.batch import Batch
 from pycollect.driver.delivery import assemble, rollouts_of
 from pycollect.driver.options import StreamOptions
-from pycollect.driver.source import Batch
 from pycollect.transport.messages import Rollout, RolloutRequest, plain_report, unpacked_report
 from pycollect.transport.spec import WorkerInfo
 from pycollect.worker.options import WorkerOptions
@@ -72,10 +72,9 @@ class Stoppable:
 
     @property
     def info(self) -> WorkerInfo:
-        worker, env = self.worker, self.worker.env
-        return WorkerInfo(
-            worker.leaves, env.num_envs, env.num_seeds, env.batch_size, worker.steps, 0, "", True
-        )
+        own = self.worker
+        sizes = own.num_envs, own.num_seeds, own.batch_size
+        return WorkerInfo(own.leaves, *sizes, own.steps, 0, "", True)
 
 
 @contextmanager
