@@ -87,10 +87,11 @@ def check_form(name: str, value: Any, trajs_per_batch: Any) -> str:
     return form
 
 
-def check_drop(name: str, value: Any, split_trajs: Any, trajs_per_batch: Any) -> bool:
+def check_drop(name: str, value: Any, split_trajs: Any, trajs_per_batch: Any, mode: Any) -> bool:
     """Return a flag; raise ValueError if it is set with batches of trajectories."""
-    other = "split_trajs" if split_trajs else "trajs_per_batch"
-    if value and (split_trajs or check_count("trajs_per_batch", trajs_per_batch)):
+    whole = check_count("trajs_per_batch", trajs_per_batch)
+    other = "split_trajs" if split_trajs else "trajs_per_batch" if whole else "replay_write_mode"
+    if value and (split_trajs or whole or mode == "trajectory"):
         raise ValueError(
             f"{name}: expected False with {other}, got {value!r}; batches of trajectories already "
             "leave out uncollected cells"

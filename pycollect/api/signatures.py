@@ -29,6 +29,7 @@ class SyncDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -98,8 +99,14 @@ class SyncDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -231,6 +238,7 @@ class MultiSyncDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -313,8 +321,14 @@ class MultiSyncDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -491,6 +505,7 @@ class MultiaSyncDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -571,8 +586,14 @@ class MultiaSyncDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -744,6 +765,7 @@ class RayCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -833,8 +855,14 @@ class RayCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -1028,6 +1056,7 @@ class DistributedDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -1114,8 +1143,14 @@ class DistributedDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -1302,6 +1337,7 @@ class DistributedSyncDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -1385,8 +1421,14 @@ class DistributedSyncDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -1564,6 +1606,7 @@ class RPCDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -1652,8 +1695,14 @@ class RPCDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).

@@ -251,6 +251,7 @@ class Collector:
                 yield write
         finally:
             self._flow.statistics.count_batch(write.frames)
+            self._flow.statistics.progress["replay_written_frames"] += write.frames
         self._show_progress(write.frames)
 
     @contextmanager
@@ -311,7 +312,7 @@ class Collector:
             for worker, source, rollout in rollouts_of(td, batch):
                 if rollout.ndim > 2:
                     rollout = rollout.flatten(0, rollout.ndim - 2)
-                lost = self._flow.queue.push(worker, rollout, source)
+                lost = self._flow.push(worker, rollout, source)
                 self._flow.ledger.lose(worker, lost, "incomplete")
                 self._flow.cut_frames += lost
 
@@ -505,7 +506,7 @@ class Collector:
         if workers is None:
             return {**self._counts(), **self._source.report()}
         check.check_choice("workers", workers, ("aggregate", "per_worker", "both"))
-        return flat(self._counts(), self._source.report(), workers)
+        return flat({**self._counts(), **self._flow.progress()}, self._source.report(), workers)
 
     def _counts(self) -> dict[str, Any]:
         """Return the limits of the stream, and whether it has ended."""
@@ -581,6 +582,7 @@ class Collector:
                 episodes=flow.statistics.episodes,
                 trajectories=flow.queue.next_id if flow.queue else flow.ids.next,
                 policy_version=flow.version.number,
+                progress=dict(flow.statistics.progress),
                 policy=self._source.weights.current(),
                 ledger=flow.ledger.state(),
                 workers=self._source.streams.states(),
