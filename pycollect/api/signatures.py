@@ -52,6 +52,7 @@ class SyncDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int | None = None,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -174,6 +175,10 @@ class SyncDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads while collecting. Defaults to ``None``: unchanged.
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
                 root entry is the same, except at the end of a trajectory, whose last observation is
@@ -261,6 +266,7 @@ class MultiSyncDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -398,6 +404,10 @@ class MultiSyncDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker. With ``inference="central"``, the
                 policy has as many as this process (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
@@ -528,6 +538,7 @@ class MultiaSyncDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -663,6 +674,10 @@ class MultiaSyncDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker. With ``inference="central"``, the
                 policy has as many as this process (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
@@ -788,6 +803,7 @@ class RayCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -932,6 +948,10 @@ class RayCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker. With ``inference="central"``, the
                 policy has as many as this process (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
@@ -1079,6 +1099,7 @@ class DistributedDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -1220,6 +1241,10 @@ class DistributedDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
                 root entry is the same, except at the end of a trajectory, whose last observation is
@@ -1359,6 +1384,7 @@ class DistributedSyncDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -1494,6 +1520,10 @@ class DistributedSyncDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
                 root entry is the same, except at the end of a trajectory, whose last observation is
@@ -1629,6 +1659,7 @@ class RPCDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -1772,6 +1803,10 @@ class RPCDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
                 root entry is the same, except at the end of a trajectory, whose last observation is
