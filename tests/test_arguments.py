@@ -381,6 +381,9 @@ def test_write_modes_that_cannot_be(create: Callable[..., None]) -> None:
     ):
         with refused(ValueError, name):
             create(**{"replay_write_mode": "trajectory", "trajs_per_write": 1, **arguments})
+    if create is actors:
+        with refused(ValueError, "collector_kwargs"):
+            create(collector_kwargs={"replay_write_mode": "trajectory"}, replay_buffer=[])
 
 
 def test_the_write_mode_follows_from_other_arguments() -> None:
