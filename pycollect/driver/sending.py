@@ -131,7 +131,7 @@ class WeightSender:
 
     @property
     def individual(self) -> dict[int, tuple[Weights, int]]:
-        """Weights and policy version of workers whose weights are individual, by id."""
+        """Weights and policy version of workers with individual weights, by id."""
         built = Assignment(weights=self._built)
         each = {index: self._of.get(index, built) for index in sorted(self._individual)}
         return {index: (own.weights, own.version) for index, own in each.items()}
