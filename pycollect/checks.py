@@ -87,10 +87,12 @@ def check_form(name: str, value: Any, trajs_per_batch: Any) -> str:
     return form
 
 
-def check_drop(name: str, value: Any, split_trajs: Any, trajs_per_batch: Any) -> bool:
+def check_drop(name: str, value: Any, split_trajs: Any, trajs: Any, mode: Any) -> bool:
     """Return a flag; raise ValueError if it is set with batches of trajectories."""
-    other = "split_trajs" if split_trajs else "trajs_per_batch"
-    if value and (split_trajs or check_count("trajs_per_batch", trajs_per_batch)):
+    if value and (split_trajs or mode == "trajectory" or check_count("trajs_per_batch", trajs)):
+        other = (
+            "split_trajs" if split_trajs else "trajs_per_batch" if trajs else "replay_write_mode"
+        )
         raise ValueError(
             f"{name}: expected False with {other}, got {value!r}; batches of trajectories already "
             "leave out uncollected cells"

@@ -347,7 +347,6 @@ HINTS = (
     "no_cuda_sync",
     "use_env_creator",
     "worker_idx",
-    "auto_register_policy_transforms",
     "reset_when_done",
 )
 REFUSED = ("interruptor",)
@@ -367,6 +366,37 @@ def test_none_is_the_usual_format_of_trajectories() -> None:
     single(traj_format=None)
     with refused(ValueError, "traj_format"):
         single(traj_format="flat")
+
+
+@pytest.mark.usefixtures("no_actors", "no_processes")
+@pytest.mark.parametrize("create", [single, actors, processes])
+def test_write_modes_that_cannot_be(create: Callable[..., None]) -> None:
+    for name, arguments in (
+        ("replay_write_mode", {"replay_write_mode": "episode", "replay_buffer": []}),
+        ("replay_write_mode", {"replay_write_mode": "rollout"}),
+        ("replay_write_mode", {"replay_buffer": [], "trajs_per_batch": 1}),
+        ("replay_write_mode", {"replay_buffer": [], "replay_write_mode": "rollout"}),
+        ("max_policy_lag", {"replay_buffer": [], "max_policy_lag": 1}),
+        ("drop_uncollected", {"replay_buffer": [], "drop_uncollected": True}),
+    ):
+        with refused(ValueError, name):
+            create(**{"replay_write_mode": "trajectory", "trajs_per_write": 1, **arguments})
+    if create is actors:
+        with refused(ValueError, "collector_kwargs"):
+            create(collector_kwargs={"replay_write_mode": "trajectory"}, replay_buffer=[])
+
+
+def test_the_write_mode_follows_from_other_arguments() -> None:
+    for mode, arguments in (
+        (None, {}),
+        (None, {"trajs_per_batch": 1}),
+        ("rollout", {"replay_buffer": []}),
+        ("trajectory", {"replay_buffer": [], "trajs_per_batch": 1}),
+    ):
+        with SyncDataCollector(
+            ENV, None, frames_per_batch=4, max_frames_per_traj=4, **arguments
+        ) as collector:
+            assert collector.replay_write_mode == mode
 
 
 @pytest.mark.usefixtures("no_actors", "no_processes")

@@ -187,6 +187,26 @@ def test_rollouts_that_are_dropped_change_no_buffers(way: Way) -> None:
             assert not td["collector", "policy_version"].any()
 
 
+@pytest.mark.processes
+def test_a_worker_that_missed_an_update_resumes_with_its_own_version() -> None:
+    policy = noisy()
+    with collecting(MULTI_STACK, dice, policy, frames=2 * T) as collector:
+        before = policy.module.bias.item()
+        with torch.no_grad():
+            policy.module.bias += 5.0
+        collector.update_policy_weights_(worker_ids=[0])
+        state = through_a_file(collector.state_dict())
+    assert state["versions"] == {"1": 0}
+    with collecting(MULTI_STACK, dice, noisy(), frames=2 * T) as collector:
+        collector.load_state_dict(state)
+        assert collector.worker_policy_versions() == {0: 1, 1: 0}
+        biases = collector.get_distant_attr("policy.module.bias")
+        assert [bias.item() for bias in biases] == [before + 5.0, before]
+        collector.update_policy_weights_()
+        assert collector.worker_policy_versions() == {0: 2, 1: 2}
+        assert collector.state_dict()["versions"] == {}
+
+
 def test_a_version_comes_back_without_weights() -> None:
     with collecting(
         MULTI_AHEAD, lambda w: CountingEnv, None, frames=T, track_policy_version=True
@@ -409,12 +429,14 @@ def test_a_state_has_tensors_of_its_own() -> None:
 def test_torchrls_states_give_weights_and_counters() -> None:
     weights = {"module.bias": torch.full((1,), 4.0), "module.scale": torch.ones(1)}
     theirs = {"policy_state_dict": weights, "env_state_dict": {}, "iter": 3, "frames": 60}
-    for state in (theirs, [theirs]):
+    workers = {"worker0": {**theirs, "policy_version": torch.tensor(2)}}
+    for state in (theirs, [theirs], {**workers, "iter": 3, "frames": 60}):
         policy = noisy()
         collector = SyncDataCollector(dice(0), policy, frames_per_batch=2 * T, total_frames=84)
         collector.load_state_dict(state)
         assert policy.module.bias == 4.0
-        assert collector.stats()["batches"] == 3
+        assert collector.stats()["batches"] == 4  # TorchRL's "iter" is -1 before the first
+        assert collector.policy_version == (2 if "worker0" in state else 0)
         assert len(list(collector)) == 2
         collector.shutdown()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from functools import partial
 from types import SimpleNamespace
@@ -32,6 +33,23 @@ WAYS = [
     IN_PROCESS,
     *marked(STACK, ASYNC[2], MULTI_0, MULTI_ASYNC[2]),
 ]
+
+
+@pytest.mark.processes
+def test_stats_answer_while_workers_cannot() -> None:
+    with collecting(MULTI_ASYNC[2], lambda w: CountingEnv, frames=T) as collector:
+        collector.next()
+        workers = [own["pid"] for own in collector.stats()["workers"].values()]
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            stats = collector.stats("both")
+        finally:
+            for pid in workers:
+                os.kill(pid, signal.SIGCONT)
+        assert stats["workers_alive"] == len(workers)
+        assert stats["stepped_frames"] == T
+        assert collector.next().numel() == T
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)

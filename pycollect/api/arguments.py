@@ -234,6 +234,8 @@ _OURS_ALONE = (
     "postproc",
     "split_trajs",
     "replay_buffer",
+    "replay_write_mode",
+    "trajs_per_batch",
     "sync",
 )
 

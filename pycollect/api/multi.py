@@ -94,6 +94,26 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
         """End all workers and lose rollouts in flight; `add_collectors` can start new workers."""
         self._source.members.end_all()
 
+    def worker_policy_versions(self) -> dict[int, int]:
+        """Return the policy version of the weights that each worker has.
+
+        `policy_version` counts all updates; a worker that the last update left out is behind it.
+        The workers reply after their current rollouts. With ``inference="central"``, workers that
+        have no weights have `policy_version`.
+
+        Returns:
+            Versions by worker id.
+
+        Raises:
+            WorkerError: A worker died.
+            TimeoutError: A worker did not reply within `worker_timeout`.
+        """
+        versions = zip(self._source.group.in_order, self.map_fn("get_policy_version"), strict=True)
+        return {
+            worker.index: self.policy_version if version is None else version
+            for worker, version in versions
+        }
+
     @property
     def remote_collectors(self) -> list[Any]:
         """Native handles of the workers, in order: processes or Ray actor handles."""

@@ -146,12 +146,14 @@ class SyncDataCollector(
             A TensorDict, [T] for one environment, [P, T] for a batch.
 
         Raises:
-            RuntimeError: The collector was made with `trajs_per_batch`, whose trajectories would
-                lack these frames.
+            RuntimeError: The collector assembles complete trajectories (`trajs_per_batch`,
+                `replay_write_mode`), which would lack these frames.
         """
         flow = self._flow
         if flow.queue is not None:
-            raise RuntimeError("rollout: not available with trajs_per_batch; use next()")
+            raise RuntimeError(
+                "rollout: not available if complete trajectories are assembled; use next()"
+            )
         with flow.between_rollouts("rollout"):
             flow.check_not_closed()
             return self._within(self._raw)

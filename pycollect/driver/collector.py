@@ -127,6 +127,11 @@ class Collector(Stream):
             - "frames" and "batches": number delivered.
             - "total_frames" and "completed": only if the collector has an end.
             - "requested_frames_per_batch" and "policy_version".
+            - "stepped_frames": frames of the rollouts that have arrived, whether delivered or not.
+            - "completed_trajectories", "trajectory_completed_frames": number and frames of
+              trajectories that have ended; counted only if complete trajectories are assembled.
+            - "trajectory_pending_frames": frames of trajectories that have not ended.
+            - "replay_written_frames": frames written to the replay buffer.
             - "frames_per_second": since the first batch was requested.
             - "episodes": number that ended.
             - "episode_return" and "episode_length": mean sum of rewards and mean number of frames
@@ -150,13 +155,14 @@ class Collector(Stream):
         return flat(self._counts(), self._source.report(), workers)
 
     def _counts(self) -> dict[str, Any]:
-        """Return the limits of the stream, and whether it has ended."""
+        """Return the limits and the progress of the stream, and whether it has ended."""
         total = self._flow.options.total_frames
         end = {} if total is None else {"total_frames": total, "completed": self._flow.has_ended}
         return {
             **end,
             "requested_frames_per_batch": self.requested_frames_per_batch,
             "policy_version": self._flow.version.number,
+            **self._flow.progress(),
         }
 
     def ledger(self) -> dict[str, Any]:
@@ -223,6 +229,7 @@ class Collector(Stream):
                 episodes=flow.statistics.episodes,
                 trajectories=flow.queue.next_id if flow.queue else flow.ids.next,
                 policy_version=flow.version.number,
+                progress=dict(flow.statistics.progress),
                 policy=self._source.place.current(),
                 ledger=flow.ledger.state(),
                 workers=self._source.streams.states(),

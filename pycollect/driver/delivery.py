@@ -133,7 +133,7 @@ def finish(
         options: Options of the stream.
         host: Entries of the batch that are also in host memory, by key, to find trajectories.
     """
-    if options.split_trajs and not options.trajs_per_batch:
+    if options.split_trajs and not options.trajectories:
         td, _ = split_with_plan(td, "padded", signals=host)
     if options.drop_uncollected:
         td = _collected(td, host)

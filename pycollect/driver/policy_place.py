@@ -250,6 +250,9 @@ class InWorkers(PolicyPlace):
         self._sent_others = source is not None and source is not self.policy
         automatic = self._options.update_each or self._options.update_interval
         self._overruled = self._policy_now() if automatic and source is not None else None
+        chosen = {worker.index for _, workers in targets for worker in workers}
+        others = [worker for worker in self._group.present if worker.index not in chosen]
+        self._group.weights.skip(others, self._first)
         sent = self._push(targets, wait, by_worker(source) is not None)
         if wait:
             await_weights(sent)

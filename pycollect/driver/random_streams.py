@@ -46,7 +46,9 @@ class GroupStreams:
         """Return the state of each present worker at the end of its last delivered rollout."""
         individual = self._group.weights.individual
         return {
-            worker.index: WorkerState(worker.generators, individual.get(worker.index, NO_WEIGHTS))
+            worker.index: WorkerState(
+                worker.generators, *individual.get(worker.index, (NO_WEIGHTS, 0))
+            )
             for worker in self._group.present
         }
 
@@ -73,14 +75,18 @@ class GroupStreams:
             else:
                 calls[worker.index] = worker.resumption(generators, state.entropy, state.batches)
             worker.report = None
-            worker.version = state.policy_version
+            own = state.workers[worker.index]
+            worker.version = own.version if own.policy else state.policy_version
             worker.frames = state.ledger.get(str(worker.index), {}).get("delivered", 0)
         self._waiter.begin_all(calls)
         # Dropped rollouts have ended now; before, they could have changed buffers of the policy.
         if state.policy or not any(worker.info.weights.leaves for worker in present):
             sender.send(state.policy, present, state.policy_version)
-        for worker in present:
-            if weights := state.workers[worker.index].policy:
-                sender.send(weights, [worker], state.policy_version, individual=True)
+        individual = [worker for worker in present if state.workers[worker.index].policy]
+        for worker in individual:
+            own = state.workers[worker.index]
+            sender.send(own.policy, [worker], own.version, individual=True)
+        if individual and state.policy:  # workers that are added later get the common weights
+            sender.send(state.policy, [], state.policy_version)
         self._place.resume(state)
         self._place.seed(derived_seeds(1, state.entropy, state.batches, _PLACE)[0])

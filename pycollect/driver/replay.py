@@ -117,11 +117,11 @@ def warn_of_slices(options: StreamOptions, set_truncated: bool) -> None:
     """
     sampler = getattr(options.replay_buffer, "sampler", None)
     by_flags = not getattr(sampler, "_fetch_traj", True)  # a SliceSampler with an end_key
-    if by_flags and not options.trajs_per_batch and not set_truncated:
+    if by_flags and not options.trajectories and not set_truncated:
         warn_user(
             "replay_buffer: its sampler finds trajectories by done flags, so it joins rollouts of "
             'different workers that end without one; use traj_key=("collector", "traj_ids"), '
-            "trajs_per_batch or set_truncated=True"
+            "replay_write_mode='trajectory' or set_truncated=True"
         )
 
 

@@ -230,6 +230,7 @@ class Stream:
                 yield write
         finally:
             self._flow.statistics.count_batch(write.frames)
+            self._flow.statistics.progress["replay_written_frames"] += write.frames
         self._show_progress(write.frames)
 
     @contextmanager
@@ -290,7 +291,7 @@ class Stream:
             for worker, source, rollout in rollouts_of(td, batch):
                 if rollout.ndim > 2:
                     rollout = rollout.flatten(0, rollout.ndim - 2)
-                lost = self._flow.queue.push(worker, rollout, source)
+                lost = self._flow.push(worker, rollout, source)
                 self._flow.ledger.lose(worker, lost, "incomplete")
                 self._flow.cut_frames += lost
 

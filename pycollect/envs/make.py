@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -166,6 +167,25 @@ def _inner_envs(env: Any) -> list[Any]:
 
 
 __all__ = ["ActionSampler", "Arrays", "EnvBatch", "check_entry", "make_env_batch"]
+
+
+def registering(entry: Any, policy: Any) -> Any:
+    """Return an entry whose TorchRL environments have the transforms that a policy requires."""
+    if isinstance(entry, list):
+        return [partial(_registered, item, policy) for item in entry]
+    return _with_transforms(entry, policy) if is_env(entry) else partial(_registered, entry, policy)
+
+
+def _registered(create_env_fn: Any, policy: Any, **kwargs: Any) -> Any:
+    return _with_transforms(create_env_fn(**kwargs), policy)
+
+
+def _with_transforms(env: Any, policy: Any) -> Any:
+    if not is_torchrl_env(env):
+        return env
+    from pycollect.envs.torchrl import with_policy_transforms
+
+    return with_policy_transforms(env, policy)
 
 
 def make_env_batch(

@@ -146,8 +146,11 @@ def with_action_spec(policy: Any, env: EnvSpec, specs: Any = None) -> Any:
 
     A `RandomPolicy` without a spec gets the spec of a TorchRL environment. For other environments,
     ``None`` is returned, the policy of random actions. Modules that add noise get the bounds of the
-    action.
+    action. The method `rand_step` of a TorchRL environment becomes its `rand_action`, because the
+    collector itself makes the step.
     """
+    if getattr(policy, "__name__", "") == "rand_step" and hasattr(policy, "__self__"):
+        policy = getattr(policy.__self__, "rand_action", policy)
     set_spec = getattr(policy, "set_action_spec_from_env", None)
     if set_spec is not None and policy.action_spec is None:
         if specs is None:

@@ -192,6 +192,7 @@ class WorkerHost:
 
     def _run(self, call: bytes) -> bytes:
         function, arguments = cloudpickle.loads(call)
+        self._take_published(self._built)  # the function sees the newest weights
         self._built.version = self._version
         data: bytes = cloudpickle.dumps(function(self._built, *arguments))
         return data

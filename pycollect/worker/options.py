@@ -129,6 +129,13 @@ class WorkerOptions:
     track_policy_version: bool = argument(  # WeightOptions has its text and its check
         False, lambda _, value: bool(value), accepts="bool"
     )
+    registers: bool = flag(
+        False,
+        """Append to TorchRL environments the transforms that TorchRL's recurrent modules in the
+        policy require: an InitTracker and the primers of their states. Without them, the collector
+        keeps these states itself. No effect with ``inference="central"``.""",
+        name="auto_register_policy_transforms",
+    )
     num_threads: int | None = argument(
         None,
         check.check_positive_or_none,

@@ -20,7 +20,7 @@ from pycollect.data.layout import dotted
 from pycollect.data.weights import Weights, WeightSpec, device_of, load_weights, moved_to
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.groups import make_groups
-from pycollect.envs.make import make_env_batch
+from pycollect.envs.make import make_env_batch, registering
 from pycollect.policy.remote import RemotePolicy
 from pycollect.policy.signature import with_action_spec
 from pycollect.worker.env_group import EnvGroup, placement_of
@@ -79,6 +79,8 @@ class Worker:
             options.init_fn()
         is_remote = isinstance(policy, RemotePolicy)
         as_arrays = is_remote or options.env_groups > 1
+        if options.registers and not is_remote:
+            entry = registering(entry, policy)
         make = partial(self._make_envs, env_kwargs, as_arrays)
         self.env = make_groups(entry, options.env_groups, make, remote_policy=is_remote)
         try:
