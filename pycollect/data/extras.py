@@ -74,9 +74,12 @@ class Extra:
         )
 
 
+_PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
+
+
 def private_copy(value: Any) -> Any:
     """Return a copy of a value that its producer may overwrite, or the value if it has no copy."""
-    if isinstance(value, str | bytes | int | float | bool | None):
+    if type(value) in _PLAIN:
         return value
     if isinstance(value, torch.Tensor) or is_tensor_collection(value):
         return value.detach().clone()
@@ -158,7 +161,6 @@ def pickled_extras(extras: Extras) -> bytes:
         raise
 
 
-_PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
 _ATTRIBUTES: dict[str, Any] = vars(NonTensorData(""))
 _OTHERS: dict[str, Any] = _ATTRIBUTES["_non_tensordict"]
 _EMPTY: dict[str, Any] = vars(_ATTRIBUTES["_tensordict"])

@@ -175,9 +175,14 @@ def make_flatten(space: Space, extras: bool = False) -> Callable[[Any], tuple[An
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         return _flatten_children(
-            [(k, str(k), make_flatten(s, extras)) for k, s in named if _has_any(s, extras)]
+            [(k, str(k), _flatten_child(s, extras)) for k, s in named if _has_any(s, extras)]
         )
     return (lambda value: (value,)) if _has_any(space, extras) else (lambda value: ())
+
+
+def _flatten_child(space: Space, extras: bool) -> Callable[[Any], tuple[Any, ...]] | None:
+    nested = isinstance(space, spaces.Dict | spaces.Tuple)
+    return make_flatten(space, extras) if nested else None
 
 
 def _has_any(space: Space, extras: bool) -> bool:
@@ -190,28 +195,43 @@ def _has_any(space: Space, extras: bool) -> bool:
 
 
 def _flatten_children(
-    children: list[tuple[Any, str, Callable[[Any], tuple[Any, ...]]]],
+    children: list[tuple[Any, str, Callable[[Any], tuple[Any, ...]] | None]],
 ) -> Callable[[Any], tuple[Any, ...]]:
+    """Return `flatten` for entries that are flattened themselves unless their function is None."""
+    only_leaves = all(child is None for _, _, child in children)
+    indices = [index for index, _, _ in children]
+
+    def entry_of(value: Any, index: Any, name: str) -> Any:
+        try:
+            return value[index]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"observation: expected the entry {name!r} of the observation space, got "
+                f"{describe(value)}"
+            ) from error
+
     def flatten(value: Any) -> tuple[Any, ...]:
+        if only_leaves:
+            try:
+                return tuple([value[index] for index in indices])
+            except (KeyError, IndexError, TypeError):
+                pass  # found below
         flat: list[Any] = []
         for index, name, child in children:
-            try:
-                entry = value[index]
-            except (KeyError, IndexError, TypeError) as error:
-                raise ValueError(
-                    f"observation: expected the entry {name!r} of the observation space, got "
-                    f"{describe(value)}"
-                ) from error
-            flat.extend(child(entry))
+            entry = entry_of(value, index, name)
+            flat.extend((entry,) if child is None else child(entry))
         return tuple(flat)
 
     return flatten
 
 
-def make_read_extras(space: Space) -> Callable[[Any], list[Any]]:
+def make_read_extras(space: Space) -> Callable[[Any], Sequence[Any]]:
     """Return a function from a value of one environment's `space` to the values of its extras."""
     flatten = make_flatten(space, extras=True)
-    reads = [_read(extra) for extra, _ in extra_spaces(space, _observation_root(space))]
+    extras = [extra for extra, _ in extra_spaces(space, _observation_root(space))]
+    if all(extra.kind is not Kind.RAGGED for extra in extras):
+        return flatten
+    reads = [_read(extra) for extra in extras]
     return lambda value: [read(entry) for read, entry in zip(reads, flatten(value), strict=True)]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from pycollect.data.extras import Extra, Extras, ExtraValues, private_copy
 from pycollect.data.layout import Key, is_delivered
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
+
+_Columns: TypeAlias = dict[Key, list[list[Any]]]
+"""Values of a rollout by key: a list per step, with one value per environment."""
 
 
 class ExtrasRecorder:
@@ -25,8 +29,9 @@ class ExtrasRecorder:
 
     def __init__(self, env: EnvBatch) -> None:
         self._env = env
+        self._following = (*env.extras, *env.step_extras)
         self._ended = np.zeros(env.num_envs, np.bool_)
-        self._frames: list[tuple[ExtraValues, ExtraValues]] = []
+        self._columns: tuple[_Columns, _Columns] = {}, {}  # at the root and under "next"
         self._output_values: ExtraValues = {}
         self.current: ExtraValues = {}
         self.outputs: tuple[Extra, ...] = ()
@@ -35,42 +40,41 @@ class ExtrasRecorder:
     def all(self) -> tuple[Extra, ...]:
         """All extras of a batch."""
         root = (*self._env.extras, *self.outputs)
-        following = (*self._env.extras, *self._env.step_extras)
-        extras = (*root, *(extra.under_next() for extra in following))
+        extras = (*root, *(extra.under_next() for extra in self._following))
         return tuple({extra.key: extra for extra in extras if is_delivered(extra.key)}.values())
 
     def restart(self) -> None:
         """Read the extras of the first observation after a reset of all environments."""
         self._ended = np.zeros(self._env.num_envs, np.bool_)
-        self.current.update(self._read(self._env.extras))
+        self.current.update(self._read())
 
     def begin(self) -> None:
         """Begin a rollout."""
-        self._frames = []
+        root = (*self._env.extras, *self.outputs)
+        self._columns = tuple({e.key: [] for e in extras} for extras in (root, self._following))
 
     def finish(self, steps: int) -> Extras:
         """Return the extras since `begin`, [P, steps] each.
 
         Cells after the end of a stopped rollout are ``None``.
         """
-        envs, frames = range(self._env.num_envs), self._frames
-        extras: Extras = {}
-        leads: tuple[Key, ...] = ((), ("next",))
-        for place, lead in enumerate(leads):
-            for key in frames[0][place]:
+        envs, extras = self._env.num_envs, Extras()
+        for lead, columns in zip(((), ("next",)), self._columns, strict=True):
+            for key, frames in columns.items():
                 if is_delivered(key):
-                    cells = np.full((len(envs), steps), None, np.object_)
-                    for t, frame in enumerate(frames):
-                        for p in envs:
-                            cells[p, t] = frame[place][key][p]
-                    extras[lead + key] = cells
-        self._frames = []
+                    cells = np.full((steps, envs), None, np.object_)
+                    values = chain.from_iterable(frames)
+                    cells[: len(frames)].flat = np.fromiter(values, np.object_, len(frames) * envs)
+                    extras[lead + key] = np.ascontiguousarray(cells.T)
+        self._columns = {}, {}
         return extras
 
     def wrap_act(
         self, act: Callable[[], Any], extra_values: Callable[[], ExtraValues]
     ) -> Callable[[], Any]:
         """Return `act`, which also keeps the policy's extras and passes them to the environment."""
+        if not self.outputs:
+            return act
 
         def act_and_keep() -> Any:
             outputs = act()
@@ -101,7 +105,7 @@ class ExtrasRecorder:
 
         def reset_both(done: BoolArray) -> Arrays:
             observation = reset_done(done)
-            for key, values in self._read(self._env.extras).items():
+            for key, values in self._read().items():
                 self.current[key] = [
                     new if is_new else old
                     for new, old, is_new in zip(values, self.current[key], done, strict=True)
@@ -111,20 +115,18 @@ class ExtrasRecorder:
         return reset_both
 
     def _step(self, terminated: Any, truncated: Any) -> None:
-        root = dict(self.current)
+        root, following = dict(self.current), self._read()
         for extra in self.outputs:
             output = self._output_values.get(extra.key) or self._absent(extra)
             root[extra.key] = _merged(root.get(extra.key), output)
-        following = self._read((*self._env.extras, *self._env.step_extras))
         # Copies, because users may write into their batches.
-        current = {
-            extra.key: [private_copy(value) for value in following[extra.key]]
-            for extra in self._env.extras
-        }
+        for extra in self._env.extras:
+            self.current[extra.key] = [private_copy(value) for value in following[extra.key]]
         if self._env.skips_after_done:
             self._clear_dummies(root, following, np.asarray(terminated) | truncated)
-        self._frames.append((root, following))
-        self.current.update(current)
+        for values, columns in zip((root, following), self._columns, strict=True):
+            for key, column in columns.items():
+                column.append(values[key])
 
     def _clear_dummies(self, root: ExtraValues, following: ExtraValues, ended: BoolArray) -> None:
         dummies = self._ended
@@ -133,13 +135,14 @@ class ExtrasRecorder:
                 extras[key] = [None if d else v for v, d in zip(values, dummies, strict=True)]
         self._ended = ended & ~dummies
 
-    def _read(self, extras: Iterable[Extra]) -> ExtraValues:
+    def _read(self) -> ExtraValues:
+        """Return copies of the environments' extras."""
         values = self._env.current_extras()
         return {
             extra.key: [
                 private_copy(value) for value in values.get(extra.key) or self._absent(extra)
             ]
-            for extra in extras
+            for extra in self._following
         }
 
     def _absent(self, extra: Extra) -> list[Any]:
