@@ -89,6 +89,11 @@ def private_copy(value: Any) -> Any:
         return value
 
 
+def private_copies(values: Iterable[Any]) -> list[Any]:
+    """Return `private_copy` of each value."""
+    return [value if type(value) in _PLAIN else private_copy(value) for value in values]
+
+
 def cells_of(values: Sequence[Any], shape: Sequence[int]) -> Cells:
     """Return values in row-major order as cells with a shape."""
     cells = np.empty(len(values), np.object_)
@@ -164,12 +169,12 @@ def pickled_extras(extras: Extras) -> bytes:
 _ATTRIBUTES: dict[str, Any] = vars(NonTensorData(""))
 _OTHERS: dict[str, Any] = _ATTRIBUTES["_non_tensordict"]
 _EMPTY: dict[str, Any] = vars(_ATTRIBUTES["_tensordict"])
-_STACK: dict[str, Any] = vars(NonTensorStack(NonTensorData("")))
+_STACK: dict[str, Any] = NonTensorStack(NonTensorData("")).__dict__
 _LATE = frozenset(("tolist", "__class__", "__dict__"))
 """Attributes of a late stack that do not make its parts."""
 
 
-class _LateStack(NonTensorStack):
+class _LateStack(NonTensorStack):  # type: ignore[misc]
     """A stack that has only the cells until it is used; it then becomes a NonTensorStack.
 
     Making the parts takes several microseconds for each cell, but learners read objects as a list
@@ -193,7 +198,7 @@ class _LateStack(NonTensorStack):
 def _late_stack(cells: Cells, names: Sequence[str | None] | None, device: Any) -> Any:
     """Return a stack over the last dimension of the cells."""
     stack = object.__new__(_LateStack)
-    attributes = vars(stack)
+    attributes: dict[str, Any] = stack.__dict__
     attributes.update(_STACK, stack_dim=cells.ndim - 1, _batch_size=torch.Size(cells.shape))
     attributes["_cells"] = cells, names, device
     del attributes["tensordicts"]
@@ -292,7 +297,7 @@ def with_current(
     """Return a policy's input, a TensorDict with batch size `envs`, with one step's extras."""
     for extra in extras:
         *parent, name = extra.key
-        cells = cells_of([private_copy(value) for value in values[extra.key]], envs)
+        cells = cells_of(private_copies(values[extra.key]), envs)
         node = td.get(tuple(parent), None) if parent else td
         if node is None:
             node = TensorDict({}, batch_size=envs)

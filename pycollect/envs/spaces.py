@@ -198,8 +198,6 @@ def _flatten_children(
     children: list[tuple[Any, str, Callable[[Any], tuple[Any, ...]] | None]],
 ) -> Callable[[Any], tuple[Any, ...]]:
     """Return `flatten` for entries that are flattened themselves unless their function is None."""
-    only_leaves = all(child is None for _, _, child in children)
-    indices = [index for index, _, _ in children]
 
     def entry_of(value: Any, index: Any, name: str) -> Any:
         try:
@@ -210,17 +208,23 @@ def _flatten_children(
                 f"{describe(value)}"
             ) from error
 
-    def flatten(value: Any) -> tuple[Any, ...]:
-        if only_leaves:
-            try:
-                return tuple([value[index] for index in indices])
-            except (KeyError, IndexError, TypeError):
-                pass  # found below
+    def flatten_each(value: Any) -> tuple[Any, ...]:
         flat: list[Any] = []
         for index, name, child in children:
             entry = entry_of(value, index, name)
             flat.extend((entry,) if child is None else child(entry))
         return tuple(flat)
+
+    if not children or any(child is not None for _, _, child in children):
+        return flatten_each
+    get, is_one = operator.itemgetter(*(index for index, _, _ in children)), len(children) == 1
+
+    def flatten(value: Any) -> tuple[Any, ...]:
+        try:
+            entries = get(value)
+        except (KeyError, IndexError, TypeError):
+            return flatten_each(value)  # its error names the entry
+        return (entries,) if is_one else entries
 
     return flatten
 

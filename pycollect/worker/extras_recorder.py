@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pycollect.data.extras import Extra, Extras, ExtraValues, private_copy
+from pycollect.data.extras import Extra, Extras, ExtraValues, private_copies
 from pycollect.data.layout import Key, is_delivered
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 
@@ -46,12 +46,13 @@ class ExtrasRecorder:
     def restart(self) -> None:
         """Read the extras of the first observation after a reset of all environments."""
         self._ended = np.zeros(self._env.num_envs, np.bool_)
-        self.current.update(self._read())
+        values = self._read()
+        self.current.update({extra.key: values[extra.key] for extra in self._env.extras})
 
     def begin(self) -> None:
         """Begin a rollout."""
         root = (*self._env.extras, *self.outputs)
-        self._columns = tuple({e.key: [] for e in extras} for extras in (root, self._following))
+        self._columns = {e.key: [] for e in root}, {e.key: [] for e in self._following}
 
     def finish(self, steps: int) -> Extras:
         """Return the extras since `begin`, [P, steps] each.
@@ -62,10 +63,10 @@ class ExtrasRecorder:
         for lead, columns in zip(((), ("next",)), self._columns, strict=True):
             for key, frames in columns.items():
                 if is_delivered(key):
-                    cells = np.full((steps, envs), None, np.object_)
-                    values = chain.from_iterable(frames)
-                    cells[: len(frames)].flat = np.fromiter(values, np.object_, len(frames) * envs)
-                    extras[lead + key] = np.ascontiguousarray(cells.T)
+                    values = np.fromiter(chain.from_iterable(frames), np.object_)
+                    cells = np.full((envs, steps), None, np.object_)
+                    cells[:, : len(frames)] = values.reshape(len(frames), envs).T
+                    extras[lead + key] = cells
         self._columns = {}, {}
         return extras
 
@@ -80,9 +81,7 @@ class ExtrasRecorder:
             outputs = act()
             extras = extra_values()
             # Copied before the step, because the environment may write into its arguments.
-            self._output_values = {
-                key: [private_copy(value) for value in values] for key, values in extras.items()
-            }
+            self._output_values = {key: private_copies(values) for key, values in extras.items()}
             self._env.pass_extras(extras)
             return outputs
 
@@ -105,48 +104,55 @@ class ExtrasRecorder:
 
         def reset_both(done: BoolArray) -> Arrays:
             observation = reset_done(done)
-            for key, values in self._read().items():
+            values = self._read()
+            for key, current in self.current.items():
                 self.current[key] = [
                     new if is_new else old
-                    for new, old, is_new in zip(values, self.current[key], done, strict=True)
+                    for new, old, is_new in zip(values[key], current, done, strict=True)
                 ]
             return observation
 
         return reset_both
 
     def _step(self, terminated: Any, truncated: Any) -> None:
-        root, following = dict(self.current), self._read()
+        root, following = self.current, self._read()
+        if self.outputs:
+            root = self._with_outputs()
+        # Copies, because users may write into their batches.
+        current = {key: private_copies(following[key]) for key in self.current}
+        if self._env.skips_after_done:
+            dummies, self._ended = self._ended, (np.asarray(terminated) | truncated) & ~self._ended
+            root, following = _cleared(root, dummies), _cleared(following, dummies)
+        for values, columns in ((root, self._columns[0]), (following, self._columns[1])):
+            for key, column in columns.items():
+                column.append(values[key])
+        self.current.update(current)
+
+    def _with_outputs(self) -> ExtraValues:
+        root = dict(self.current)
         for extra in self.outputs:
             output = self._output_values.get(extra.key) or self._absent(extra)
             root[extra.key] = _merged(root.get(extra.key), output)
-        # Copies, because users may write into their batches.
-        for extra in self._env.extras:
-            self.current[extra.key] = [private_copy(value) for value in following[extra.key]]
-        if self._env.skips_after_done:
-            self._clear_dummies(root, following, np.asarray(terminated) | truncated)
-        for values, columns in zip((root, following), self._columns, strict=True):
-            for key, column in columns.items():
-                column.append(values[key])
-
-    def _clear_dummies(self, root: ExtraValues, following: ExtraValues, ended: BoolArray) -> None:
-        dummies = self._ended
-        for extras in (root, following):
-            for key, values in extras.items():
-                extras[key] = [None if d else v for v, d in zip(values, dummies, strict=True)]
-        self._ended = ended & ~dummies
+        return root
 
     def _read(self) -> ExtraValues:
         """Return copies of the environments' extras."""
         values = self._env.current_extras()
         return {
-            extra.key: [
-                private_copy(value) for value in values.get(extra.key) or self._absent(extra)
-            ]
+            extra.key: private_copies(values.get(extra.key) or self._absent(extra))
             for extra in self._following
         }
 
     def _absent(self, extra: Extra) -> list[Any]:
         return [extra.absent() for _ in range(self._env.num_envs)]
+
+
+def _cleared(extras: ExtraValues, dummies: BoolArray) -> ExtraValues:
+    """Return the extras with ``None`` in rows without a frame."""
+    return {
+        key: [None if d else v for v, d in zip(values, dummies, strict=True)]
+        for key, values in extras.items()
+    }
 
 
 def _merged(observed: list[Any] | None, outputs: list[Any]) -> list[Any]:
