@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import tensordict
 import torch
 from collect_support import (
     ASYNC,
@@ -216,6 +220,83 @@ def test_objects_are_kept_as_they_were() -> None:
     assert [len(notes) for notes in td.get("notes").tolist()] == [4, 5, 7]
     assert td["graph"][2].nodes.shape == (0, 2)
     assert set(td.keys()) >= {"action", "notes", "graph"}
+
+
+def made() -> int:
+    return sum(type(thing) is NonTensorData for thing in gc.get_objects())
+
+
+def texts(batched: bool) -> TensorDictBase:
+    """Return a batch of texts that nothing has read, [3, 4] or [12]."""
+    entries = ENTRIES["list" if batched else "one"]
+    with collecting(IN_PROCESS, entries, None, frames=12) as collector:
+        td = collector.next()
+    return td.select("hint", ("next", "hint"), "count")
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_reading_a_list_makes_no_other_object_of_a_text(batched: bool) -> None:
+    gc.collect()
+    before = made()
+    td = texts(batched)
+    read = td["hint"]
+    assert made() == before
+    assert td.get("hint").tolist() == read
+    frames = cells(td)
+    assert (
+        [read[p][t] for p in range(3) for t in range(4)]
+        if batched
+        else read == [frame["hint"] for frame in frames]
+    )
+    assert made() > before
+
+
+def pickled(td: TensorDictBase) -> TensorDictBase:
+    data = pickle.dumps(td)
+    assert b"pycollect" not in data  # it is a plain NonTensorStack
+    return pickle.loads(data)
+
+
+USES: dict[str, Callable[[TensorDictBase], TensorDictBase]] = {
+    "pickle": pickled,
+    "deepcopy": copy.deepcopy,
+    "clone": lambda td: td.clone(),
+    "shallow clone": lambda td: td.clone(recurse=False),
+    "to": lambda td: td.to(torch.float64),
+    "lock": lambda td: td.lock_(),
+    "stack": lambda td: torch.stack([td, td])[1],
+    "cat": lambda td: torch.cat([td, td])[: len(td)],
+    "reshape": lambda td: td.reshape(-1).reshape(td.shape),
+    "index": lambda td: td[torch.arange(len(td))],
+    "unbind": lambda td: torch.stack(td.unbind(td.ndim - 1), td.ndim - 1),
+    "apply": lambda td: td.apply(lambda tensor: tensor + 0),
+    "str": lambda td: (str(td), td)[1],
+    "update": lambda td: td.clone().update(td),
+    "set": lambda td: td.clone(recurse=False).set("other", td.get("hint")),
+}
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("use", USES)
+def test_texts_that_were_not_read(use: str, batched: bool) -> None:
+    td = texts(batched)
+    expected = {key: td.get(key).tolist() for key in ("hint", ("next", "hint"))}
+    result = USES[use](td)
+    for key, values in expected.items():
+        assert result.get(key).tolist() == result[key] == values
+        assert isinstance(result.get(key), NonTensorStack)
+    if use == "set":
+        assert result["other"] == expected["hint"]
+
+
+def test_a_changed_list_of_texts_changes_the_batch() -> None:
+    if not hasattr(tensordict.utils, "LinkedList"):
+        pytest.skip("this version of tensordict returns a plain list")
+    td = texts(False)
+    read = td["hint"]
+    read[1] = "other"
+    assert td["hint"][1] == td[1]["hint"] == read[1] == "other"
+    assert td["hint"][0] == "0 0 0"
 
 
 def test_text_has_the_device_of_its_batch() -> None:

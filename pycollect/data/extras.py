@@ -74,9 +74,12 @@ class Extra:
         )
 
 
+_PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
+
+
 def private_copy(value: Any) -> Any:
     """Return a copy of a value that its producer may overwrite, or the value if it has no copy."""
-    if isinstance(value, str | bytes | int | float | bool | None):
+    if type(value) in _PLAIN:
         return value
     if isinstance(value, torch.Tensor) or is_tensor_collection(value):
         return value.detach().clone()
@@ -84,6 +87,11 @@ def private_copy(value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception:  # for example an open file or a lock
         return value
+
+
+def private_copies(values: Iterable[Any]) -> list[Any]:
+    """Return `private_copy` of each value."""
+    return [value if type(value) in _PLAIN else private_copy(value) for value in values]
 
 
 def cells_of(values: Sequence[Any], shape: Sequence[int]) -> Cells:
@@ -158,12 +166,69 @@ def pickled_extras(extras: Extras) -> bytes:
         raise
 
 
-_PLAIN = (str, bytes, int, float, bool, type(None))
 _ATTRIBUTES: dict[str, Any] = vars(NonTensorData(""))
 _OTHERS: dict[str, Any] = _ATTRIBUTES["_non_tensordict"]
 _EMPTY: dict[str, Any] = vars(_ATTRIBUTES["_tensordict"])
-# The constructor checks the batch size of each part, which takes longer than making the part.
-_stack = getattr(NonTensorStack, "_new_lazy_unsafe", NonTensorStack)
+_STACK: dict[str, Any] = NonTensorStack(NonTensorData("")).__dict__
+_LATE = frozenset(("tolist", "__class__", "__dict__"))
+"""Attributes of a late stack that do not make its parts."""
+
+
+class _LateStack(NonTensorStack):  # type: ignore[misc]
+    """A stack that has only the cells until it is used; it then becomes a NonTensorStack.
+
+    Making the parts takes several microseconds for each cell, but learners read objects as a list
+    (`tolist`), or not at all.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _LATE:
+            _make_parts(self)
+        return object.__getattribute__(self, name)
+
+    def tolist(self, *args: Any, as_linked_list: bool = False, **kwargs: Any) -> Any:
+        cells = vars(self)["_cells"][0] if "_cells" in vars(self) else None
+        if cells is None or args or kwargs or not set(map(type, cells.flat)) <= _PLAIN:
+            _make_parts(self)
+            own = {"as_linked_list": True} if as_linked_list else {}
+            return NonTensorStack.tolist(self, *args, **own, **kwargs)
+        return _linked(cells, self) if as_linked_list else cells.tolist()
+
+
+def _late_stack(cells: Cells, names: Sequence[str | None] | None, device: Any) -> Any:
+    """Return a stack over the last dimension of the cells."""
+    stack = object.__new__(_LateStack)
+    attributes: dict[str, Any] = stack.__dict__
+    attributes.update(_STACK, stack_dim=cells.ndim - 1, _batch_size=torch.Size(cells.shape))
+    attributes["_cells"] = cells, names, device
+    del attributes["tensordicts"]
+    if names is not None and names[-1] is not None:
+        attributes["_td_dim_name"] = names[-1]
+    return stack
+
+
+def _make_parts(stack: Any) -> None:
+    attributes = vars(stack)
+    held = attributes.get("_cells")
+    if held is None:
+        return
+    cells, names, device = held
+    first = None if names is None else names[:-1]
+    parts = [_objects(cells[..., i], first, device) for i in range(cells.shape[-1])]
+    # In this order, because another thread may also be here.
+    attributes.setdefault("tensordicts", parts)
+    stack.__class__ = NonTensorStack
+    attributes.pop("_cells", None)
+
+
+def _linked(cells: Cells, stack: Any) -> Any:
+    """Return the cells as a list that writes changes to the stack, as tensordict does."""
+    from tensordict.utils import LinkedList  # not in tensordict 0.9
+
+    if cells.ndim == 1:
+        return LinkedList(cells.tolist(), td=stack)
+    rows = [_late_stack(row, None, None).tolist(as_linked_list=True) for row in cells]
+    return LinkedList(rows, td=stack)
 
 
 @dataclass
@@ -232,7 +297,7 @@ def with_current(
     """Return a policy's input, a TensorDict with batch size `envs`, with one step's extras."""
     for extra in extras:
         *parent, name = extra.key
-        cells = cells_of([private_copy(value) for value in values[extra.key]], envs)
+        cells = cells_of(private_copies(values[extra.key]), envs)
         node = td.get(tuple(parent), None) if parent else td
         if node is None:
             node = TensorDict({}, batch_size=envs)
@@ -273,13 +338,7 @@ def _objects(
     """Return NonTensorData, or a stack of it, in the shape of the cells."""
     if cells.ndim == 0:
         return _object(cells.item(), device)
-    last = cells.ndim - 1
-    if last:
-        first = None if names is None else names[:last]
-        parts = [_objects(cells[..., i], first, device) for i in range(cells.shape[-1])]
-    else:
-        parts = [_object(value, device) for value in cells]
-    return _stack(*parts, stack_dim=last, stack_dim_name=None if names is None else names[last])
+    return _late_stack(cells, names, device)
 
 
 def _object(value: Any, device: torch.device | None) -> Any:

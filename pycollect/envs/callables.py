@@ -61,11 +61,11 @@ class CallablesEnv(EnvBatch):
         self._step_each: StepEach | None = None
         self._is_plain = len(self.spec.action) == len(self._buffers) == 1 and not self.spec.extras
         self._closed = False
-        self._extra_values: list[list[Any]] = [[] for _ in envs]
+        self._extra_values: list[Sequence[Any]] = [()] * len(envs)
         if self.spec.extras:
             self._keep_extras([make_read_extras(env.observation_space) for env in envs])
 
-    def _keep_extras(self, reads: Sequence[Callable[[Any], list[Any]]]) -> None:
+    def _keep_extras(self, reads: Sequence[Callable[[Any], Sequence[Any]]]) -> None:
         """Also read the extras of every observation from now on."""
         self._observe = [
             self._keeping(i, read, observe)
@@ -73,7 +73,7 @@ class CallablesEnv(EnvBatch):
         ]
 
     def _keeping(
-        self, i: int, read: Callable[[Any], list[Any]], observe: Callable[[Any], Any]
+        self, i: int, read: Callable[[Any], Sequence[Any]], observe: Callable[[Any], Any]
     ) -> Callable[[Any], Any]:
         def keep_and_observe(value: Any) -> Any:
             self._extra_values[i] = read(value)

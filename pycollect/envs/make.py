@@ -20,7 +20,7 @@ from pycollect.envs.info import InfoKeys, with_info
 from pycollect.envs.make_vector import make_vector_env
 from pycollect.envs.pettingzoo import PettingZooEnvs, is_pettingzoo_env
 from pycollect.envs.random_actions import ActionSampler
-from pycollect.envs.single import close_quietly, make_single_env
+from pycollect.envs.single import SingleEnv, close_quietly
 from pycollect.envs.spaces import describe
 from pycollect.envs.vector import OBSERVATION_VALID
 from pycollect.envs.vector_api import is_old_envpool, is_vector_env
@@ -353,7 +353,7 @@ def _wrap(env: Any, vector: tuple[Any, str | None, bool], devices: Devices | Non
         check_vector_attributes(env)
         batch = make_vector_env(env, *vector)
     else:
-        batch = make_single_env(env)
+        batch = SingleEnv(env)
     batch.original = env
     batch.spec = replace(batch.spec, time_limit=has_time_limit(env))
     return batch

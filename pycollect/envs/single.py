@@ -44,19 +44,6 @@ from pycollect.envs.spaces import (
 )
 
 
-def make_single_env(env: gymnasium.Env[Any, Any]) -> SingleEnv:
-    """Return the EnvBatch of one environment: a `PlainEnv` if its spaces allow a fast step.
-
-    Raises:
-        ValueError: A space is not supported.
-    """
-    observation, action = env.observation_space, env.action_space
-    simple = isinstance(observation, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
-    if not simple or isinstance(action, spaces.Dict | spaces.Tuple):
-        return SingleEnv(env)
-    return PlainEnv(env)
-
-
 class SingleEnv(EnvBatch):
     """One environment with any supported spaces.
 
@@ -78,14 +65,14 @@ class SingleEnv(EnvBatch):
         self._to_action = make_act(env.action_space)
         self._to_arrays = make_observe(env.observation_space)
         self._closed = False
-        self._extra_values: list[Any] = []
+        self._extra_values: Sequence[Any] = ()
         if self.spec.extras:
             self._keep_extras(make_read_extras(env.observation_space))
         reward = declared_reward(env, lambda: random_step(self)[1])
         if reward is not None:
             self.spec = replace(self.spec, reward=reward)
 
-    def _keep_extras(self, read: Callable[[Any], list[Any]]) -> None:
+    def _keep_extras(self, read: Callable[[Any], Sequence[Any]]) -> None:
         """Also read the extras of every observation from now on."""
         to_arrays = self._to_arrays
 
@@ -105,6 +92,16 @@ class SingleEnv(EnvBatch):
         """See `EnvBatch.current_extras`."""
         pairs = zip(self.spec.extras, self._extra_values, strict=True)
         return {extra.key: [value] for extra, value in pairs}
+
+    @property
+    def fast_step(self) -> FastStep | None:
+        """See `EnvBatch.fast_step`; ``None`` if an action or the only observation is nested."""
+        space = self._env.observation_space
+        is_array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
+        has_several = len(self.spec.observation) > 1
+        if self._to_action not in (unwrap, same) or not (is_array or has_several):
+            return None
+        return FastStep(self._step, self._to_arrays, scalars=self._to_action is unwrap)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset the environment, with the one seed of `seeds`; return its observation [*frame]."""
@@ -126,15 +123,6 @@ class SingleEnv(EnvBatch):
         if not self._closed:
             self._closed = True
             close_quietly(self._env)
-
-
-class PlainEnv(SingleEnv):
-    """One environment with one array per observation and action: the hot path."""
-
-    @property
-    def fast_step(self) -> FastStep:
-        """See `EnvBatch.fast_step`."""
-        return FastStep(self._step, self._to_arrays, scalars=self._to_action is unwrap)
 
 
 def make_act(space: Space) -> Callable[[Any], Any]:
@@ -170,7 +158,7 @@ def make_observe(space: Space, env: str = "the environment") -> Callable[[Any], 
     if len(checks) == 1:
         return lambda value: checks[0](flatten(value)[0])
     return lambda value: tuple(
-        check(entry) for check, entry in zip(checks, flatten(value), strict=True)
+        [check(entry) for check, entry in zip(checks, flatten(value), strict=True)]
     )
 
 

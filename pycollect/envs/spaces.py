@@ -175,9 +175,14 @@ def make_flatten(space: Space, extras: bool = False) -> Callable[[Any], tuple[An
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         return _flatten_children(
-            [(k, str(k), make_flatten(s, extras)) for k, s in named if _has_any(s, extras)]
+            [(k, str(k), _flatten_child(s, extras)) for k, s in named if _has_any(s, extras)]
         )
     return (lambda value: (value,)) if _has_any(space, extras) else (lambda value: ())
+
+
+def _flatten_child(space: Space, extras: bool) -> Callable[[Any], tuple[Any, ...]] | None:
+    nested = isinstance(space, spaces.Dict | spaces.Tuple)
+    return make_flatten(space, extras) if nested else None
 
 
 def _has_any(space: Space, extras: bool) -> bool:
@@ -190,28 +195,47 @@ def _has_any(space: Space, extras: bool) -> bool:
 
 
 def _flatten_children(
-    children: list[tuple[Any, str, Callable[[Any], tuple[Any, ...]]]],
+    children: list[tuple[Any, str, Callable[[Any], tuple[Any, ...]] | None]],
 ) -> Callable[[Any], tuple[Any, ...]]:
-    def flatten(value: Any) -> tuple[Any, ...]:
+    """Return `flatten` for entries that are flattened themselves unless their function is None."""
+
+    def entry_of(value: Any, index: Any, name: str) -> Any:
+        try:
+            return value[index]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"observation: expected the entry {name!r} of the observation space, got "
+                f"{describe(value)}"
+            ) from error
+
+    def flatten_each(value: Any) -> tuple[Any, ...]:
         flat: list[Any] = []
         for index, name, child in children:
-            try:
-                entry = value[index]
-            except (KeyError, IndexError, TypeError) as error:
-                raise ValueError(
-                    f"observation: expected the entry {name!r} of the observation space, got "
-                    f"{describe(value)}"
-                ) from error
-            flat.extend(child(entry))
+            entry = entry_of(value, index, name)
+            flat.extend((entry,) if child is None else child(entry))
         return tuple(flat)
+
+    if not children or any(child is not None for _, _, child in children):
+        return flatten_each
+    get, is_one = operator.itemgetter(*(index for index, _, _ in children)), len(children) == 1
+
+    def flatten(value: Any) -> tuple[Any, ...]:
+        try:
+            entries = get(value)
+        except (KeyError, IndexError, TypeError):
+            return flatten_each(value)  # its error names the entry
+        return (entries,) if is_one else entries
 
     return flatten
 
 
-def make_read_extras(space: Space) -> Callable[[Any], list[Any]]:
+def make_read_extras(space: Space) -> Callable[[Any], Sequence[Any]]:
     """Return a function from a value of one environment's `space` to the values of its extras."""
     flatten = make_flatten(space, extras=True)
-    reads = [_read(extra) for extra, _ in extra_spaces(space, _observation_root(space))]
+    extras = [extra for extra, _ in extra_spaces(space, _observation_root(space))]
+    if all(extra.kind is not Kind.RAGGED for extra in extras):
+        return flatten
+    reads = [_read(extra) for extra in extras]
     return lambda value: [read(entry) for read, entry in zip(reads, flatten(value), strict=True)]
 
 

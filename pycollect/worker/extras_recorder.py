@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from pycollect.data.extras import Extra, Extras, ExtraValues, private_copy
+from pycollect.data.extras import Extra, Extras, ExtraValues, private_copies
 from pycollect.data.layout import Key, is_delivered
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
+
+_Columns: TypeAlias = dict[Key, list[list[Any]]]
+"""Values of a rollout by key: a list per step, with one value per environment."""
 
 
 class ExtrasRecorder:
@@ -25,8 +29,9 @@ class ExtrasRecorder:
 
     def __init__(self, env: EnvBatch) -> None:
         self._env, self._spec = env, env.spec
+        self._following = (*env.spec.extras, *env.spec.step_extras)
         self._ended = np.zeros(env.spec.num_envs, np.bool_)
-        self._frames: list[tuple[ExtraValues, ExtraValues]] = []
+        self._columns: tuple[_Columns, _Columns] = {}, {}  # at the root and under "next"
         self._output_values: ExtraValues = {}
         self.current: ExtraValues = {}
         self.outputs: tuple[Extra, ...] = ()
@@ -35,50 +40,48 @@ class ExtrasRecorder:
     def all(self) -> tuple[Extra, ...]:
         """All extras of a batch."""
         root = (*self._spec.extras, *self.outputs)
-        following = (*self._spec.extras, *self._spec.step_extras)
-        extras = (*root, *(extra.under_next() for extra in following))
+        extras = (*root, *(extra.under_next() for extra in self._following))
         return tuple({extra.key: extra for extra in extras if is_delivered(extra.key)}.values())
 
     def restart(self) -> None:
         """Read the extras of the first observation after a reset of all environments."""
         self._ended = np.zeros(self._spec.num_envs, np.bool_)
-        self.current.update(self._read(self._spec.extras))
+        values = self._read()
+        self.current.update({extra.key: values[extra.key] for extra in self._spec.extras})
 
     def begin(self) -> None:
         """Begin a rollout."""
-        self._frames = []
+        root = (*self._spec.extras, *self.outputs)
+        self._columns = {e.key: [] for e in root}, {e.key: [] for e in self._following}
 
     def finish(self, steps: int) -> Extras:
         """Return the extras since `begin`, [P, steps] each.
 
         Cells after the end of a stopped rollout are ``None``.
         """
-        envs, frames = range(self._spec.num_envs), self._frames
-        extras: Extras = {}
-        leads: tuple[Key, ...] = ((), ("next",))
-        for place, lead in enumerate(leads):
-            for key in frames[0][place]:
+        envs, extras = self._spec.num_envs, Extras()
+        for lead, columns in zip(((), ("next",)), self._columns, strict=True):
+            for key, frames in columns.items():
                 if is_delivered(key):
-                    cells = np.full((len(envs), steps), None, np.object_)
-                    for t, frame in enumerate(frames):
-                        for p in envs:
-                            cells[p, t] = frame[place][key][p]
+                    values = np.fromiter(chain.from_iterable(frames), np.object_)
+                    cells = np.full((envs, steps), None, np.object_)
+                    cells[:, : len(frames)] = values.reshape(len(frames), envs).T
                     extras[lead + key] = cells
-        self._frames = []
+        self._columns = {}, {}
         return extras
 
     def wrap_act(
         self, act: Callable[[], Any], extra_values: Callable[[], ExtraValues]
     ) -> Callable[[], Any]:
         """Return `act`, which also keeps the policy's extras and passes them to the environment."""
+        if not self.outputs:
+            return act
 
         def act_and_keep() -> Any:
             outputs = act()
             extras = extra_values()
             # Copied before the step, because the environment may write into its arguments.
-            self._output_values = {
-                key: [private_copy(value) for value in values] for key, values in extras.items()
-            }
+            self._output_values = {key: private_copies(values) for key, values in extras.items()}
             self._env.pass_extras(extras)
             return outputs
 
@@ -101,49 +104,55 @@ class ExtrasRecorder:
 
         def reset_both(done: BoolArray) -> Arrays:
             observation = reset_done(done)
-            for key, values in self._read(self._spec.extras).items():
+            values = self._read()
+            for key, current in self.current.items():
                 self.current[key] = [
                     new if is_new else old
-                    for new, old, is_new in zip(values, self.current[key], done, strict=True)
+                    for new, old, is_new in zip(values[key], current, done, strict=True)
                 ]
             return observation
 
         return reset_both
 
     def _step(self, terminated: Any, truncated: Any) -> None:
+        root, following = self.current, self._read()
+        if self.outputs:
+            root = self._with_outputs()
+        # Copies, because users may write into their batches.
+        current = {key: private_copies(following[key]) for key in self.current}
+        if self._spec.skips_after_done:
+            dummies, self._ended = self._ended, (np.asarray(terminated) | truncated) & ~self._ended
+            root, following = _cleared(root, dummies), _cleared(following, dummies)
+        for values, columns in ((root, self._columns[0]), (following, self._columns[1])):
+            for key, column in columns.items():
+                column.append(values[key])
+        self.current.update(current)
+
+    def _with_outputs(self) -> ExtraValues:
         root = dict(self.current)
         for extra in self.outputs:
             output = self._output_values.get(extra.key) or self._absent(extra)
             root[extra.key] = _merged(root.get(extra.key), output)
-        following = self._read((*self._spec.extras, *self._spec.step_extras))
-        # Copies, because users may write into their batches.
-        current = {
-            extra.key: [private_copy(value) for value in following[extra.key]]
-            for extra in self._spec.extras
-        }
-        if self._spec.skips_after_done:
-            self._clear_dummies(root, following, np.asarray(terminated) | truncated)
-        self._frames.append((root, following))
-        self.current.update(current)
+        return root
 
-    def _clear_dummies(self, root: ExtraValues, following: ExtraValues, ended: BoolArray) -> None:
-        dummies = self._ended
-        for extras in (root, following):
-            for key, values in extras.items():
-                extras[key] = [None if d else v for v, d in zip(values, dummies, strict=True)]
-        self._ended = ended & ~dummies
-
-    def _read(self, extras: Iterable[Extra]) -> ExtraValues:
+    def _read(self) -> ExtraValues:
+        """Return copies of the environments' extras."""
         values = self._env.current_extras()
         return {
-            extra.key: [
-                private_copy(value) for value in values.get(extra.key) or self._absent(extra)
-            ]
-            for extra in extras
+            extra.key: private_copies(values.get(extra.key) or self._absent(extra))
+            for extra in self._following
         }
 
     def _absent(self, extra: Extra) -> list[Any]:
         return [extra.absent() for _ in range(self._spec.num_envs)]
+
+
+def _cleared(extras: ExtraValues, dummies: BoolArray) -> ExtraValues:
+    """Return the extras with ``None`` in rows without a frame."""
+    return {
+        key: [None if d else v for v, d in zip(values, dummies, strict=True)]
+        for key, values in extras.items()
+    }
 
 
 def _merged(observed: list[Any] | None, outputs: list[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     from torchrl.envs import GymEnv, GymWrapper, RewardSum, TransformedEnv, default_info_dict_reader
 
     from pycollect.envs.torchrl.adapter import TorchRLEnv
-    from pycollect.envs.torchrl.gym import Unwrapped, UnwrappedPlain
+    from pycollect.envs.torchrl.gym import Unwrapped
 
 Make = Callable[[], Any]
 
@@ -132,7 +132,7 @@ def seeded(make: Make) -> Make:
 def test_frames(name: str, kwargs: dict[str, Any]) -> None:
     make, make_policy = GYM[name]
     kind = make_env_batch(make)
-    assert type(kind) is (Unwrapped if name.startswith(("nested", "place")) else UnwrappedPlain)
+    assert type(kind) is Unwrapped
     kind.close()
     compare(seeded(make), make_policy, frames=60, **kwargs)
 

@@ -18,7 +18,7 @@ from pycollect.data.layout import Key
 from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, check_seeds
 from pycollect.envs.gymnasium_support import quicken
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.single import PlainEnv, SingleEnv, close_quietly, same, unwrap
+from pycollect.envs.single import SingleEnv, close_quietly, same, unwrap
 from pycollect.envs.spaces import Array
 from pycollect.envs.torchrl.specs import check_device, spec_leaves
 from pycollect.errors import warn_user
@@ -67,13 +67,7 @@ class InnerSpec:
 def unwrapped(env: Any) -> EnvBatch | None:
     """Return an EnvBatch of the Gymnasium environment inside, or ``None`` if not possible."""
     spec = inner_spec(env)
-    return None if spec is None else unwrapped_with(env, spec)
-
-
-def unwrapped_with(env: Any, spec: InnerSpec) -> Unwrapped:
-    """Return an EnvBatch of the Gymnasium environment inside `env`, given its `inner_spec`."""
-    is_box = isinstance(env._env.observation_space, spaces.Box)
-    return (UnwrappedPlain if is_box else Unwrapped)(env, spec)
+    return None if spec is None else Unwrapped(env, spec)
 
 
 def inner_spec(env: Any) -> InnerSpec | None:
@@ -222,7 +216,7 @@ class Unwrapped(SingleEnv):
         """Choose how to decode the policy's actions; see `EnvBatch.bind_outputs`."""
         step: Callable[[Any], Any] = self._env.step
         decode = self._decode(action_leaf(outputs))
-        self._to_action = unwrap if decode is unwrap else same  # see `PlainEnv.fast_step`
+        self._to_action = unwrap if decode is unwrap else same  # see `SingleEnv.fast_step`
         take = None if decode is unwrap else decode
         self._step = step if take is None else lambda action: step(take(action))
         return super().bind_outputs(outputs)
@@ -242,10 +236,6 @@ class Unwrapped(SingleEnv):
         if not self._closed:
             self._closed = True
             close_quietly(self._wrapper)
-
-
-class UnwrappedPlain(Unwrapped, PlainEnv):
-    """An `Unwrapped` with one array per observation: the hot path."""
 
 
 def action_leaf(outputs: Sequence[Leaf]) -> Leaf:

@@ -17,7 +17,7 @@ from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.layout import Key, dotted, torch_dtype
 from pycollect.data.slabs import set_unchecked, unchecked_tensordict
-from pycollect.envs.torchrl.gym import inner_spec, unwrapped_with
+from pycollect.envs.torchrl.gym import Unwrapped, inner_spec
 from pycollect.envs.torchrl.specs import as_key, name_of, spec_leaves
 
 # Transforms that decide which environments are stepped, and how often.
@@ -334,7 +334,7 @@ def _gym_step(env: Any) -> Step | None:
     spec = inner_spec(env)
     if spec is None or env.device not in (None, CPU):
         return None
-    batch = unwrapped_with(env, spec)
+    batch = Unwrapped(env, spec)
     if any(len(leaf.key) > 1 for leaf in batch.spec.observation):
         return None
     inner, leaves, device = batch.step, batch.spec.observation, env.device
