@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "scripts/set_up.py"
+SCRIPT = Path(__file__).parents[2] / "scripts/set_up.py"
 
 # Stands for pip: records each call and installs a distribution with one module.
 INSTALL = """import site

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from envs_for_tests import CountingEnv
 from raising import refused
 
 from pycollect._core import Placement, RolloutControl, SharedNumber, Slab, SlabPool, compact
 from pycollect.data.slabs import slab_tensors
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker
-from tests.envs_for_tests import CountingEnv
 
 STEPS = 6
 

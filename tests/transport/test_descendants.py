@@ -24,7 +24,6 @@ from collect_support import (
 )
 from detaching_env import simulated
 from echo_envs import wait_until
-from test_process_engine import PATHS
 from test_restarts import kill
 
 from pycollect import MultiSyncDataCollector
@@ -122,7 +121,6 @@ def test_detached_programs_end_with_a_driver_that_is_killed(kind: str, tmp_path:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": PATHS},
     )
     assert driver.stdout is not None
     assert driver.stdout.readline() == "collecting\n"

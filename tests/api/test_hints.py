@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -89,9 +88,8 @@ def test_the_limit_of_processes_is_named() -> None:
 
 
 def test_the_bytes_of_an_allocation_that_fails_are_named() -> None:
-    program = f"""
+    program = """
 import resource, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
 from envs_for_tests import CountingEnv
 from pycollect import SyncDataCollector
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.RLIM_INFINITY))

@@ -13,7 +13,7 @@ import pytest
 @pytest.mark.parametrize("inference", ["", "central"])
 def test_a_lost_node(inference: str) -> None:
     pytest.importorskip("ray")
-    program = Path(__file__).with_name("lost_node_program.py")
+    program = Path(__file__).parents[1] / "support" / "lost_node_program.py"
     result = subprocess.run(
         [sys.executable, program, inference], capture_output=True, text=True, timeout=600
     )

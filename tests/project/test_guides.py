@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from torch.distributions import Distribution
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(
     r"(?:^<!-- (?P<comment>[^\n]*) -->\n)?^```python\n(?P<code>.*?)^```$", re.M | re.S
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-NOTEBOOK = Path(__file__).parent.parent / "examples" / "cartpole.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "cartpole.ipynb"
 CELLS = json.loads(NOTEBOOK.read_text())["cells"]
 
 

@@ -24,7 +24,7 @@ from collect_support import (
 )
 from echo_envs import LENGTHS, EchoEnv, GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError
-from team_support import FIRST, INNERS, STACK, STACK_2, Inner, T, W, check_padded
+from nest_support import FIRST, INNERS, STACK, STACK_2, Inner, T, W, check_padded
 from test_restarts import check_ledger
 
 from pycollect import WorkerError

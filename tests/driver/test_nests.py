@@ -25,7 +25,7 @@ from collect_support import (
 )
 from echo_envs import LENGTHS, PATIENCE, wait_until
 from envs_for_tests import CountingEnv, TextEnv
-from team_support import FIRST, INNERS, STACK, STACK_2, Inner, T, W, check_padded
+from nest_support import FIRST, INNERS, STACK, STACK_2, Inner, T, W, check_padded
 from test_stragglers import END, MeetingEnv
 
 from pycollect import WorkerError

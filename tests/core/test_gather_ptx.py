@@ -13,7 +13,7 @@ import pytest
 from fake_cuda_support import run_with_fake
 from ptx_on_host import to_cpp
 
-_SCRIPT = Path(__file__).parent.parent / "scripts" / "make_gather_ptx.py"
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "make_gather_ptx.py"
 
 
 @pytest.fixture(scope="module")

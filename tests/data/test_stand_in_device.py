@@ -23,12 +23,12 @@ needs_devices_in_python = pytest.mark.skipif(
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a new process, because torch keeps the device once it is registered."""
-    environment = {**os.environ, "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
+    environment = {**os.environ}
     environment.pop("PYTEST_ADDOPTS", None)
     return subprocess.run(
         [sys.executable, *arguments],
         env=environment,
-        cwd=HERE.parent,
+        cwd=HERE.parents[1],
         capture_output=True,
         text=True,
         timeout=600,

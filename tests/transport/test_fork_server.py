@@ -21,7 +21,7 @@ import psutil
 import pytest
 from echo_envs import wait_until
 from envs_for_tests import CountingEnv
-from test_process_engine import LONG, PATHS, Started, await_gone, started
+from test_process_engine import LONG, Started, await_gone, started
 
 import pycollect
 from pycollect.errors import WorkerDied
@@ -527,7 +527,6 @@ def test_it_ends_with_its_program(end: str, tmp_path: Path) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": PATHS},
     )
     assert driver.stdout is not None
     pids = [int(driver.stdout.readline())]
@@ -562,7 +561,6 @@ def test_workers_end_with_a_program_that_they_are_still_importing(tmp_path: Path
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": PATHS},
     )
     assert driver.stdout is not None
     pids = [int(driver.stdout.readline()) for _ in range(2)]
@@ -595,7 +593,6 @@ def collected_on_standard_input(start_method: str) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         timeout=LONG,
-        env={**os.environ, "PYTHONPATH": PATHS},
         check=False,
     )
 

@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 from pycollect.bench.report import Row, read_json, write_json
 
-_SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu_report.py"
+_SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_report.py"
 
 
 @pytest.fixture(scope="module")

@@ -174,7 +174,7 @@ def test_what_is_not_to_be_had_is_named(
 
 
 def test_the_script_for_gpus_names_sides_that_exist() -> None:
-    script = Path(__file__).parent.parent / "benchmarks" / "gpu_call.sh"
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu_call.sh"
     if not script.exists():
         pytest.skip("the benchmarks are not beside the tests")
     first_words = "central|a policy|policy alone|AsyncVectorEnv|TorchRL|start|environments"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from raising import refused
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = [
     path

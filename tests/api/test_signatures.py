@@ -12,7 +12,7 @@ from pycollect import DistributedDataCollector, MultiSyncDataCollector, RayColle
 from pycollect.arguments import arguments_of
 from pycollect.inference.options import InferenceOptions
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "make_signatures.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_signatures.py"
 
 
 def test_the_script_was_run() -> None:

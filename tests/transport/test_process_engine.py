@@ -19,6 +19,9 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from collect_support import is_gone
+from echo_envs import GateEnv, wait_until
+from envs_for_tests import CountingEnv, EnvBrokeError
 from raising import refused
 from torch import nn
 
@@ -32,14 +35,9 @@ from pycollect.transport.messages import RolloutRequest
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.transport.spec import WorkerInfo, WorkerSpec, set_seed
 from pycollect.worker.options import WorkerOptions
-from tests.collect_support import is_gone
-from tests.echo_envs import GateEnv, wait_until
-from tests.envs_for_tests import CountingEnv, EnvBrokeError
 
 STEPS = 6
 LONG = 120.0
-ROOT = Path(__file__).parents[1]
-PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])  # for a program that imports this file
 
 
 class Constant(nn.Module):
@@ -349,7 +347,7 @@ def test_too_much_for_this_machine_is_refused(engine: ProcessEngine) -> None:
 DRIVER = """
 import multiprocessing, sys
 from pycollect.transport.processes.engine import ProcessEngine
-from tests.test_process_engine import ParentEnv, Started, start
+from test_process_engine import ParentEnv, Started, start
 def main():
     engine = ProcessEngine()
     handles = [start(engine, lambda i=i: ParentEnv(sys.argv[1] + str(i)), i) for i in range(2)]
@@ -378,7 +376,6 @@ def test_a_killed_driver_leaves_nothing(moment: int, tmp_path: Path) -> None:
         [sys.executable, str(script), str(tmp_path / "pid")],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": PATHS},
     )
     assert driver.stdout is not None
     pids = [int(pid) for pid in driver.stdout.readline().split()]
@@ -404,7 +401,6 @@ def test_an_engine_that_is_left_alone_ends_its_workers_at_exit(tmp_path: Path) -
         capture_output=True,
         text=True,
         timeout=LONG,
-        env={**os.environ, "PYTHONPATH": PATHS},
     )
     assert result.returncode == 0, result.stderr
     for pid in result.stdout.split()[:2]:

@@ -26,7 +26,7 @@ from collect_support import (
     marked,
     parity_policy,
 )
-from test_process_engine import LONG, PATHS
+from test_process_engine import LONG
 from test_restarts import check_ledger, endless, kill
 
 from pycollect.transport.processes.child import unnamed_file
@@ -169,7 +169,6 @@ def test_descriptors_that_run_out(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=LONG,
-        env={**os.environ, "PYTHONPATH": PATHS},
         check=False,
     )
     assert ended.stdout == "True\n" * 5 + "1 True\n", ended.stderr
@@ -222,7 +221,6 @@ def test_ranks_start_where_memfd_create_is_forbidden(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=LONG,
-        env={**os.environ, "PYTHONPATH": PATHS},
         check=False,
     )
     assert ended.stdout == "10\n{'messages'}\n", ended.stderr
