@@ -265,7 +265,7 @@ def answer(worker: Hosted, method: str, args: Sequence[Any], kwargs: Mapping[str
         Exception: Raised by the method.
     """
     if isinstance(worker, Nest):
-        value = getattr(TeamView(worker), method)(*args, **kwargs)
+        value = getattr(NestView(worker), method)(*args, **kwargs)
     else:
         assert isinstance(worker, SingleWorker)
         value = getattr(WorkerView(worker), method)(*args, **kwargs)
@@ -279,7 +279,7 @@ def answer(worker: Hosted, method: str, args: Sequence[Any], kwargs: Mapping[str
     return value
 
 
-class TeamView(Asking, View):
+class NestView(Asking, View):
     """The view of a worker with several processes, each of which replies."""
 
     def __init__(self, nest: Nest) -> None:

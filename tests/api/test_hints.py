@@ -17,8 +17,8 @@ from collect_support import (
     IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
+    NEST_STACK,
     STACK,
-    TEAM_STACK,
     Way,
     collecting,
     marked,
@@ -30,7 +30,7 @@ from torch import nn
 
 from pycollect import MultiSyncDataCollector, SyncDataCollector
 
-REMOTE_WAYS = marked(MULTI_STACK, MULTI_ASYNC[0], STACK, ASYNC[0], TEAM_STACK)
+REMOTE_WAYS = marked(MULTI_STACK, MULTI_ASYNC[0], STACK, ASYNC[0], NEST_STACK)
 WAYS = marked(IN_PROCESS, MULTI_STACK, STACK)
 
 

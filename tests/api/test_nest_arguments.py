@@ -1,4 +1,4 @@
-"""Valid arguments for teams, and valid options of their actors."""
+"""Valid arguments for nests, and valid options of their actors."""
 
 from __future__ import annotations
 

@@ -63,11 +63,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PackedBuffer]]:
     yield seen
 
 
-TEAM = {"collector_class": "sync", "num_workers_per_collector": 2}
+NEST = {"collector_class": "sync", "num_workers_per_collector": 2}
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", [{}, TEAM], ids=["alone", "with processes"])
+@pytest.mark.parametrize("kind", [{}, NEST], ids=["alone", "with processes"])
 def test_ranks_elsewhere_give_the_same_batches(
     kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,9 +20,9 @@ from collect_support import (
     MULTI_ASYNC,
     MULTI_STACK,
     MULTI_TIME,
+    NEST_STACK,
     RAY_CENTRAL_ASYNC,
     STACK,
-    TEAM_STACK,
     Way,
     marks_of,
     of_ranks,
@@ -80,7 +80,7 @@ def case(way: Way) -> Any:
         *map(case, (MULTI_ASYNC[0], MULTI_ASYNC[2], SPAWNED, SPAWNED_ASYNC)),
         *map(case, (CENTRAL, CENTRAL_ASYNC, GROUPS, GROUPS_ASYNC)),
         *[case(way) for own in (MULTI_AHEAD, MULTI_ASYNC[2]) for way in of_ranks(own)],
-        *map(case, (STACK, CAT_TIME, ASYNC[2], TEAM_STACK, RAY_CENTRAL_ASYNC)),
+        *map(case, (STACK, CAT_TIME, ASYNC[2], NEST_STACK, RAY_CENTRAL_ASYNC)),
     ],
 )
 def test_no_frame_comes_twice_and_none_is_skipped(

@@ -1,4 +1,4 @@
-"""Teams inside Ray actors and in ranks: several processes that collect as one worker."""
+"""Nests inside Ray actors and in ranks: several processes that collect as one worker."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def of_each_worker(td: Any, outer: str, workers: int) -> list[Any]:
     ],
     ids=str,
 )
-def test_every_frame_from_teams_in_actors(outer: str, inner: Inner) -> None:
-    check_teams(IN_ACTORS, outer, inner)
+def test_every_frame_from_nests_in_actors(outer: str, inner: Inner) -> None:
+    check_nests(IN_ACTORS, outer, inner)
 
 
 @pytest.mark.processes
@@ -102,11 +102,11 @@ def test_every_frame_from_teams_in_actors(outer: str, inner: Inner) -> None:
     [("stack", STACK_2), ("async", FIRST), ("0", Inner(-1, 2)), ("-1", Inner(0, 2))],
     ids=str,
 )
-def test_every_frame_from_teams_in_ranks(outer: str, inner: Inner, host: Way) -> None:
-    check_teams(host, outer, inner)
+def test_every_frame_from_nests_in_ranks(outer: str, inner: Inner, host: Way) -> None:
+    check_nests(host, outer, inner)
 
 
-def check_teams(host: Way, outer: str, inner: Inner) -> None:
+def check_nests(host: Way, outer: str, inner: Inner) -> None:
     workers = 2
     oracle = FrameOracle()
     with collecting(inner, workers, parity_policy(), host, **OUTERS[outer]) as collector:
@@ -127,7 +127,7 @@ def check_teams(host: Way, outer: str, inner: Inner) -> None:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_team_in_an_actor(host: Way) -> None:
+def test_a_nest_in_an_actor(host: Way) -> None:
     """Check shapes, seeds, weights, state, and a death that the actor's collector reports."""
     policy = bias_policy()
     with collecting(STACK, 1, policy, host, sync=True) as collector:
@@ -238,7 +238,7 @@ def test_an_exception_in_a_process_is_the_callers(inner: Inner) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_process_that_hangs_is_ended_by_its_team(tmp_path: Path) -> None:
+def test_a_process_that_hangs_is_ended_by_its_nest(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     entries = [[partial(EchoEnv, 0, (4,)), partial(GateEnv, gate, T + 3, number=1, length=(4,))]]
     with collecting(
@@ -275,7 +275,7 @@ def test_a_buffer_gets_the_rollouts_of_each_process(inner: Inner) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [STACK, Inner(-1), FIRST], ids=str)
-def test_whole_trajectories_from_teams(inner: Inner) -> None:
+def test_whole_trajectories_from_nests(inner: Inner) -> None:
     with collecting(
         inner, 2, parity_policy(), sync=True, trajs_per_batch=5, max_frames_per_traj=10
     ) as collector:
@@ -291,7 +291,7 @@ def test_whole_trajectories_from_teams(inner: Inner) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [STACK, FIRST], ids=str)
-def test_teams_come_and_go(inner: Inner) -> None:
+def test_nests_come_and_go(inner: Inner) -> None:
     with collecting(inner, 1, parity_policy(), sync=True) as collector:
         assert collector.next().shape == (1, *inner.shape)
         (new,) = collector.add_collectors([inner.entries(1)])

@@ -20,8 +20,8 @@ from collect_support import (
     MULTI_AHEAD,
     MULTI_ASYNC,
     MULTI_STACK,
+    NEST_STACK,
     STACK,
-    TEAM_STACK,
     Way,
     bias_policy,
     collecting,
@@ -38,7 +38,7 @@ from pycollect import WorkerError
 
 T = 5
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
-WAYS = marked(STACK, AHEAD, ASYNC[0], ASYNC[2], MULTI_0, MULTI_AHEAD, MULTI_ASYNC[2], TEAM_STACK)
+WAYS = marked(STACK, AHEAD, ASYNC[0], ASYNC[2], MULTI_0, MULTI_AHEAD, MULTI_ASYNC[2], NEST_STACK)
 
 
 def kill(collector: Any, worker: int) -> None:

@@ -19,8 +19,8 @@ from collect_support import (
     MULTI_ASYNC,
     MULTI_STACK,
     MULTI_TIME,
+    NEST_STACK,
     STACK,
-    TEAM_STACK,
     Way,
     collecting,
     marked,
@@ -39,7 +39,7 @@ T = 6
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
 SYNC = [
     pytest.param(IN_PROCESS),
-    *marked(STACK, AHEAD, MULTI_TIME, MULTI_AHEAD, TEAM_STACK, many=True),
+    *marked(STACK, AHEAD, MULTI_TIME, MULTI_AHEAD, NEST_STACK, many=True),
 ]
 ALL = [*SYNC, *marked(ASYNC[2], MULTI_ASYNC[2], many=True)]
 

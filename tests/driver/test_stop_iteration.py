@@ -14,8 +14,8 @@ from collect_support import (
     IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
+    NEST_STACK,
     STACK,
-    TEAM_STACK,
     Way,
     collecting,
     marked,
@@ -29,7 +29,7 @@ from envs_for_tests import CountingEnv
 from pycollect import AsyncBatchedCollector, Evaluator, SyncDataCollector, WorkerError
 
 T = 5
-ENV_WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2], TEAM_STACK)
+ENV_WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2], NEST_STACK)
 CENTRAL_WAYS = [
     pytest.param(way, id=way.name, marks=marks_of(way)) for way in (CENTRAL, CENTRAL_ASYNC)
 ]
@@ -78,7 +78,7 @@ def assert_refused(collector: Any, where: str) -> RuntimeError:
 
 @pytest.mark.parametrize("way", ENV_WAYS)
 def test_an_environment(way: Way) -> None:
-    entry: Any = [ExhaustedEnv] if way == TEAM_STACK else ExhaustedEnv
+    entry: Any = [ExhaustedEnv] if way == NEST_STACK else ExhaustedEnv
     with collecting(way, lambda w: entry, frames=T, total_frames=200) as collector:
         error = assert_refused(collector, "step")
     assert error.__cause__ is not None

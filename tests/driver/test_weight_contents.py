@@ -17,8 +17,8 @@ from collect_support import (
     IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
+    NEST_STACK,
     STACK,
-    TEAM_STACK,
     Way,
     collecting,
     is_gone,
@@ -35,9 +35,9 @@ from pycollect import AsyncBatchedCollector, Evaluator, SyncDataCollector
 
 T = 4
 ONE = ENTRIES["one"]
-REMOTE = marked(STACK, TEAM_STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
+REMOTE = marked(STACK, NEST_STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
 ALL = [pytest.param(IN_PROCESS, id="in process"), *REMOTE]
-SYNC = marked(STACK, TEAM_STACK, MULTI_STACK)
+SYNC = marked(STACK, NEST_STACK, MULTI_STACK)
 VERSION = ("collector", "policy_version")
 
 

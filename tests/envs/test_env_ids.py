@@ -19,8 +19,8 @@ from collect_support import (
     ASYNC,
     IN_PROCESS,
     MULTI_STACK,
+    NEST_STACK,
     STACK,
-    TEAM_STACK,
     Way,
     collecting,
     marked,
@@ -52,7 +52,7 @@ def by_callable() -> Any:
     return gymnasium.make(OURS, number=3)
 
 
-WAYS = marked(IN_PROCESS, MULTI_STACK, STACK, TEAM_STACK, ASYNC[0])
+WAYS = marked(IN_PROCESS, MULTI_STACK, STACK, NEST_STACK, ASYNC[0])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -176,7 +176,7 @@ def test_registrations_reach_every_worker(
     with collecting(way, lambda worker: make_all, frames=8) as collector:
         assert collector.next()["observation"][..., 0].unique().tolist() == [1]
     entry = ["PycollectTests/Main-v0"]
-    if way is not TEAM_STACK:
+    if way is not NEST_STACK:
         with collecting(way, lambda worker: entry, frames=8) as collector:
             assert collector.next().numel() >= 8
 

@@ -12,8 +12,8 @@ from collect_support import (
     IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
+    NEST_STACK,
     STACK,
-    TEAM_STACK,
     Way,
     collecting,
     marked,
@@ -25,7 +25,7 @@ from torchrl.envs import GymWrapper
 
 from pycollect import SyncDataCollector
 
-WAYS = marked(IN_PROCESS, MULTI_STACK, MULTI_ASYNC[0], STACK, ASYNC[0], TEAM_STACK)
+WAYS = marked(IN_PROCESS, MULTI_STACK, MULTI_ASYNC[0], STACK, ASYNC[0], NEST_STACK)
 
 
 class WithoutSeed(gymnasium.Env[Any, Any]):

@@ -119,7 +119,8 @@ def test_the_architecture_names_classes_and_methods_that_exist() -> None:
     """Each part of `Class.method`, `function_name` and `CONSTANT` is defined somewhere."""
     package = ROOT / "pycollect"
     paths = [*package.rglob("*.py"), *package.rglob("*.pyi"), *(ROOT / "csrc").rglob("*.h")]
-    source = "\n".join(path.read_text() for path in [*paths, TESTS / "support" / "collect_support.py"])
+    paths.append(TESTS / "support" / "collect_support.py")
+    source = "\n".join(path.read_text() for path in paths)
     named = in_architecture(r"@?[A-Z]\w+(\.\w+)?|_?[a-z]+_\w+")
     parts = {part for name in named for part in name.removeprefix("@").split(".")}
     assert len(parts) > 60

@@ -181,8 +181,8 @@ CAT_TIME = Way("ray sync -1", ACTORS, {"sync": True, "cat_results": -1})
 ASYNC = [Way(f"ray async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
 # An actor's entry is that of its only process, or a list with one env for each of its processes.
 # Batches have the layout of the same actors without processes.
-TEAM_STACK = Way(
-    "ray sync stack of teams",
+NEST_STACK = Way(
+    "ray sync stack of nests",
     ACTORS,
     {"sync": True, "collector_class": "sync", "collector_kwargs": {"cat_results": 0}},
 )
@@ -229,7 +229,7 @@ def of_four(way: Way) -> list[Way]:
 def marked(*ways: Way, central: bool = True, many: bool = False) -> list[Any]:
     """Return the ways as test parameters, marked by the place of their workers.
 
-    Ranks are added wherever processes are tested. Teams and sets of four ranks are slow because
+    Ranks are added wherever processes are tested. Nests and sets of four ranks are slow because
     they start the most processes.
 
     Args:
@@ -253,7 +253,7 @@ def marks_of(way: Way) -> list[Any]:
         return []
     marks = [pytest.mark.processes if way.children else pytest.mark.ray]
     marks += [pytest.mark.ranks] if way.ranks else []
-    slow = way in (TEAM_STACK, RAY_CENTRAL, RAY_CENTRAL_ASYNC) or way.workers == MANY
+    slow = way in (NEST_STACK, RAY_CENTRAL, RAY_CENTRAL_ASYNC) or way.workers == MANY
     return [*marks, pytest.mark.slow] if slow else marks
 
 

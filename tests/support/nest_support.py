@@ -1,4 +1,4 @@
-"""Shared parts of the team tests: shape and content of a team's batches."""
+"""Shared parts of the nest tests: shape and content of a nest's batches."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from echo_envs import LENGTHS, EchoEnv
 from pycollect import MultiaSyncDataCollector
 
 T = 7  # steps per env and rollout
-W = 2  # processes of each team
+W = 2  # processes of each nest
 
 
 @dataclass(frozen=True)
 class Inner:
-    """Layout of a team's batches: how its W processes are joined, with P envs each.
+    """Layout of a nest's batches: how its W processes are joined, with P envs each.
 
     Attributes:
-        joined: how their batches are joined; ``None`` if the team is async.
+        joined: how their batches are joined; ``None`` if the nest is async.
         envs: P; 0 stands for one env without a batch dimension.
     """
 

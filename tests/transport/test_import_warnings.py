@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collect_support import MULTI_ASYNC, STACK, TEAM_STACK, Way, collecting, marked
+from collect_support import MULTI_ASYNC, NEST_STACK, STACK, Way, collecting, marked
 from envs_for_tests import CountingEnv
 
 import pycollect
@@ -64,10 +64,10 @@ def is_filtered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return bool(request.param)
 
 
-@pytest.mark.parametrize("way", marked(MULTI_ASYNC[0], STACK, TEAM_STACK))
+@pytest.mark.parametrize("way", marked(MULTI_ASYNC[0], STACK, NEST_STACK))
 def test_workers_drop_them_unless_told_otherwise(way: Way, is_filtered: bool, folder: Path) -> None:
     env = partial(ImportingEnv, folder)
-    entry = (lambda w: [env, env]) if way is TEAM_STACK else (lambda w: env)
+    entry = (lambda w: [env, env]) if way is NEST_STACK else (lambda w: env)
     with collecting(way, entry, frames=5) as collector:
         said = collector.getattr_env("said")
     text = said if isinstance(said, str) else repr(said)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collect_support import ACTORS, MULTI_ASYNC, MULTI_STACK, STACK, TEAM_STACK, Way, marked
+from collect_support import ACTORS, MULTI_ASYNC, MULTI_STACK, NEST_STACK, STACK, Way, marked
 from envs_for_tests import CountingEnv
 from scheme_support import RESOURCES, on_policy
 
@@ -30,7 +30,7 @@ Start = Callable[[Any, Any, Any], None]
 
 def collect(way: Way, env: Any, policy: Any, hook: Any, **arguments: Any) -> None:
     """Collect one batch with this collector."""
-    entries = [[env]] * way.workers if way.name.endswith("teams") else [env] * way.workers
+    entries = [[env]] * way.workers if way.name.endswith("nests") else [env] * way.workers
     with way.collector(entries, policy(), frames_per_batch=8, **arguments) as collector:
         collector.next()
 
@@ -60,7 +60,7 @@ def check_refused(start: Start) -> None:
     assert MODULE in str(caught.value)
 
 
-@pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[1], STACK, TEAM_STACK))
+@pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[1], STACK, NEST_STACK))
 def test_a_module_that_is_imported_is_refused_by_its_workers(way: Way) -> None:
     check_refused(partial(collect, way))
 
