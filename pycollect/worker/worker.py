@@ -54,6 +54,9 @@ class Worker:
     Attributes:
         env: The environments.
         groups: Groups of these environments, each with its own recorder.
+        num_envs: Number of environments.
+        num_seeds: Number of seeds that a reset of the environments takes.
+        batch_size: Batch dimensions of the environments; () for a single environment.
         pre_collect_hook: Function that is called before each rollout. Initially the option's.
     """
 
@@ -110,6 +113,8 @@ class Worker:
     def _build(self, options: WorkerOptions) -> None:
         cut = options.max_frames_per_traj
         envs = self.env.groups
+        self.num_envs, self.batch_size = self.env.spec.num_envs, self.env.spec.batch_size
+        self.num_seeds = self.env.num_seeds
         if cut and not self.env.spec.can_reset:
             raise ValueError(
                 "max_frames_per_traj: this vector environment is not known to support reset_mask, "
@@ -144,21 +149,6 @@ class Worker:
     def _firsts(self) -> list[int]:
         """Indices of each group's first environment."""
         return list(accumulate([env.spec.num_envs for env in self.env.groups[:-1]], initial=0))
-
-    @property
-    def num_envs(self) -> int:
-        """Number of environments."""
-        return self.env.spec.num_envs
-
-    @property
-    def num_seeds(self) -> int:
-        """Number of seeds that a reset of the environments takes."""
-        return self.env.num_seeds
-
-    @property
-    def batch_size(self) -> tuple[int, ...]:
-        """Batch dimensions of the environments; () for a single environment."""
-        return self.env.spec.batch_size
 
     def set_share(self, frames: int) -> None:
         """Set the number of frames per rollout, see `WorkerOptions.frames`."""
