@@ -12,7 +12,6 @@ from envs_for_tests import (
 )
 
 from pycollect.envs.base import EnvBatch
-from pycollect.envs.random_actions import ActionSampler
 
 LENGTHS = (3, 1, 4)
 
@@ -28,9 +27,7 @@ def envs(kind: type[CountingEnv] = CountingEnv, count: int = 3, **kwargs: Any) -
 
 
 def actions(batch: EnvBatch, steps: int) -> list[Any]:
-    drawn = ActionSampler(batch.action_space, batch.num_envs, batch.batched).draw(
-        steps, np.random.default_rng(0)
-    )
+    drawn = batch.action_sampler().draw(steps, np.random.default_rng(0))
     rows = [tuple(leaf[t, ...].copy() for leaf in drawn) for t in range(steps)]
     return [row[0] if len(row) == 1 else row for row in rows]
 
@@ -42,26 +39,26 @@ def take(arrays: Any) -> Any:
 
 def frames(batch: EnvBatch, steps: int = 12) -> list[list[tuple[Any, ...]]]:
     """Collect like the Recorder: (root, next, reward, done) for each env, without dummies."""
-    assert batch.batched
+    assert batch.spec.batch_size
     root = take(batch.reset())
-    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(batch.num_envs)]
-    done = np.zeros(batch.num_envs, bool)
+    rows: list[list[tuple[Any, ...]]] = [[] for _ in range(batch.spec.num_envs)]
+    done = np.zeros(batch.spec.num_envs, bool)
     for action in actions(batch, steps):
-        skipped = done if batch.skips_after_done else np.zeros_like(done)
+        skipped = done if batch.spec.skips_after_done else np.zeros_like(done)
         after, reward, terminated, truncated = batch.step(action)
         after = take(after)
         done = terminated | truncated
         for i in np.flatnonzero(~skipped):
             rows[i].append((root[i].tolist(), after[i].tolist(), float(reward[i]), bool(done[i])))
         root = after.copy()
-        if done.any() and not batch.skips_after_done:
+        if done.any() and not batch.spec.skips_after_done:
             root[done] = take(batch.reset_done(done.copy()))[done]
     return rows
 
 
 def run(batch: EnvBatch, steps: int) -> None:
     for _ in range(steps):
-        _, _, terminated, truncated = batch.step(np.zeros(batch.num_envs, int))
+        _, _, terminated, truncated = batch.step(np.zeros(batch.spec.num_envs, int))
         if (terminated | truncated).any():
             batch.reset_done(terminated | truncated)
 
@@ -81,7 +78,7 @@ def expect_counting(rows: list[tuple[Any, ...]], number: int, lengths: Any = LEN
 
 
 def expect_dense(batch: EnvBatch, steps: int = 12) -> None:
-    assert not batch.skips_after_done
+    assert not batch.spec.skips_after_done
     rows = frames(batch, steps)
     for i, row in enumerate(rows):
         assert len(row) == steps

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from tensordict.nn import InteractionType, set_interaction_type
 
 from pycollect.data.layout import Key, torch_dtype
-from pycollect.envs.base import EnvBatch
+from pycollect.envs.base import EnvBatch, EnvSpec
 from pycollect.envs.spaces import action_leaves, observation_leaves
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
 
@@ -23,11 +23,12 @@ class ShapeOnly(EnvBatch):
     """An EnvBatch that is never stepped."""
 
     def __init__(self, observation: gym.Space, action: gym.Space, num_envs: int | None) -> None:
-        self.num_envs = num_envs or 1
-        self.batched = num_envs is not None
-        self.observation = observation_leaves(observation)
-        self.action = action_leaves(action)
-        self.action_space = action
+        self.spec = EnvSpec(
+            batch_size=() if num_envs is None else (num_envs,),
+            observation=observation_leaves(observation),
+            action=action_leaves(action),
+            action_space=action,
+        )
 
     def reset(self, seeds: Any = None) -> Any:
         raise AssertionError
@@ -45,12 +46,12 @@ def box(*shape: int, dtype: Any = np.float32) -> gym.spaces.Box:
 def observation(env: EnvBatch, seed: int = 0) -> dict[Key, torch.Tensor]:
     """Return a first observation: random numbers in the env's shapes and dtypes."""
     generator = torch.Generator().manual_seed(seed)
-    lead = (env.num_envs,) if env.batched else ()
+    lead = env.spec.rows
     return {
         leaf.key: (3 * torch.randn(*lead, *leaf.shape, generator=generator)).to(
             torch_dtype(leaf.dtype)
         )
-        for leaf in env.observation
+        for leaf in env.spec.observation
     }
 
 
@@ -63,7 +64,7 @@ def make(policy: Any, env: EnvBatch, kind: Any = "random") -> tuple[Any, dict[Ke
 
 
 def as_tensordict(current: Mapping[Key, torch.Tensor], env: EnvBatch) -> TensorDict:
-    batch = [env.num_envs] if env.batched else []
+    batch = env.spec.batch_size
     return TensorDict({key: value.clone() for key, value in current.items()}, batch_size=batch)
 
 

@@ -72,10 +72,9 @@ class Stoppable:
 
     @property
     def info(self) -> WorkerInfo:
-        worker, env = self.worker, self.worker.env
-        return WorkerInfo(
-            worker.leaves, env.num_envs, env.num_seeds, env.batch_size, worker.steps, 0, "", True
-        )
+        own = self.worker
+        sizes = own.num_envs, own.num_seeds, own.batch_size
+        return WorkerInfo(own.leaves, *sizes, own.steps, 0, "", True)
 
 
 @contextmanager

@@ -35,9 +35,9 @@ class TestSingleEnv:
     def test_one_env_is_not_batched(self) -> None:
         env = CountingEnv(7, length=2)
         batch = make_env_batch(lambda: env)
-        assert (batch.num_envs, batch.batched) == (1, False)
-        assert (batch.skips_after_done, batch.can_reset) == (False, True)
-        assert batch.action_space is env.action_space
+        assert (batch.spec.num_envs, batch.spec.batch_size) == (1, ())
+        assert (batch.spec.skips_after_done, batch.spec.can_reset) == (False, True)
+        assert batch.spec.action_space is env.action_space
         assert batch.reset([3]).tolist() == [7, 0, 0]
         assert env.seeds == [3]
         observation, reward, terminated, truncated = batch.step(np.array(1))
@@ -102,7 +102,7 @@ class TestSingleEnv:
 
     def test_discrete_observations_are_ints(self) -> None:
         batch = make_env_batch(DiscreteEnv())
-        assert batch.observation[0].shape == ()
+        assert batch.spec.observation[0].shape == ()
         assert batch.reset() == -3
         observation, *_ = batch.step(np.array(6))
         assert type(observation) is int
@@ -111,13 +111,13 @@ class TestSingleEnv:
     def test_nested_spaces(self) -> None:
         env = NestedEnv()
         batch = make_env_batch(env)
-        assert [leaf.key for leaf in batch.observation] == [
+        assert [leaf.key for leaf in batch.spec.observation] == [
             ("count",),
             ("deep", "er"),
             ("pair", "0"),
             ("pair", "1"),
         ]
-        assert [leaf.key for leaf in batch.action] == [
+        assert [leaf.key for leaf in batch.spec.action] == [
             ("action", "move"),
             ("action", "press", "0"),
             ("action", "press", "1"),
@@ -194,7 +194,7 @@ class TestCallables:
 
     def test_a_list_of_one_is_batched(self) -> None:
         batch = make_env_batch(fns(count=1))
-        assert (batch.num_envs, batch.batched) == (1, True)
+        assert batch.spec.batch_size == (1,)
         expect_dense(batch)
 
     @settings(max_examples=30, deadline=None)

@@ -282,7 +282,7 @@ class TestLayout:
                 self.possible_agents = ["a_0", "b", "a_1", "b_c", "7", "_d".strip("_")]
 
         env = make_env_batch(Named)
-        actions = {leaf.key: leaf.shape for leaf in env.action}
+        actions = {leaf.key: leaf.shape for leaf in env.spec.action}
         env.close()
         assert actions == {
             ("a", "action"): (2,),
@@ -297,7 +297,7 @@ class TestLayout:
         env.observation_space = lambda agent: spaces.Box(  # type: ignore[method-assign]
             -1.0, 1.0 + int(agent[-1]), (4,), np.float32
         )
-        assert [leaf.key for leaf in make_env_batch(env).action] == [("agent", "action")]
+        assert [leaf.key for leaf in make_env_batch(env).spec.action] == [("agent", "action")]
 
     def test_statistics_are_of_episodes_and_add_the_rewards_of_all_agents(self) -> None:
         with collector_of(policy=policy_of("alike"), frames_per_batch=8) as collector:

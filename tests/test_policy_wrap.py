@@ -293,7 +293,7 @@ def test_actions_get_the_dtype_of_the_space():
     ):
         runner, _ = make(lambda x, out=out: out, env)
         assert act(runner)[0].dtype == dtype
-        assert runner.outputs == env.action
+        assert runner.outputs == env.spec.action
 
 
 def test_a_cast_does_not_hide_another_dtype_later():
@@ -500,7 +500,7 @@ def test_random_actions(num_envs):
     env = ShapeOnly(box(3), gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": box(2)}), num_envs)
     runner = make_policy_runner(None, env, observation(env), np.random.default_rng(1))
     assert isinstance(runner, RandomRunner)
-    assert runner.outputs == env.action
+    assert runner.outputs == env.spec.action
     assert runner.inputs == ()
     steps = []
     for rollout in (3, 2):

@@ -29,12 +29,12 @@ class TestRealVectorEnvs:
 
     def test_async_whose_observations_never_change(self) -> None:
         batch = make_env_batch(lambda: AsyncVectorEnv(fns(ConstantEnv, count=2)))
-        assert not batch.skips_after_done
+        assert not batch.spec.skips_after_done
         batch.close()
 
     def test_async_without_shared_memory_swallows_a_step(self) -> None:
         batch = make_env_batch(lambda: AsyncVectorEnv(fns(count=2), shared_memory=False))
-        assert batch.skips_after_done
+        assert batch.spec.skips_after_done
         for i, row in enumerate(frames(batch, 20)):
             expect_counting(row, i)
         batch.close()
@@ -86,7 +86,7 @@ class TestRealVectorEnvs:
                 "CartPole-v1", num_envs=count, vectorization_mode="vector_entry_point"
             )
         )
-        assert batch.skips_after_done == (count > 1)
+        assert batch.spec.skips_after_done == (count > 1)
         first = batch.reset(list(range(5, 5 + count))).copy()
         assert not np.array_equal(first, batch.reset(list(range(6, 6 + count))))
         assert np.array_equal(first, batch.reset(list(range(5, 5 + count))))
@@ -96,7 +96,7 @@ class TestRealVectorEnvs:
             assert reward.dtype == np.float32
             assert np.array_equal(reward == 0, done)
             done = terminated | truncated
-            if done.any() and not batch.skips_after_done:
+            if done.any() and not batch.spec.skips_after_done:
                 batch.reset_done(done)
                 done = np.zeros(count, bool)
         batch.close()
@@ -109,8 +109,8 @@ class TestRealVectorEnvs:
                 "breakout", num_envs=3, autoreset_mode=mode, max_num_frames_per_episode=100
             )
         )
-        assert not batch.skips_after_done
-        assert batch.can_reset
+        assert not batch.spec.skips_after_done
+        assert batch.spec.can_reset
         root = batch.reset([1, 2**32 - 2, 3]).copy()
         assert root.shape == (3, 4, 84, 84)
         assert root.dtype == np.uint8

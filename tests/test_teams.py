@@ -92,7 +92,7 @@ def pids() -> list[int]:
 def test_every_frame_of_a_team(inner: Inner) -> None:
     oracle = FrameOracle()
     with team_of(inner.entries(1), parity_policy(), inner) as team:
-        assert team.env.num_seeds == W * max(inner.envs, 1)
+        assert team.num_seeds == W * max(inner.envs, 1)
         for _ in range(4):
             td, report = collected(team)
             oracle.check(inner.rows(td, None if inner.joined is None else 1))

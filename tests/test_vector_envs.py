@@ -36,8 +36,8 @@ class TestSyncVectorEnv:
         batch = make_env_batch(lambda: env)
         assert env.autoreset_mode is AutoresetMode.DISABLED
         assert env.envs[0].episode == -1  # no step was used to detect the mode
-        assert batch.batched
-        assert batch.can_reset
+        assert batch.spec.batch_size
+        assert batch.spec.can_reset
         if kind is not ConstantEnv:
             expect_dense(batch, 20)
 
@@ -56,13 +56,13 @@ class TestSyncVectorEnv:
         env = SyncVectorEnv(fns(), autoreset_mode=AutoresetMode[mode])
         batch = make_env_batch(wrappers.RecordEpisodeStatistics(env))
         assert env.autoreset_mode is AutoresetMode[mode]
-        assert batch.can_reset
+        assert batch.spec.can_reset
         expect_dense(batch)
 
     def test_long_episodes_under_wrappers(self) -> None:
         env = SyncVectorEnv([lambda: CountingEnv(length=10_000)] * 3)
         batch = make_env_batch(wrappers.RecordEpisodeStatistics(env))
-        assert batch.can_reset
+        assert batch.spec.can_reset
         assert env.envs[0].episode < 10
         assert len(env.envs[0].actions) <= 16
 
@@ -85,15 +85,15 @@ class TestSyncVectorEnv:
     def test_a_wrapper_that_refuses_masks(self) -> None:
         env = wrappers.NormalizeObservation(SyncVectorEnv(fns()))
         batch = make_env_batch(env)
-        assert batch.skips_after_done
+        assert batch.spec.skips_after_done
 
     def test_a_swallowed_step_is_seen_through_a_reward_wrapper(self) -> None:
         broken = CountingVectorEnv(envs(), swallows=True)
         batch = make_env_batch(wrappers.TransformReward(broken, lambda reward: reward - 0.5))
-        assert batch.skips_after_done
+        assert batch.spec.skips_after_done
         sound = CountingVectorEnv(envs())
         batch = make_env_batch(wrappers.TransformReward(sound, lambda reward: reward - 0.5))
-        assert not batch.skips_after_done
+        assert not batch.spec.skips_after_done
 
     def test_seeds(self) -> None:
         env = SyncVectorEnv(fns())
@@ -124,7 +124,7 @@ class TestForeignVectorEnvs:
     def test_next_step_with_masks(self) -> None:
         env = CountingVectorEnv(envs())
         batch = make_env_batch(env)
-        assert batch.can_reset
+        assert batch.spec.can_reset
         env.masks.clear()
         expect_dense(batch, 20)
         assert any(mask is not None for mask in env.masks)
@@ -137,16 +137,16 @@ class TestForeignVectorEnvs:
         batch = make_env_batch(CountingVectorEnv(envs(length=4)))
         for i, row in enumerate(frames(batch, 9)):
             expect_counting(row, i, [4])
-        assert not batch.skips_after_done
+        assert not batch.spec.skips_after_done
         broken = CountingVectorEnv(envs(length=4), swallows=True)
-        assert make_env_batch(broken).skips_after_done
+        assert make_env_batch(broken).spec.skips_after_done
 
     @pytest.mark.parametrize("fault", ["ignores_mask", "swallows"])
     @pytest.mark.parametrize("count", [2, 3])
     def test_next_step_without_masks_skips(self, fault: str, count: int) -> None:
         batch = make_env_batch(CountingVectorEnv(envs(count=count), **{fault: True}))
-        assert batch.skips_after_done
-        assert not batch.can_reset
+        assert batch.spec.skips_after_done
+        assert not batch.spec.can_reset
         for i, row in enumerate(frames(batch, 20)):
             assert len(row) < 20
             expect_counting(row, i)
@@ -179,14 +179,14 @@ class TestForeignVectorEnvs:
         batch = make_env_batch(CountingVectorEnv(envs(count=1), ignores_mask=True))
         expect_dense(batch)
         batch = make_env_batch(CountingVectorEnv(envs(count=1), swallows=True))
-        assert batch.skips_after_done
+        assert batch.spec.skips_after_done
 
     @pytest.mark.parametrize("kind", [ConstantEnv, SparseRewardEnv])
     def test_what_cannot_be_shown_is_not_used(self, kind: Any) -> None:
-        assert make_env_batch(CountingVectorEnv(envs(kind, length=3))).skips_after_done
+        assert make_env_batch(CountingVectorEnv(envs(kind, length=3))).spec.skips_after_done
 
     def test_episodes_too_long_for_the_probe(self) -> None:
-        assert make_env_batch(CountingVectorEnv(envs(length=10_000))).skips_after_done
+        assert make_env_batch(CountingVectorEnv(envs(length=10_000))).spec.skips_after_done
 
     def test_episodes_of_one_step(self) -> None:
         batch = make_env_batch(CountingVectorEnv(envs(length=1)))
@@ -199,7 +199,7 @@ class TestForeignVectorEnvs:
             warnings.simplefilter("error")
             env = CountingVectorEnv(envs(), "SAME_STEP", batched_final=batched_final)
             batch = make_env_batch(env)
-            assert batch.can_reset
+            assert batch.spec.can_reset
             expect_dense(batch, 20)
 
     def test_same_step_resets_other_rows_by_mask(self) -> None:
@@ -227,7 +227,7 @@ class TestForeignVectorEnvs:
 
     def test_same_step_without_masks(self) -> None:
         batch = make_env_batch(CountingVectorEnv(envs(), "SAME_STEP", ignores_mask=True))
-        assert not batch.can_reset
+        assert not batch.spec.can_reset
         batch.reset()
         batch.step(np.zeros(3, int))
         with refused(RuntimeError, "reset_done"):
@@ -379,7 +379,7 @@ class TestForeignVectorEnvs:
 
         env = Wrong(envs(length=4), swallows=True)
         batch = make_env_batch(env)
-        assert batch.skips_after_done
+        assert batch.spec.skips_after_done
         env.was_probed = True
         with refused(ValueError, "autoreset_mode") if ends else warned("autoreset_mode"):
             frames(batch, 9)
@@ -387,7 +387,7 @@ class TestForeignVectorEnvs:
     def test_a_wrapper_may_change_the_reward_of_a_step_that_resets(self) -> None:
         env = CountingVectorEnv(envs(length=4), swallows=True)
         batch = make_env_batch(wrappers.TransformReward(env, lambda reward: reward - 1))
-        assert batch.skips_after_done
+        assert batch.spec.skips_after_done
         frames(batch, 9)
 
     def test_a_refused_env_is_closed(self) -> None:

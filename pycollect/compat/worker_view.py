@@ -62,7 +62,7 @@ class WorkerView(View, OneWorker):
     @property
     def frames_per_batch(self) -> int:
         """Frames of one rollout."""
-        frames: int = self._worker.steps * self._worker.env.num_envs
+        frames: int = self._worker.steps * self._worker.num_envs
         return frames
 
     requested_frames_per_batch = frames_per_batch

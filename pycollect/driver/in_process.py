@@ -49,7 +49,7 @@ class OwnStreams:
 
     def seed(self, root: int, static: bool) -> int:
         """Seed and reset everything; return the next seed of the chain."""
-        seeds, following = seed_chain(root, self._worker.env.num_seeds, static)
+        seeds, following = seed_chain(root, self._worker.num_seeds, static)
         self._worker.set_seed(seeds, root)
         return following
 
@@ -59,7 +59,7 @@ class OwnStreams:
 
     def check(self, states: Mapping[int, WorkerState]) -> None:
         """Raise ValueError unless the state fits the worker."""
-        check_generators(0, states[0], 0, self._worker.env.num_envs)
+        check_generators(0, states[0], 0, self._worker.num_envs)
         if states[0].policy:
             raise ValueError(
                 "state_dict: expected no 'policies' for a collector without worker processes"
@@ -71,7 +71,7 @@ class OwnStreams:
             load_weights(self._weights.policy, state.policy)
             self._weights.renew_copy()
         generators = state.workers[0].generators
-        seeds = derived_seeds(self._worker.env.num_seeds, state.entropy, state.batches, 0)
+        seeds = derived_seeds(self._worker.num_seeds, state.entropy, state.batches, 0)
         if generators is None:
             self._worker.set_seed(seeds, derived_seeds(1, state.entropy, state.batches)[0])
         else:
@@ -125,7 +125,7 @@ class InProcess:
     @property
     def batch_frames(self) -> int:
         """Number of frames in a batch."""
-        return self.worker.env.num_envs * self.worker.steps
+        return self.worker.num_envs * self.worker.steps
 
     # Collecting
 
@@ -183,7 +183,7 @@ class InProcess:
             report = _placed(report, tensors)
             self._number(tensors, report)
             lazy = report.extras
-            extras = None if lazy is None else joined([lazy.value], -1, worker.env.batch_size)
+            extras = None if lazy is None else joined([lazy.value], -1, worker.batch_size)
         self.streams.report = report
         self._flow.ledger.take_back(0, self.batch_frames - report.frames)
         return Batch(
@@ -203,7 +203,7 @@ class InProcess:
         """Replace the worker's trajectory ids by ids of the whole run."""
         ids = self._flow.ids
         if TRAJ_IDS in tensors:
-            shape = self.worker.env.num_envs, self.worker.steps
+            shape = self.worker.num_envs, self.worker.steps
             ids.renumber(0, tensors[TRAJ_IDS].view(shape))
         else:  # ids on the device start at 0
             local = report.on_device[TRAJ_IDS]
@@ -328,12 +328,12 @@ def rows_at(env: EnvGroups, index: Any) -> list[int]:
         RuntimeError: There is no batch of environments, or they cannot be reset one by one.
         IndexError: The index is out of range.
     """
-    if not env.batch_size:
+    if not env.spec.batch_size:
         raise RuntimeError("index: expected None because there is a single environment")
-    if not env.can_reset:
+    if not env.spec.can_reset:
         raise RuntimeError(
             "index: expected None because this vector environment may not support "
             "options={'reset_mask': ...}"
         )
-    rows = torch.arange(env.num_envs, device="cpu").view(env.batch_size)
+    rows = torch.arange(env.spec.num_envs, device="cpu").view(env.spec.batch_size)
     return sorted(set(rows[index].reshape(-1).tolist()))

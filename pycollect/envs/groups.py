@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import torch
-
 from pycollect import checks as check
-from pycollect.envs.base import EnvBatch
+from pycollect.envs.base import EnvBatch, EnvSpec
 from pycollect.envs.make import check_distinct, check_entry, is_env
 
 _POSSIBLE = (
@@ -78,37 +77,25 @@ class EnvGroups:
 
     Attributes:
         groups: P environments in all, one group after the other.
-        num_envs: P.
+        num_seeds: Total number of seeds; see `EnvBatch.num_seeds`.
     """
 
     def __init__(self, groups: Sequence[EnvBatch]) -> None:
         self.groups = tuple(groups)
-        self.num_envs = sum(group.num_envs for group in groups)
+        self.num_seeds = sum(group.num_seeds for group in groups)
 
     @property
-    def num_seeds(self) -> int:
-        """Total number of seeds; see `EnvBatch.num_seeds`."""
-        return sum(group.num_seeds for group in self.groups)
-
-    @property
-    def batch_size(self) -> tuple[int, ...]:
-        """Batch dimensions before time; (P,) if there are several groups."""
-        return self.groups[0].batch_size if len(self.groups) == 1 else (self.num_envs,)
-
-    @property
-    def can_reset(self) -> bool:
-        """Whether single rows can be reset at any time."""
-        return all(group.can_reset for group in self.groups)
-
-    @property
-    def time_limit(self) -> bool:
-        """Whether every episode is known to end after a limited number of steps."""
-        return all(group.time_limit for group in self.groups)
-
-    @property
-    def device(self) -> torch.device:
-        """Device on which the environments step."""
-        return self.groups[0].device
+    def spec(self) -> EnvSpec:
+        """What all of them are; batches are [P, T] if there are several groups."""
+        specs = [group.spec for group in self.groups]
+        if len(specs) == 1:
+            return specs[0]
+        return replace(
+            specs[0],
+            batch_size=(sum(spec.num_envs for spec in specs),),
+            can_reset=all(spec.can_reset for spec in specs),
+            time_limit=all(spec.time_limit for spec in specs),
+        )
 
     @property
     def original(self) -> Any:
@@ -147,7 +134,7 @@ def make_groups(
         for part in group_entries(entry, count, remote_policy):
             groups.append(make(part))
             _check_group(groups, remote_policy)
-            if not isinstance(entry, (list, tuple)) and not groups[-1].batched:
+            if not isinstance(entry, (list, tuple)) and not groups[-1].spec.batch_size:
                 raise ValueError(
                     f"env_groups: one environment per worker ({groups[-1].original}) cannot be "
                     f"split into {count} groups. Use 1, or pass {_SEVERAL}"
@@ -164,13 +151,13 @@ def make_groups(
 def _check_group(groups: Sequence[EnvBatch], remote_policy: bool) -> None:
     """Check that the last group can overlap with the first one and has equal leaves."""
     first, last = groups[0], groups[-1]
-    if not last.overlaps and not remote_policy:
+    if not last.spec.overlaps and not remote_policy:
         raise ValueError(
             f"env_groups: {last.original} steps in the thread that calls the policy, so they "
             f"cannot overlap. Use 1, or pass {_POSSIBLE}"
         )
     for name in ("observation", "action", "reward", "step_only", "extras", "step_extras"):
-        expected, value = getattr(first, name), getattr(last, name)
+        expected, value = getattr(first.spec, name), getattr(last.spec, name)
         if value != expected:
             raise ValueError(
                 f"create_env_fn: the environments of all groups must be alike, but {name!r} "

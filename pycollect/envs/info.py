@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -131,7 +132,8 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
             "info_keys: expected Gymnasium environments; for TorchRL environments, call "
             "set_info_dict_reader() instead"
         )
-    taken = [leaf.key for leaf in env.observation] + [extra.key for extra in env.extras]
+    taken = [leaf.key for leaf in env.spec.observation]
+    taken += [extra.key for extra in env.spec.extras]
     for key in keys:
         if any(_overlap(key, other) for other in taken):
             raise ValueError(
@@ -147,22 +149,16 @@ class InfoEnv(EnvBatch):
     def __init__(self, env: Any, keys: InfoKeys) -> None:
         self._env: EnvBatch = env
         self._read = env.tap_info()
-        self.num_envs, self.batched = env.num_envs, env.batched
-        self.observation, self.extras = env.observation, env.extras
-        self.action, self.action_space = env.action, env.action_space
-        self.reward = env.reward
-        self.skips_after_done, self.can_reset = env.skips_after_done, env.can_reset
-        self.steps_rows, self.overlaps = env.steps_rows, env.overlaps
-        self.time_limit = env.time_limit
-        self._single = len(env.observation) == 1
-        self._rows = (env.num_envs,) if env.batched else ()
+        self._single = len(env.spec.observation) == 1
         entries = self._probe(keys)
-        self.step_only = tuple(entry for entry in entries if isinstance(entry, Leaf))
-        self.step_extras = tuple(entry for entry in entries if isinstance(entry, Extra))
+        self._leaves = tuple(entry for entry in entries if isinstance(entry, Leaf))
+        extras = tuple(entry for entry in entries if isinstance(entry, Extra))
+        self.spec = replace(env.spec, step_only=self._leaves, step_extras=extras)
+        self._num_envs, self._rows = self.spec.num_envs, self.spec.rows
         self._zeros = tuple(
-            np.zeros((*self._rows, *leaf.shape), leaf.dtype) for leaf in self.step_only
+            np.zeros((*self._rows, *leaf.shape), leaf.dtype) for leaf in self._leaves
         )
-        self._are_plain = tuple(map(_plain_numbers, self.step_only))
+        self._are_plain = tuple(map(_plain_numbers, self._leaves))
         self._stepped = False
 
     def _probe(self, keys: InfoKeys) -> list[Leaf | Extra]:
@@ -193,7 +189,7 @@ class InfoEnv(EnvBatch):
         """See `EnvBatch.current_extras`."""
         values = dict(self._env.current_extras())
         if self._stepped:
-            for extra in self.step_extras:
+            for extra in self.spec.step_extras:
                 rows = self._read(extra.key)
                 values[extra.key] = [None if value is NOTHING else value for value in rows]
         return values
@@ -228,7 +224,7 @@ class InfoEnv(EnvBatch):
         self._stepped = True
         if self._unseen:
             self._look_for_unseen(bool(np.any(terminated) or np.any(truncated)))
-        values = tuple(map(self._array, self.step_only, self._are_plain))
+        values = tuple(map(self._array, self._leaves, self._are_plain))
         return self._with(observation, values), reward, terminated, truncated
 
     def _look_for_unseen(self, ended: bool) -> None:
@@ -258,14 +254,14 @@ class InfoEnv(EnvBatch):
         return (*((observation,) if self._single else observation), *values)
 
     def _array(self, leaf: Leaf, is_plain: Callable[[Any], bool]) -> Array:
-        rows = np.zeros((self.num_envs, *leaf.shape), leaf.dtype)
+        rows = np.zeros((self._num_envs, *leaf.shape), leaf.dtype)
         for row, value in enumerate(self._read(leaf.key)):
             if is_plain(value):
                 rows[row] = value
             elif value is not NOTHING:
                 rows[row] = _conform(value, leaf)
         # The ellipsis keeps an array; the recorder would take a scalar for a real number.
-        return rows if self.batched else rows[0, ...]
+        return rows if self._rows else rows[0, ...]
 
 
 def _plain_numbers(leaf: Leaf) -> Callable[[Any], bool]:

@@ -11,11 +11,11 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.layout import Key, dtype_name
-from pycollect.inference.messages import EnvStub, JoinReply, PolicyNeeds
+from pycollect.inference.messages import JoinReply, PolicyNeeds
 from pycollect.inference.shared_io import ANSWER, IOLayout, SharedIO
 from pycollect.inference.states import ServerStates
 from pycollect.policy.calling import GraphPool
-from pycollect.policy.runner import PolicyRunner, make_policy_runner
+from pycollect.policy.runner import PolicyRunner
 from pycollect.policy.signature import with_action_spec
 from pycollect.policy.states import IS_INIT, STEP_COUNT
 
@@ -79,9 +79,15 @@ class PolicyGroup:
     def _runner(self, rows: int, current: Mapping[Key, torch.Tensor]) -> PolicyRunner:
         """Return the policy bound to the observations of this number of clients."""
         needs, (module, device, explicit, graphs) = self.needs, self._policy
-        env = EnvStub(needs.env, rows)
-        runner = make_policy_runner(
-            with_action_spec(module, env),
+        env = replace(needs.env, batch_size=(rows * needs.env.num_envs,))
+        policy = with_action_spec(module, env)
+        if policy is None:
+            raise ValueError(
+                "inference: 'central' needs a policy that reads observations, but this one draws "
+                "random actions; use inference=None"
+            )
+        runner = PolicyRunner(
+            policy,
             env,
             current,
             policy_state=dict(needs.state_forms),
@@ -92,8 +98,7 @@ class PolicyGroup:
             cast=needs.cast,
             keeps_states=True,
         )
-        _check_runner(runner)
-        assert isinstance(runner, PolicyRunner)
+        _check_outputs(runner)
         return runner
 
     def _layout_of(self, runner: PolicyRunner) -> IOLayout:
@@ -244,13 +249,8 @@ def _numbers_answers(runner: PolicyRunner) -> bool:
     return runner.keeps_states and bool(runner.states)
 
 
-def _check_runner(runner: Any) -> None:
+def _check_outputs(runner: PolicyRunner) -> None:
     """Raise an error for policies that cannot act for several workers."""
-    if not isinstance(runner, PolicyRunner):
-        raise ValueError(
-            "inference: 'central' needs a policy that reads observations, but this one draws "
-            "random actions; use inference=None"
-        )
     if runner.extra_outputs:
         names = [extra.key for extra in runner.extra_outputs]
         raise NotImplementedError(

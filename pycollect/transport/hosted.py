@@ -20,21 +20,14 @@ from pycollect.worker.report import RolloutReport
 from pycollect.worker.worker import Worker
 
 
-class NoEnvs:
-    """Stand in for the environments of a server; see :class:`HostedEnvs`."""
-
-    num_envs = 0
-    num_seeds = 0
-    batch_size = ()
-
-
 class HostedServer(ABC):
     """Base class of a hosted inference server: a :class:`Hosted` without environments.
 
     It lets the code that starts, calls, updates and ends workers do the same with servers.
     """
 
-    env = NoEnvs()
+    num_envs = num_seeds = 0
+    batch_size: tuple[int, ...] = ()
     leaves = BatchLeaves((), ())
     steps = 0
     bounded = False

@@ -24,8 +24,8 @@ class ExtrasRecorder:
     """
 
     def __init__(self, env: EnvBatch) -> None:
-        self._env = env
-        self._ended = np.zeros(env.num_envs, np.bool_)
+        self._env, self._spec = env, env.spec
+        self._ended = np.zeros(env.spec.num_envs, np.bool_)
         self._frames: list[tuple[ExtraValues, ExtraValues]] = []
         self._output_values: ExtraValues = {}
         self.current: ExtraValues = {}
@@ -34,15 +34,15 @@ class ExtrasRecorder:
     @property
     def all(self) -> tuple[Extra, ...]:
         """All extras of a batch."""
-        root = (*self._env.extras, *self.outputs)
-        following = (*self._env.extras, *self._env.step_extras)
+        root = (*self._spec.extras, *self.outputs)
+        following = (*self._spec.extras, *self._spec.step_extras)
         extras = (*root, *(extra.under_next() for extra in following))
         return tuple({extra.key: extra for extra in extras if is_delivered(extra.key)}.values())
 
     def restart(self) -> None:
         """Read the extras of the first observation after a reset of all environments."""
-        self._ended = np.zeros(self._env.num_envs, np.bool_)
-        self.current.update(self._read(self._env.extras))
+        self._ended = np.zeros(self._spec.num_envs, np.bool_)
+        self.current.update(self._read(self._spec.extras))
 
     def begin(self) -> None:
         """Begin a rollout."""
@@ -53,7 +53,7 @@ class ExtrasRecorder:
 
         Cells after the end of a stopped rollout are ``None``.
         """
-        envs, frames = range(self._env.num_envs), self._frames
+        envs, frames = range(self._spec.num_envs), self._frames
         extras: Extras = {}
         leads: tuple[Key, ...] = ((), ("next",))
         for place, lead in enumerate(leads):
@@ -101,7 +101,7 @@ class ExtrasRecorder:
 
         def reset_both(done: BoolArray) -> Arrays:
             observation = reset_done(done)
-            for key, values in self._read(self._env.extras).items():
+            for key, values in self._read(self._spec.extras).items():
                 self.current[key] = [
                     new if is_new else old
                     for new, old, is_new in zip(values, self.current[key], done, strict=True)
@@ -115,13 +115,13 @@ class ExtrasRecorder:
         for extra in self.outputs:
             output = self._output_values.get(extra.key) or self._absent(extra)
             root[extra.key] = _merged(root.get(extra.key), output)
-        following = self._read((*self._env.extras, *self._env.step_extras))
+        following = self._read((*self._spec.extras, *self._spec.step_extras))
         # Copies, because users may write into their batches.
         current = {
             extra.key: [private_copy(value) for value in following[extra.key]]
-            for extra in self._env.extras
+            for extra in self._spec.extras
         }
-        if self._env.skips_after_done:
+        if self._spec.skips_after_done:
             self._clear_dummies(root, following, np.asarray(terminated) | truncated)
         self._frames.append((root, following))
         self.current.update(current)
@@ -143,7 +143,7 @@ class ExtrasRecorder:
         }
 
     def _absent(self, extra: Extra) -> list[Any]:
-        return [extra.absent() for _ in range(self._env.num_envs)]
+        return [extra.absent() for _ in range(self._spec.num_envs)]
 
 
 def _merged(observed: list[Any] | None, outputs: list[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchrl.envs import GymLikeEnv, SerialEnv, TransformedEnv
@@ -33,10 +34,8 @@ def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
     device = env.device or CPU
     known = unwrapped(env) or (split_serial(env) if device.type == "cpu" else None)
     batch = TorchRLEnv(env) if known is None else known
-    batch.original = env
-    batch.device = device
-    batch.specs = env
-    batch.time_limit = has_time_limit(env)
+    batch.original = batch.specs = env
+    batch.spec = replace(batch.spec, device=device, time_limit=has_time_limit(env))
     return batch
 
 
