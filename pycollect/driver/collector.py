@@ -21,12 +21,13 @@ from pycollect.data.trajectory_queue import TrajectoryBatch
 from pycollect.data.upload import Uploads
 from pycollect.driver.accounts import Progress, flat
 from pycollect.driver.background import Background
+from pycollect.driver.batch import Batch
 from pycollect.driver.delivery import assemble, finish, prepare, rollouts_of
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.options import warn_of_rounding
 from pycollect.driver.pace import Pacing
 from pycollect.driver.replay import BufferWrite, extend, pieces, put, warn_of_training
-from pycollect.driver.source import Batch, Source
+from pycollect.driver.source import Source
 from pycollect.driver.state import CollectorState
 from pycollect.errors import (
     LimitError,
@@ -337,7 +338,7 @@ class Collector:
         """Return the next batch; until it is claimed, repeat the same one."""
         batch = self._fresh()
         if batch is None:
-            if due := self._source.weights.due():
+            if due := self._source.place.due():
                 with self._flow.statistics.timed("transport"):
                     self._push_weights(due)
             while batch is None:
@@ -374,7 +375,7 @@ class Collector:
 
     def _push_weights(self, workers: Sequence[int]) -> None:
         """Send the policy's weights to workers that are due for an automatic update."""
-        self._source.weights.push(workers)
+        self._source.place.push(workers)
 
     def _end(self) -> None:
         """End the stream; frames of unfinished trajectories are lost."""
@@ -581,7 +582,7 @@ class Collector:
                 episodes=flow.statistics.episodes,
                 trajectories=flow.queue.next_id if flow.queue else flow.ids.next,
                 policy_version=flow.version.number,
-                policy=self._source.weights.current(),
+                policy=self._source.place.current(),
                 ledger=flow.ledger.state(),
                 workers=self._source.streams.states(),
             ).to_dict()
@@ -607,7 +608,7 @@ class Collector:
             flow.check_open()
             state = CollectorState.from_dict(state_dict, source.streams.states())
             source.streams.check(state.workers)
-            source.weights.check(state.policy)
+            source.place.check(state.policy)
             dropped = flow.ledger.in_flight_of_each()
             self._drop("load_state_dict")
             flow.resume(state, dropped)
@@ -618,7 +619,7 @@ class Collector:
     @property
     def policy_weights(self) -> TensorDict:
         """The policy's weights as the collector knows them, nested like its modules."""
-        return TensorDict(dict(self._source.weights.current().tensors)).unflatten_keys(".")
+        return TensorDict(dict(self._source.place.current().tensors)).unflatten_keys(".")
 
     def start(self) -> None:
         """Collect into the replay buffer in a background thread, until `pause` or the end.

@@ -19,8 +19,8 @@ from pycollect.data.multistep import MultiStep
 from pycollect.data.slabs import slab_tensors, to_tensordict
 from pycollect.data.split import split_with_plan
 from pycollect.data.upload import Uploads
+from pycollect.driver.batch import Batch
 from pycollect.driver.options import StreamOptions
-from pycollect.driver.source import Batch
 from pycollect.worker.worker import Worker
 
 

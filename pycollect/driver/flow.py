@@ -18,9 +18,9 @@ from pycollect.data.upload import Uploads
 from pycollect.data.weights import PolicyVersion
 from pycollect.driver.accounts import Ledger, Statistics
 from pycollect.driver.background import FairLock, stop_at_exit
+from pycollect.driver.batch import Batch
 from pycollect.driver.options import StreamOptions
 from pycollect.driver.replay import written_before
-from pycollect.driver.source import Batch
 from pycollect.driver.state import CollectorState
 from pycollect.errors import warn_user, without_frames
 

@@ -20,11 +20,11 @@ from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.slabs import check_lease, make_pool, slab_tensors
 from pycollect.data.weights import load_weights
 from pycollect.driver.accounts import count_slow_paths
+from pycollect.driver.batch import Batch
 from pycollect.driver.delivery import blank_batch
 from pycollect.driver.flow import Flow, ShutDownError
-from pycollect.driver.source import Batch
+from pycollect.driver.live_policy import LivePolicy
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
-from pycollect.driver.weights import LivePolicy
 from pycollect.envs.groups import EnvGroups
 from pycollect.errors import WorkerError, is_interrupt
 from pycollect.worker.generators import GeneratorState, derived_seeds, seed_chain
@@ -43,8 +43,8 @@ class OwnStreams:
         report: Report of the last rollout in this run; ``None`` before it.
     """
 
-    def __init__(self, worker: Worker, weights: LivePolicy) -> None:
-        self._worker, self._weights = worker, weights
+    def __init__(self, worker: Worker, place: LivePolicy) -> None:
+        self._worker, self._place = worker, place
         self.report: RolloutReport | None = None
 
     def seed(self, root: int, static: bool) -> int:
@@ -68,8 +68,8 @@ class OwnStreams:
     def resume(self, state: CollectorState) -> None:
         """Restore weights and generators of the worker, and reset it."""
         if state.policy:
-            load_weights(self._weights.policy, state.policy)
-            self._weights.renew_copy()
+            load_weights(self._place.policy, state.policy)
+            self._place.renew_copy()
         generators = state.workers[0].generators
         seeds = derived_seeds(self._worker.num_seeds, state.entropy, state.batches, 0)
         if generators is None:
@@ -93,7 +93,7 @@ class InProcess:
     Attributes:
         worker: Steps the environments.
         policy: The policy that is called.
-        weights: Weights of the policy.
+        place: The policy, which the worker calls.
         streams: Random streams of the worker.
     """
 
@@ -106,8 +106,8 @@ class InProcess:
         self.worker = worker
         self.policy = worker.policy if is_owned else policy
         flow.policy_stream = PolicyStream(indexed(worker.acting_device))
-        self.weights = LivePolicy(flow, worker, self.policy, is_owned, _only_worker)
-        self.streams = OwnStreams(worker, self.weights)
+        self.place = LivePolicy(flow, worker, self.policy, is_owned, _only_worker)
+        self.streams = OwnStreams(worker, self.place)
         self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None
         self._post_hook = post_hook
         self._numbered = 0  # number of trajectories numbered on the environments' device

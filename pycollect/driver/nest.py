@@ -10,11 +10,11 @@ from typing import Any
 from pycollect._core import Bell, Placement, RolloutControl, Slab, join_rollouts
 from pycollect.data.extras import Extras, pickled_extras
 from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSpec
+from pycollect.driver.batch import Batch
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions, StreamOptions
 from pycollect.driver.records import WorkerPlan, WorkerRecord
 from pycollect.driver.scheduler import Scheduler
-from pycollect.driver.source import Batch
 from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
 from pycollect.transport.processes.engine import ProcessEngine

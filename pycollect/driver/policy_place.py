@@ -1,11 +1,12 @@
-"""Updates of the policy's weights, for a policy in this process and for workers elsewhere."""
+"""Where the policy of a source is called; a policy that workers call, and its weights."""
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeAlias
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, TypeAlias
 
 from tensordict import TensorDictBase
 
@@ -14,35 +15,124 @@ from pycollect.data.weights import (
     NO_WEIGHTS,
     Weights,
     check_loads,
-    load_weights,
     weights_from,
     weights_of,
 )
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord
-from pycollect.driver.source import PolicyWeights
+from pycollect.driver.state import CollectorState
 from pycollect.driver.workers import WorkerGroup
 from pycollect.errors import WorkerDied
 
+SERVER_DIED = "server_died"
+"""Reason for lost frames of workers whose policy was called by a process that died."""
 
-class WorkerWeights(PolicyWeights, Protocol):
-    """The policy's weights, for workers that are added and removed."""
 
-    def start(self) -> None:
-        """Send the initial weights after the first workers were started."""
+class PolicyPlace(ABC):
+    """Where the policy of a source is called, and how it gets new weights.
 
-    def check_new(self, workers: Sequence[WorkerRecord]) -> None:
-        """Raise ValueError unless the newest weights fit workers that were added."""
+    It is called in this process (:class:`LivePolicy`), there also for workers elsewhere
+    (:class:`InDriver`), in the workers (:class:`InWorkers`), or in a process that acts for them
+    (:class:`InPolicyProcess`). Only a scheduler calls the methods that take workers.
 
-    def initialize(self, worker: WorkerRecord) -> None:
-        """Send a new worker or a replacement its copy's weights, if a server acts for others."""
+    Attributes:
+        policy: The caller's policy; ``None`` for random actions, or if workers build the policy.
+        failure: Reason for the last replacement of the process that calls the policy, or ``None``.
+    """
 
-    def served(self, worker: WorkerRecord) -> None:
-        """Async: record that a rollout of this worker was returned last."""
+    policy: Any
+    failure: str | None = None
+
+    # Weights
+
+    @abstractmethod
+    def current(self) -> Weights:
+        """Return the weights as far as this process knows them."""
+
+    @abstractmethod
+    def check(self, weights: Weights) -> None:
+        """Raise ValueError unless the weights of a state fit the policies of all workers."""
+
+    @abstractmethod
+    def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
+        """Send weights from a source, or from a dict by worker, to workers.
+
+        Args:
+            source: Source of the weights; ``None`` sends the policy's own weights.
+            worker_ids: Ids of the workers; ``None`` means all.
+            wait: Whether to wait until the workers have received the weights.
+        """
+
+    @abstractmethod
+    def receive(self, source: Any) -> None:
+        """Take weights for all workers from a source, for example a weight-sync scheme."""
+
+    @abstractmethod
+    def one_version(self) -> AbstractContextManager[None]:
+        """Count all updates within the context as one policy version."""
+
+    def due(self) -> Sequence[int]:
+        """Return the ids of the workers that must get the policy's weights automatically now."""
+        return ()
+
+    def push(self, worker_ids: Sequence[int]) -> None:  # noqa: B027 (live weights need no push)
+        """Send the policy's weights to these workers if the weights have changed."""
 
     def push_to_worker(self, worker: WorkerRecord, source: Any) -> None:
-        """Send one worker individual weights."""
+        """Take the weights that the pipe of one worker received. All workers share one policy."""
+        self.receive(source)
+
+    # Workers that start and collect
+
+    def send_first(self) -> None:  # noqa: B027 (live weights are not sent)
+        """Send the initial weights after the first workers were started."""
+
+    def check_new(self, workers: Sequence[WorkerRecord]) -> None:  # noqa: B027 (any may fit)
+        """Raise ValueError unless the newest weights fit workers that were added."""
+
+    def initialize(self, worker: WorkerRecord) -> None:  # noqa: B027 (most have no copy)
+        """Send a new worker or a replacement the weights of its copy, if it has one."""
+
+    def served(self, worker: WorkerRecord) -> None:  # noqa: B027 (updates may ignore it)
+        """Async: record that a rollout of this worker was returned last."""
+
+    # Random draws and states
+
+    def seed(self, root: int) -> None:  # noqa: B027 (workers are seeded with their environments)
+        """Seed the random draws of a policy that is called outside the workers."""
+
+    def resume(self, state: CollectorState) -> None:  # noqa: B027 (workers resume themselves)
+        """Send the weights of a state to all that call the policy outside the workers."""
+
+    # The process that calls the policy, if it has one of its own
+
+    def start(self) -> None:  # noqa: B027 (optional)
+        """Start the process, and wait until it has the policy."""
+
+    def check_alive(self) -> None:  # noqa: B027 (optional)
+        """Raise WorkerError if the process has died."""
+
+    def death(self) -> WorkerDied | None:
+        """Return the error of the process if it died or stalled, until `replaced` is called."""
+        return None
+
+    def has_died(self) -> bool:
+        """Return whether the process has died; wait until the driver knows it."""
+        return False
+
+    def replace(self, death: WorkerDied) -> None:  # noqa: B027 (optional)
+        """Start a replacement of the process, and wait until it serves."""
+
+    def replaced(self) -> None:  # noqa: B027 (optional)
+        """Forget the death, because all workers that the process served were replaced."""
+
+    def report(self) -> dict[str, Any]:
+        """Return the entries of `stats` that describe the process."""
+        return {}
+
+    def close(self, timeout: float | None) -> None:  # noqa: B027 (optional)
+        """End the process. Idempotent."""
 
 
 def by_worker(source: Any) -> dict[int, Any] | None:
@@ -92,8 +182,8 @@ TargetedWeights: TypeAlias = tuple[Weights, Sequence[WorkerRecord]]
 """Weights, and the workers that they are sent to."""
 
 
-class PolicyUpdates:
-    """Sends workers the weights that a caller passes, or those of the caller's policy.
+class InWorkers(PolicyPlace):
+    """A policy that each worker calls, with weights that a caller passes or its policy has.
 
     Any thread may call `update` and `push_to_worker`, even while a batch is collected.
 
@@ -106,7 +196,7 @@ class PolicyUpdates:
 
     def __init__(self, flow: Flow, group: WorkerGroup, options: RemoteOptions, policy: Any) -> None:
         self._flow, self._group, self._options = flow, group, options
-        self._policy = policy
+        self.policy = policy
         self._sends = flow.options.sends
         self._pushing = threading.Lock()
         self._first = self._policy_now()
@@ -115,7 +205,7 @@ class PolicyUpdates:
         self._shared_version: int | None = None  # of `one_version`; 0 before its first update
         self._last_served: WorkerRecord | None = None
 
-    def start(self) -> None:
+    def send_first(self) -> None:
         """Send the weights of this process's policy to workers that built theirs from a factory."""
         if self._options.built_by_workers and self._first:
             workers, sender = self._group.present, self._group.weights
@@ -128,22 +218,19 @@ class PolicyUpdates:
         if weights:
             self._group.weights.check(weights, workers)
 
-    def initialize(self, worker: WorkerRecord) -> None:
-        """Do nothing, because no server acts for workers: all of them get the weights anyway."""
-
     def served(self, worker: WorkerRecord) -> None:
         """Async: record that a rollout of this worker was returned last."""
         self._last_served = worker
 
     def current(self) -> Weights:
         """Return the policy's weights, updated with those that were sent instead of them."""
-        weights, newest = weights_of(self._policy), self._group.weights.newest
+        weights, newest = weights_of(self.policy), self._group.weights.newest
         return weights.updated(newest) if self._sent_others or not weights else weights
 
     def check(self, weights: Weights) -> None:
         """Raise ValueError unless a state's weights fit all workers' policies."""
         if not self._options.built_by_workers:
-            check_loads(self._policy, weights)
+            check_loads(self.policy, weights)
         elif weights:
             self._group.weights.check(weights, self._group.present)
         elif self._group.weights.newest:
@@ -160,7 +247,7 @@ class PolicyUpdates:
         targets = self._targets(source, worker_ids)
         for weights, workers in targets:
             self._group.weights.check(weights, workers)
-        self._sent_others = source is not None and source is not self._policy
+        self._sent_others = source is not None and source is not self.policy
         automatic = self._options.update_each or self._options.update_interval
         self._overruled = self._policy_now() if automatic and source is not None else None
         sent = self._push(targets, wait, by_worker(source) is not None)
@@ -191,9 +278,9 @@ class PolicyUpdates:
             return [(weights_from(each[index]), self._group.of([index])) for index in ids]
         ids = check_worker_ids(worker_ids, known)
         self._check_for_all(ids)
-        if source is None and self._options.built_by_workers and self._policy is None:
+        if source is None and self._options.built_by_workers and self.policy is None:
             raise no_weights_given()
-        weights = weights_of(self._policy) if source is None else weights_from(source)
+        weights = weights_of(self.policy) if source is None else weights_from(source)
         return [(weights, self._group.of(ids))]
 
     def _check_for_all(self, ids: Sequence[int]) -> None:
@@ -237,7 +324,7 @@ class PolicyUpdates:
 
         Other weights that were sent explicitly stay in use until the policy's weights change.
         """
-        weights = weights_of(self._policy) if self._sends else NO_WEIGHTS
+        weights = weights_of(self.policy) if self._sends else NO_WEIGHTS
         if not weights:
             return
         untouched = self._flow.version.number == 0 and self._flow.statistics.batches == 0
@@ -249,7 +336,7 @@ class PolicyUpdates:
         self._push([(weights, self._group.of(worker_ids))], False)
 
     def _policy_now(self) -> Weights:
-        return weights_of(self._policy).copied()
+        return weights_of(self.policy).copied()
 
     def _push(
         self, targets: Sequence[TargetedWeights], acknowledge: bool, individual: bool = False
@@ -285,89 +372,10 @@ class PolicyUpdates:
         return ()
 
 
-class PolicyCaller(Protocol):
-    """Calls the policy in this process."""
-
-    @property
-    def policy(self) -> Any:
-        """The caller's policy, or a copy of it on another device."""
-
-    def load_weights(self, weights: Weights) -> None:
-        """Write new weights into the policy, in place."""
+PlaceMaker: TypeAlias = Callable[[Flow, WorkerGroup, RemoteOptions, Any], PolicyPlace]
+"""Makes the PolicyPlace of a scheduler; called with the arguments of :class:`InWorkers`."""
 
 
-class LivePolicy:
-    """The weights of a policy that is called in the caller's process.
-
-    Args:
-        flow: Counters and ids of the stream.
-        caller: Calls the policy for all workers.
-        policy: The user's policy. If it is called on another device, `caller` has a copy.
-        is_owned: Whether a factory made the policy, so that only the collector has it.
-        workers: Returns the ids of the present workers.
-
-    Attributes:
-        policy: The user's policy.
-    """
-
-    def __init__(
-        self,
-        flow: Flow,
-        caller: PolicyCaller,
-        policy: Any,
-        is_owned: bool,
-        workers: Callable[[], Sequence[int]],
-    ) -> None:
-        self._flow, self._caller = flow, caller
-        self.policy, self._is_owned, self._workers = policy, is_owned, workers
-        self._sends = flow.options.sends
-
-    def current(self) -> Weights:
-        """Return the weights of the user's policy."""
-        return weights_of(self.policy)
-
-    def check(self, weights: Weights) -> None:
-        """Raise ValueError unless the weights fit the policy."""
-        check_loads(self.policy, weights)
-
-    def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Write weights into the user's policy at once, and count a policy version."""
-        check_open(self._flow.closed)
-        source = for_all(source, worker_ids, self._workers())
-        if source is None and self._is_owned and self._sends:
-            raise no_weights_given()
-        with self._flow.policy_stream.ordered():
-            if self._sends:
-                self._load(source)
-            self.renew_copy()
-        self._flow.version.count()
-
-    def receive(self, source: Any) -> None:
-        """Write weights into the user's policy without counting a version."""
-        with self._flow.policy_stream.ordered():
-            self._load(source)
-            self.renew_copy()
-
-    def _load(self, source: Any) -> None:
-        if source is not None and source is not self.policy:
-            load_weights(self.policy, weights_from(source))
-
-    @contextmanager
-    def one_version(self) -> Iterator[None]:
-        """Count one version for weights that the caller writes within the context."""
-        with self._flow.policy_stream.ordered():
-            yield
-            self.renew_copy()
-        self._flow.version.count()
-
-    def renew_copy(self) -> None:
-        """Copy the user's weights to the policy that is called, if that is a copy."""
-        if self._sends and self._caller.policy is not self.policy:
-            self._caller.load_weights(self.current())
-
-    def due(self) -> Sequence[int]:
-        """Return no workers, because the weights are live."""
-        return ()
-
-    def push(self, worker_ids: Sequence[int]) -> None:
-        """Do nothing, because the weights are live."""
+def copies_among(workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+    """Return the built workers that call a copy of the policy."""
+    return [own for own in workers if not (own.starting or own.in_place)]
