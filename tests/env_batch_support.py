@@ -27,7 +27,7 @@ def envs(kind: type[CountingEnv] = CountingEnv, count: int = 3, **kwargs: Any) -
 
 
 def actions(batch: EnvBatch, steps: int) -> list[Any]:
-    drawn = batch.action_sampler().draw(steps, np.random.default_rng(0))
+    drawn = batch.action_sampler()(steps, np.random.default_rng(0))
     rows = [tuple(leaf[t, ...].copy() for leaf in drawn) for t in range(steps)]
     return [row[0] if len(row) == 1 else row for row in rows]
 

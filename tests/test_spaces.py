@@ -263,10 +263,9 @@ class TestActionSampler:
     def test_shapes_and_support(
         self, space: spaces.Space, steps: int, envs: int, own: bool
     ) -> None:
-        sampler = ActionSampler(space, envs, True)
         rngs = [np.random.default_rng(i) for i in range(envs)]
-        drawn = sampler.draw(steps, rngs if own else rngs[0])
-        for leaf, array in zip(sampler.leaves, drawn, strict=True):
+        drawn = ActionSampler(space, envs, True).draw(steps, rngs if own else rngs[0])
+        for leaf, array in zip(action_leaves(space), drawn, strict=True):
             assert array.shape == (steps, envs, *leaf.shape)
             assert array.dtype == np.dtype(leaf.dtype)
         unflatten = make_unflatten(space)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from weakref import WeakSet
 
 from tensordict import TensorDictBase
 
@@ -17,7 +20,7 @@ from pycollect.data.trajectory_queue import TrajectoryQueue
 from pycollect.data.upload import Uploads
 from pycollect.data.weights import PolicyVersion
 from pycollect.driver.accounts import Ledger, Statistics
-from pycollect.driver.background import FairLock, stop_at_exit
+from pycollect.driver.background import FairLock, end_all, keep_others_out
 from pycollect.driver.batch import Batch
 from pycollect.driver.options import StreamOptions
 from pycollect.driver.replay import written_before
@@ -84,7 +87,7 @@ class Flow:
         self.written_before = written_before(options)
         self._warned_of_bounds = False
         self._warned_of_dummies = False
-        stop_at_exit(self)
+        _stop_at_exit(self)
 
     def close(self) -> None:
         """Stop collecting; a rollout in this process ends after its current step."""
@@ -256,3 +259,32 @@ class Flow:
                 "trajs_per_batch: the environment has no known time limit, and each trajectory is "
                 "kept in memory until it ends; set max_frames_per_traj to limit it"
             )
+
+
+_EXIT_TIMEOUT = 5.0  # seconds; an environment may hang in a step
+
+_flows: WeakSet[Flow] = WeakSet()
+
+
+def _stop_at_exit(flow: Flow) -> None:
+    """Stop threads that collect from this stream when the program ends.
+
+    The exit handler is registered anew for each stream, so that it runs before Ray's.
+    """
+    _flows.add(flow)
+    atexit.unregister(_stop)
+    atexit.register(_stop)
+
+
+def _stop() -> None:
+    flows = [flow for flow in _flows if flow.moving.is_own_process]
+    if not flows:  # a fork
+        return
+    end_all()
+    keep_others_out()
+    busy = [flow for flow in flows if flow.moving.is_busy]
+    for flow in busy:
+        flow.close()
+    deadline = time.monotonic() + _EXIT_TIMEOUT
+    for flow in busy:
+        flow.moving.wait_free(max(deadline - time.monotonic(), 0.0))

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -19,7 +19,7 @@ from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.frame import ONE_REWARD
 from pycollect.data.layout import Key, Node
-from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.random_actions import ActionSampler, Sampler
 
 Arrays: TypeAlias = Any
 """One array if there is one leaf, otherwise a tuple of arrays in the order of the leaves.
@@ -29,22 +29,6 @@ batch, a leaf of shape () may be a Python scalar.
 """
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
-
-
-class Sampler(Protocol):
-    """Draws the random actions of many steps at once.
-
-    Attributes:
-        leaves: Leaves of an action, in the order of the arrays that `draw` returns.
-    """
-
-    leaves: tuple[Leaf, ...]
-
-    def draw(
-        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
-    ) -> tuple[npt.NDArray[Any], ...]:
-        """Return the actions of `steps` steps, each [steps, P, *action] or [steps, *action]."""
-        ...
 
 
 class FastStep(NamedTuple):
@@ -205,11 +189,20 @@ class EnvBatch(ABC):
         """Return the sampler of random actions; only if `draws_ahead`."""
         spec = self.spec
         assert spec.action_space is not None
-        return ActionSampler(spec.action_space, spec.num_envs, bool(spec.batch_size))
+        return ActionSampler(spec.action_space, spec.num_envs, bool(spec.batch_size)).draw
 
     @property
     def fast_step(self) -> FastStep | None:
         """The step without conversions, or ``None`` if there is none."""
+        return None
+
+    def tap_info(self) -> Callable[[Key], list[Any]] | None:
+        """Keep Gymnasium's info of each step from now on.
+
+        Returns:
+            A function that returns an entry of the last info: one value per environment, or
+            `NOTHING` if the entry is missing. ``None`` if there are no infos.
+        """
         return None
 
     def current_extras(self) -> ExtraValues:
@@ -292,7 +285,7 @@ _OLD_GYM = "; if the environment uses Gym's old interface, wrap it for Gymnasium
 def random_step(env: EnvBatch) -> tuple[Arrays, Any, Any, Any]:
     """Reset all environments and make one step with actions that are equal in every run."""
     env.reset()
-    actions = tuple(leaf[0] for leaf in env.action_sampler().draw(1, np.random.default_rng(0)))
+    actions = tuple(leaf[0] for leaf in env.action_sampler()(1, np.random.default_rng(0)))
     return env.step(actions[0] if len(actions) == 1 else actions)
 
 

@@ -82,7 +82,7 @@ class CallablesEnv(EnvBatch):
         return keep_and_observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `SupportsInfo`."""
+        """See `EnvBatch.tap_info`."""
         taps = [Tap() for _ in self._steps]
         self._steps = [tap.wrap(step) for tap, step in zip(taps, self._steps, strict=True)]
         self._step_each = None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
-from pycollect._core import CompiledEnv, Leaf
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, Sampler, check_seeds
+from pycollect._core import CompiledEnv
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
+from pycollect.envs.random_actions import Rng, Sampler
 from pycollect.envs.single import close_quietly
 from pycollect.envs.spaces import RESERVED_OBSERVATIONS, action_leaves
 
@@ -71,7 +69,7 @@ class CompiledEnvBatch(EnvBatch):
     def action_sampler(self) -> Sampler:
         """See `EnvBatch.action_sampler`; drawing raises an error if there is no `action_space`."""
         if self.spec.action_space is None:
-            return _NoSampler(self.spec.action)
+            return _no_actions
         return super().action_sampler()
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
@@ -99,17 +97,10 @@ class CompiledEnvBatch(EnvBatch):
                 close_quietly(self._env)
 
 
-class _NoSampler:
-    """Raises an error when random actions are drawn, because the action space is unknown."""
-
-    def __init__(self, leaves: tuple[Leaf, ...]) -> None:
-        self.leaves = leaves
-
-    def draw(
-        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
-    ) -> tuple[npt.NDArray[Any], ...]:
-        raise ValueError(
-            "policy: random actions cannot be drawn, because the C++ environments have no "
-            "action_space. Pass a policy, or set the attribute action_space of their class to a "
-            "Gymnasium space"
-        )
+def _no_actions(steps: int, rng: Rng) -> NoReturn:
+    """Raise ValueError, because the action space is unknown."""
+    raise ValueError(
+        "policy: random actions cannot be drawn, because the C++ environments have no "
+        "action_space. Pass a policy, or set the attribute action_space of their class to a "
+        "Gymnasium space"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.layout import Key, dtype_name
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, random_step
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, random_step
 from pycollect.envs.info_rows import NOTHING
+from pycollect.envs.random_actions import Sampler
 from pycollect.envs.spaces import RESERVED_OBSERVATIONS, Array, cast_safely, describe, key_name
 from pycollect.errors import warn_user
 
@@ -26,19 +27,6 @@ InfoKeys: TypeAlias = Mapping[Key, str | None]
 
 _PYTHON_DTYPES = {float: "float32", complex: "complex64"}
 """Default dtypes of Python numbers, as in torch rather than numpy."""
-
-
-class SupportsInfo(Protocol):
-    """An EnvBatch with readable infos."""
-
-    def tap_info(self) -> Callable[[Key], list[Any]]:
-        """Keep the info of each step from now on.
-
-        Returns:
-            A function that returns an entry of the last info: one value per environment, or
-            `NOTHING` if the entry is missing.
-        """
-        ...
 
 
 class Tap:
@@ -127,7 +115,8 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     Raises:
         ValueError: The environment's infos cannot be read, or the observation has the same key.
     """
-    if not hasattr(env, "tap_info"):
+    read = env.tap_info()
+    if read is None:
         raise ValueError(
             "info_keys: expected Gymnasium environments; for TorchRL environments, call "
             "set_info_dict_reader() instead"
@@ -140,15 +129,14 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
                 f"info_keys: {key_name(key)} overlaps a key of the observation; keys of the "
                 f"observation: {', '.join(map(key_name, taken))}"
             )
-    return InfoEnv(env, keys)
+    return InfoEnv(env, read, keys)
 
 
 class InfoEnv(EnvBatch):
     """An EnvBatch that appends entries of another EnvBatch's info to each step's observation."""
 
-    def __init__(self, env: Any, keys: InfoKeys) -> None:
-        self._env: EnvBatch = env
-        self._read = env.tap_info()
+    def __init__(self, env: EnvBatch, read: Callable[[Key], list[Any]], keys: InfoKeys) -> None:
+        self._env, self._read = env, read
         self._single = len(env.spec.observation) == 1
         entries = self._probe(keys)
         self._leaves = tuple(entry for entry in entries if isinstance(entry, Leaf))

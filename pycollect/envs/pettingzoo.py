@@ -11,8 +11,9 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.envs.agent_rows import ROOT_FLAGS, STEP_COUNT, AgentsRow
-from pycollect.envs.agents import AgentGroup, AgentsSampler, agent_groups
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, Sampler, check_seeds
+from pycollect.envs.agents import AgentGroup, agent_groups, agents_sampler
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
+from pycollect.envs.random_actions import Sampler
 from pycollect.envs.single import close_quietly
 
 _METHODS = ("reset", "step", "observation_space", "action_space")
@@ -81,7 +82,7 @@ class PettingZooEnvs(EnvBatch):
             nodes={key: node for group in groups for key, node in group.nodes.items()},
         )
         self._batched, self._one_action = batched, len(self.spec.action) == 1
-        self._sampler = AgentsSampler(groups, len(envs), batched)
+        self._sampler = agents_sampler(groups, len(envs), batched)
         self._closed = False
         self._make_rows(0)
 
@@ -130,7 +131,7 @@ class PettingZooEnvs(EnvBatch):
     def random_action(self) -> tuple[torch.Tensor, ...]:
         """Return random actions that the current action masks allow."""
         rng = np.random.default_rng(int(torch.randint(2**62, (), device="cpu")))
-        drawn = [leaf[0] for leaf in self._sampler.draw(1, rng)]
+        drawn = [leaf[0] for leaf in self._sampler(1, rng)]
         for place, (mask, start) in self._masked.items():
             drawn[place][...] = np.where(mask, rng.random(mask.shape), -1.0).argmax(-1) + start
         return tuple(map(torch.from_numpy, drawn))

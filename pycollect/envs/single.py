@@ -96,7 +96,7 @@ class SingleEnv(EnvBatch):
         self._to_arrays = observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `SupportsInfo`."""
+        """See `EnvBatch.tap_info`."""
         tap = Tap()
         self._step = tap.wrap(self._step)
         return lambda key: [entry_of(tap.info, key)]

@@ -66,7 +66,7 @@ class VectorEnvBatch(EnvBatch):
         self._resetting: BoolArray | None = None  # rows that the next step only resets
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `SupportsInfo`."""
+        """See `EnvBatch.tap_info`."""
         tap = self._tapped()
         return lambda key: rows_of(tap.info, key, self.api.num_envs)
 
@@ -228,7 +228,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._read_row = make_read_extras(api.observation_space)
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `SupportsInfo`."""
+        """See `EnvBatch.tap_info`."""
         tap = self._tapped()
         return lambda key: rows_of_step(tap.info, key, self._ended, self.api.reset_info)
 

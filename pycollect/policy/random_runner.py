@@ -15,7 +15,8 @@ from tensordict import NestedKey, TensorDictBase
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.layout import Key, torch_dtype
-from pycollect.envs.base import EnvBatch, Sampler
+from pycollect.envs.base import EnvBatch
+from pycollect.envs.random_actions import Rng, Sampler
 from pycollect.policy.outputs import fits
 from pycollect.policy.program.steps import show
 
@@ -102,7 +103,7 @@ class RandomRunner:
     def __init__(
         self,
         env: EnvBatch,
-        rng: np.random.Generator | Sequence[np.random.Generator] | None = None,
+        rng: Rng | None = None,
         outputs: tuple[Leaf, ...] | None = None,
         current: Mapping[Key, torch.Tensor] = MappingProxyType({}),
     ) -> None:
@@ -167,7 +168,7 @@ class RandomRunner:
         """Return the outputs of each step, in new memory, with fillers for other leaves."""
         if self.rng is None:  # torch.manual_seed makes a run repeatable, as with TorchRL
             self.rng = np.random.default_rng(int(torch.randint(2**62, (), device="cpu")))
-        arrays = sampler.draw(steps, self.rng)
+        arrays = sampler(steps, self.rng)
         columns = [
             (filler,) * steps
             if place is None

@@ -15,8 +15,9 @@ from torchrl.envs import GymEnv, GymWrapper
 
 from pycollect._core import Leaf
 from pycollect.data.layout import Key
-from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, Sampler, check_seeds
+from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, check_seeds
 from pycollect.envs.gymnasium_support import quicken
+from pycollect.envs.random_actions import Sampler
 from pycollect.envs.single import PlainEnv, SingleEnv, close_quietly, same, unwrap
 from pycollect.envs.spaces import Array
 from pycollect.envs.torchrl.specs import check_device, spec_leaves
@@ -255,24 +256,10 @@ def action_leaf(outputs: Sequence[Leaf]) -> Leaf:
 def one_hot_sampler(sampler: Sampler, spec: EnvSpec) -> Sampler:
     """Return a sampler that encodes drawn actions as one-hot vectors if the action requires it."""
     (leaf,) = spec.action
-    one_hot = isinstance(spec.action_space, spaces.Discrete) and leaf.shape
-    return OneHotSampler(sampler, leaf) if one_hot else sampler
-
-
-class OneHotSampler(Sampler):
-    """Draws one-hot vectors of the indices that another sampler draws."""
-
-    def __init__(self, indices: Sampler, leaf: Leaf) -> None:
-        self.leaves = (leaf,)
-        self._indices = indices
-        self._rows = np.eye(leaf.shape[0], dtype=leaf.dtype)
-
-    def draw(
-        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
-    ) -> tuple[Array, ...]:
-        """See `Sampler.draw`."""
-        (indices,) = self._indices.draw(steps, rng)
-        return (self._rows[indices],)
+    if not isinstance(spec.action_space, spaces.Discrete) or not leaf.shape:
+        return sampler
+    rows = np.eye(leaf.shape[0], dtype=leaf.dtype)
+    return lambda steps, rng: (rows[sampler(steps, rng)[0]],)
 
 
 def _encoder(

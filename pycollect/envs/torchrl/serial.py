@@ -13,8 +13,9 @@ from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEn
 from pycollect._core import Leaf
 from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key, torch_dtype
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, check_seeds
 from pycollect.envs.callables import CallablesEnv
+from pycollect.envs.random_actions import Sampler
 from pycollect.envs.single import close_quietly, same
 from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks
 from pycollect.envs.torchrl.gym import InnerSpec, action_leaf, inner_spec, one_hot_sampler
