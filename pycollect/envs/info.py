@@ -128,15 +128,16 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     """
     if not hasattr(env, "tap_info"):
         raise ValueError(
-            "info_keys: expected Gymnasium environments; for TorchRL environments, call "
-            "set_info_dict_reader() instead"
+            "info_keys: expected environments of Gymnasium or PettingZoo; for TorchRL "
+            "environments, call set_info_dict_reader() instead"
         )
-    taken = [leaf.key for leaf in env.observation] + [extra.key for extra in env.extras]
+    leaves = (*env.observation, *env.step_only, *env.action)
+    taken = [leaf.key for leaf in leaves] + [extra.key for extra in env.extras]
     for key in keys:
         if any(_overlap(key, other) for other in taken):
             raise ValueError(
-                f"info_keys: {key_name(key)} overlaps a key of the observation; keys of the "
-                f"observation: {', '.join(map(key_name, taken))}"
+                f"info_keys: {key_name(key)} overlaps another key of the batch; other keys: "
+                f"{', '.join(map(key_name, taken))}"
             )
     return InfoEnv(env, keys)
 
@@ -154,15 +155,17 @@ class InfoEnv(EnvBatch):
         self.skips_after_done, self.can_reset = env.skips_after_done, env.can_reset
         self.steps_rows, self.overlaps = env.steps_rows, env.overlaps
         self.time_limit = env.time_limit
-        self._single = len(env.observation) == 1
+        self.ends, self.rewards, self.nodes = env.ends, env.rewards, env.nodes
+        self._single = len(env.observation) + len(env.step_only) == 1
         self._rows = (env.num_envs,) if env.batched else ()
         entries = self._probe(keys)
-        self.step_only = tuple(entry for entry in entries if isinstance(entry, Leaf))
+        self._leaves = tuple(entry for entry in entries if isinstance(entry, Leaf))
+        self.step_only = (*env.step_only, *self._leaves)
         self.step_extras = tuple(entry for entry in entries if isinstance(entry, Extra))
         self._zeros = tuple(
-            np.zeros((*self._rows, *leaf.shape), leaf.dtype) for leaf in self.step_only
+            np.zeros((*self._rows, *leaf.shape), leaf.dtype) for leaf in self._leaves
         )
-        self._are_plain = tuple(map(_plain_numbers, self.step_only))
+        self._are_plain = tuple(map(_plain_numbers, self._leaves))
         self._stepped = False
 
     def _probe(self, keys: InfoKeys) -> list[Leaf | Extra]:
@@ -172,6 +175,17 @@ class InfoEnv(EnvBatch):
         absent = [key for key, values in found.items() if not values]
         self._unseen = [key for key in absent if keys[key]]
         objects = [key for key in absent if not keys[key]]
+        entries = [
+            _entry(key, values, keys[key], self._env.info_shape(key))
+            for key, values in found.items()
+        ]
+        for entry in entries:
+            if isinstance(entry, Extra) and self._env.info_shape(entry.key):
+                raise ValueError(
+                    f"info_keys: {key_name(entry.key)}: expected numbers or arrays of equal shapes "
+                    f"in the infos of the first step, got {found[entry.key] or 'none'}; pass a "
+                    f"dtype if numbers come later, for example {_argument({entry.key: 'float32'})}"
+                )
         if objects:
             suggested = {**keys, **dict.fromkeys(objects, "float32")}
             warn_user(
@@ -179,11 +193,22 @@ class InfoEnv(EnvBatch):
                 "recorded (None for missing entries). To record tensors, pass a dtype, for example "
                 f"{_argument(suggested)}"
             )
-        return [_entry(key, values, keys[key]) for key, values in found.items()]
+        return entries
 
     def truncate_after(self, frames: int) -> bool:
         """See `EnvBatch.truncate_after`."""
-        return self._env.truncate_after(frames)
+        truncates = self._env.truncate_after(frames)
+        self.observation = self._env.observation
+        return truncates
+
+    @property
+    def draws_ahead(self) -> bool:
+        """See `EnvBatch.draws_ahead`."""
+        return self._env.draws_ahead
+
+    def random_action(self) -> tuple[torch.Tensor, ...]:
+        """See `EnvBatch.random_action`."""
+        return self._env.random_action()
 
     def action_sampler(self) -> Sampler:
         """See `EnvBatch.action_sampler`."""
@@ -227,8 +252,12 @@ class InfoEnv(EnvBatch):
         observation, reward, terminated, truncated = result
         self._stepped = True
         if self._unseen:
-            self._look_for_unseen(bool(np.any(terminated) or np.any(truncated)))
-        values = tuple(map(self._array, self.step_only, self._are_plain))
+            flags = [terminated, truncated]
+            if self.ends:
+                pairs = zip(self._env.observation, observation, strict=False)
+                flags = [array for leaf, array in pairs if leaf.key in self.ends]
+            self._look_for_unseen(any(map(np.any, flags)))
+        values = tuple(map(self._array, self._leaves, self._are_plain))
         return self._with(observation, values), reward, terminated, truncated
 
     def _look_for_unseen(self, ended: bool) -> None:
@@ -292,10 +321,13 @@ def _argument(keys: InfoKeys) -> str:
     return f"info_keys={{{', '.join(entries)}}}"
 
 
-def _entry(key: Key, values: Sequence[Any], dtype: str | None) -> Leaf | Extra:
+def _entry(
+    key: Key, values: Sequence[Any], dtype: str | None, absent: tuple[int, ...]
+) -> Leaf | Extra:
+    """Return the form of an entry; with a dtype but without a value, it has the shape `absent`."""
     arrays = [array for array in map(_as_array, values) if array is not None]
     if dtype is not None:
-        return Leaf(key, dtype, arrays[0].shape if arrays else ())
+        return Leaf(key, dtype, arrays[0].shape if arrays else absent)
     if not arrays or len(arrays) < len(values) or len({array.shape for array in arrays}) > 1:
         return Extra(key)
     return Leaf(
