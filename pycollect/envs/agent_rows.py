@@ -29,6 +29,9 @@ class AgentsRow:
         groups: Groups of its agents.
         memory: Arrays to write into, by key.
         limit: Number of steps after which an episode is truncated; 0 for no limit.
+
+    Attributes:
+        infos: Infos of the last step by agent.
     """
 
     def __init__(
@@ -41,9 +44,12 @@ class AgentsRow:
         ]
         self._count = sum(len(group.agents) for group in groups)
         self._agents: Sequence[Hashable] = ()
+        in_groups = [agent for group in groups for agent in group.agents]
+        self._reorders = in_groups != list(env.possible_agents)
         self._done, self._terminated, self._truncated = (memory[leaf.key] for leaf in ROOT_FLAGS)
         self._step_count = memory.get(STEP_COUNT.key)
         self._steps = 0
+        self.infos: Any = {}
         self._is_plain = False  # all agents are present, and no flag is set
 
     def reset(self, seed: int | None) -> None:
@@ -70,7 +76,7 @@ class AgentsRow:
     def step(self, action: Sequence[Array]) -> None:
         """Step the environment with the actions of the agents that are present."""
         result = step_values(self._step(self._actions_of(action)))
-        observations, rewards, terminated, truncated, _ = result
+        observations, rewards, terminated, truncated, self.infos = result
         if not (type(observations) is type(terminated) is type(truncated) is dict):
             _check_by_agent("step", "observations", observations)
             _check_by_agent("step", "terminations", terminated)
@@ -94,7 +100,7 @@ class AgentsRow:
         actions: dict[Hashable, Any] = {}
         for group in self._groups:
             actions.update(zip(group.agents, group.actions_of(action), strict=True))
-        if len(self._agents) < self._count:
+        if self._reorders or len(self._agents) < self._count:
             return {agent: actions[agent] for agent in self._agents}
         return actions
 

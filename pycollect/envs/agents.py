@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,14 +111,18 @@ def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
 
     As in TorchRL, agents ``name_0``, ``name_1``, ... form the group ``name``, and any other agent
     forms its own group. If the action spaces or the observation leaves of agents ``name_i`` differ,
-    each of them also forms its own group.
+    each of them also forms its own group. An attribute `group_map` of the environment, a dict from
+    names of groups to lists of agents, replaces these groups.
 
     Raises:
-        ValueError: `possible_agents` is missing or empty, a name is repeated or reserved, or a
-            space has no fixed shape and numeric dtype.
+        ValueError: `possible_agents` is missing or empty, a name is repeated or reserved, a space
+            has no fixed shape and numeric dtype, or `group_map` does not have each agent once, or
+            groups agents with different spaces.
     """
     agents = _possible_agents(env)
     by_name: dict[str, list[Hashable]] = {}
+    if getattr(env, "group_map", None) is not None:
+        return _mapped_groups(env, agents)
     for agent in agents:
         by_name.setdefault(_group_name(str(agent)), []).append(agent)
     groups: list[AgentGroup] = []
@@ -126,6 +130,32 @@ def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
         groups += _groups_of(env, name, members)
     _check_names(list(map(str, agents)))
     _check_names([group.name for group in groups])
+    return tuple(groups)
+
+
+def _mapped_groups(env: Any, agents: list[Hashable]) -> tuple[AgentGroup, ...]:
+    """Return the groups of the attribute `group_map`."""
+    chosen = env.group_map
+    is_map = isinstance(chosen, Mapping) and all(
+        isinstance(name, str) and isinstance(members, list | tuple) and members
+        for name, members in chosen.items()
+    )
+    members = [agent for own in chosen.values() for agent in own] if is_map else []
+    if len(members) != len(agents) or set(members) != set(agents):
+        raise ValueError(
+            f"group_map: expected a dict from names of groups to lists with each agent of {agents} "
+            f"once, got {chosen!r}"
+        )
+    groups = []
+    for name, own in chosen.items():
+        found = _groups_of(env, name, list(own))
+        if len(found) > 1:
+            raise ValueError(
+                f"group_map: the agents of {name!r} must have equal action spaces and observations "
+                f"with equal keys, dtypes and shapes, got {list(own)}; put them into other groups"
+            )
+        groups += found
+    _check_names(list(chosen), "group_map")
     return tuple(groups)
 
 
@@ -161,17 +191,17 @@ def _group(name: str, agents: Iterable[Hashable], observation: Space, action: Sp
     return AgentGroup(name, tuple(agents), spaces.Dict(rest), mask, action)
 
 
-def _check_names(names: list[str]) -> None:
+def _check_names(names: list[str], argument: str = "possible_agents") -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(
-                f"possible_agents: expected distinct names of agents and groups, got {name!r} more "
+                f"{argument}: expected distinct names of agents and groups, got {name!r} more "
                 "than once; rename an agent"
             )
         if name in RESERVED_KEYS or name.startswith("_"):
             raise ValueError(
-                f"possible_agents: the name {name!r} is reserved for the collector; rename the "
-                f"agent (reserved: {', '.join(sorted(RESERVED_KEYS))}, and names that begin with _)"
+                f"{argument}: the name {name!r} is reserved for the collector; choose another name "
+                f"(reserved: {', '.join(sorted(RESERVED_KEYS))}, and names that begin with _)"
             )
 
 

@@ -213,6 +213,10 @@ class EnvBatch(ABC):
         """
         return {}
 
+    def info_shape(self, key: Key) -> tuple[int, ...]:
+        """Return the shape of a number in the info: (), or (agents,) for a group of agents."""
+        return ()
+
     def pass_extras(self, extras: ExtraValues) -> None:  # noqa: B027 (most envs take only leaves)
         """Pass the extras of the policy's output; call this before `step`."""
 
@@ -285,7 +289,12 @@ _OLD_GYM = "; if the environment uses Gym's old interface, wrap it for Gymnasium
 def random_step(env: EnvBatch) -> tuple[Arrays, Any, Any, Any]:
     """Reset all environments and make one step with actions that are equal in every run."""
     env.reset()
-    actions = tuple(leaf[0] for leaf in env.action_sampler()(1, np.random.default_rng(0)))
+    if env.draws_ahead:
+        actions = tuple(leaf[0] for leaf in env.action_sampler()(1, np.random.default_rng(0)))
+    else:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            actions = tuple(action.numpy() for action in env.random_action())
     return env.step(actions[0] if len(actions) == 1 else actions)
 
 

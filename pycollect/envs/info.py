@@ -118,16 +118,17 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     read = env.tap_info()
     if read is None:
         raise ValueError(
-            "info_keys: expected Gymnasium environments; for TorchRL environments, call "
-            "set_info_dict_reader() instead"
+            "info_keys: expected environments of Gymnasium or PettingZoo; for TorchRL "
+            "environments, call set_info_dict_reader() instead"
         )
-    taken = [leaf.key for leaf in env.spec.observation]
-    taken += [extra.key for extra in env.spec.extras]
+    spec = env.spec
+    leaves = (*spec.observation, *spec.step_only, *spec.action)
+    taken = [leaf.key for leaf in leaves] + [extra.key for extra in spec.extras]
     for key in keys:
         if any(_overlap(key, other) for other in taken):
             raise ValueError(
-                f"info_keys: {key_name(key)} overlaps a key of the observation; keys of the "
-                f"observation: {', '.join(map(key_name, taken))}"
+                f"info_keys: {key_name(key)} overlaps another key of the batch; other keys: "
+                f"{', '.join(map(key_name, taken))}"
             )
     return InfoEnv(env, read, keys)
 
@@ -137,12 +138,14 @@ class InfoEnv(EnvBatch):
 
     def __init__(self, env: EnvBatch, read: Callable[[Key], list[Any]], keys: InfoKeys) -> None:
         self._env, self._read = env, read
-        self._single = len(env.spec.observation) == 1
+        inner = env.spec
+        self._single = len(inner.observation) + len(inner.step_only) == 1
         entries = self._probe(keys)
         self._leaves = tuple(entry for entry in entries if isinstance(entry, Leaf))
         extras = tuple(entry for entry in entries if isinstance(entry, Extra))
-        self.spec = replace(env.spec, step_only=self._leaves, step_extras=extras)
-        self._num_envs, self._rows = self.spec.num_envs, self.spec.rows
+        step_only = (*inner.step_only, *self._leaves)
+        self.spec = replace(inner, step_only=step_only, step_extras=extras)
+        self._num_envs, self._rows, self._ends = inner.num_envs, inner.rows, inner.ends
         self._zeros = tuple(
             np.zeros((*self._rows, *leaf.shape), leaf.dtype) for leaf in self._leaves
         )
@@ -156,6 +159,17 @@ class InfoEnv(EnvBatch):
         absent = [key for key, values in found.items() if not values]
         self._unseen = [key for key in absent if keys[key]]
         objects = [key for key in absent if not keys[key]]
+        entries = [
+            _entry(key, values, keys[key], self._env.info_shape(key))
+            for key, values in found.items()
+        ]
+        for entry in entries:
+            if isinstance(entry, Extra) and self._env.info_shape(entry.key):
+                raise ValueError(
+                    f"info_keys: {key_name(entry.key)}: expected numbers or arrays of equal shapes "
+                    f"in the infos of the first step, got {found[entry.key] or 'none'}; pass a "
+                    f"dtype if numbers come later, for example {_argument({entry.key: 'float32'})}"
+                )
         if objects:
             suggested = {**keys, **dict.fromkeys(objects, "float32")}
             warn_user(
@@ -163,11 +177,22 @@ class InfoEnv(EnvBatch):
                 "recorded (None for missing entries). To record tensors, pass a dtype, for example "
                 f"{_argument(suggested)}"
             )
-        return [_entry(key, values, keys[key]) for key, values in found.items()]
+        return entries
 
     def truncate_after(self, frames: int) -> bool:
         """See `EnvBatch.truncate_after`."""
-        return self._env.truncate_after(frames)
+        truncates = self._env.truncate_after(frames)
+        self.spec = replace(self.spec, observation=self._env.spec.observation)
+        return truncates
+
+    @property
+    def draws_ahead(self) -> bool:
+        """See `EnvBatch.draws_ahead`."""
+        return self._env.draws_ahead
+
+    def random_action(self) -> tuple[torch.Tensor, ...]:
+        """See `EnvBatch.random_action`."""
+        return self._env.random_action()
 
     def action_sampler(self) -> Sampler:
         """See `EnvBatch.action_sampler`."""
@@ -211,7 +236,11 @@ class InfoEnv(EnvBatch):
         observation, reward, terminated, truncated = result
         self._stepped = True
         if self._unseen:
-            self._look_for_unseen(bool(np.any(terminated) or np.any(truncated)))
+            flags = [terminated, truncated]
+            if self._ends:
+                pairs = zip(self._env.spec.observation, observation, strict=False)
+                flags = [array for leaf, array in pairs if leaf.key in self._ends]
+            self._look_for_unseen(any(map(np.any, flags)))
         values = tuple(map(self._array, self._leaves, self._are_plain))
         return self._with(observation, values), reward, terminated, truncated
 
@@ -276,10 +305,13 @@ def _argument(keys: InfoKeys) -> str:
     return f"info_keys={{{', '.join(entries)}}}"
 
 
-def _entry(key: Key, values: Sequence[Any], dtype: str | None) -> Leaf | Extra:
+def _entry(
+    key: Key, values: Sequence[Any], dtype: str | None, absent: tuple[int, ...]
+) -> Leaf | Extra:
+    """Return the form of an entry; with a dtype but without a value, it has the shape `absent`."""
     arrays = [array for array in map(_as_array, values) if array is not None]
     if dtype is not None:
-        return Leaf(key, dtype, arrays[0].shape if arrays else ())
+        return Leaf(key, dtype, arrays[0].shape if arrays else absent)
     if not arrays or len(arrays) < len(values) or len({array.shape for array in arrays}) > 1:
         return Extra(key)
     return Leaf(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,33 @@ from pycollect.envs.base import BoolArray
 NOTHING = object()
 """Marks a missing entry of an info."""
 
+_NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
 
-def entry_of(info: Any, key: Key) -> Any:
+
+def entry_of(info: Any, key: Sequence[Hashable]) -> Any:
     """Return an entry of one environment's info, or `NOTHING` if it is missing."""
     for name in key:
         if not isinstance(info, Mapping) or name not in info:
             return NOTHING
         info = info[name]
     return info
+
+
+def stacked_entry(infos: Any, agents: Sequence[Hashable], key: Key) -> Any:
+    """Return an entry of the infos of several agents, or `NOTHING` if none of them has it.
+
+    Numbers and arrays of equal shapes are stacked, with zeros for agents without the entry. Other
+    values are returned as a list, which no tensor can hold.
+    """
+    values = [entry_of(infos, (agent, *key)) for agent in agents]
+    present = [value for value in values if value is not NOTHING]
+    if not present:
+        return NOTHING
+    arrays = [np.asarray(value) for value in present if isinstance(value, _NUMBERS)]
+    if len(arrays) == len(present) and len({array.shape for array in arrays}) == 1:
+        zeros = np.zeros_like(arrays[0])
+        return np.stack([zeros if value is NOTHING else value for value in values])
+    return present
 
 
 def is_list(info: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +10,14 @@ import numpy as np
 import torch
 
 from pycollect._core import Leaf
+from pycollect.data.layout import Key
 from pycollect.envs.agent_rows import ROOT_FLAGS, STEP_COUNT, AgentsRow
 from pycollect.envs.agents import AgentGroup, agent_groups, agents_sampler
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
+from pycollect.envs.info_rows import stacked_entry
 from pycollect.envs.random_actions import Sampler
 from pycollect.envs.single import close_quietly
+from pycollect.envs.spaces import key_name
 
 _METHODS = ("reset", "step", "observation_space", "action_space")
 
@@ -48,7 +51,10 @@ def as_parallel(env: Any) -> Any:
         )
     from pettingzoo.utils.conversions import aec_to_parallel
 
-    return aec_to_parallel(env)
+    parallel = aec_to_parallel(env)
+    if hasattr(env, "group_map"):
+        parallel.group_map = env.group_map
+    return parallel
 
 
 class PettingZooEnvs(EnvBatch):
@@ -112,6 +118,28 @@ class PettingZooEnvs(EnvBatch):
             for group in self._groups
             if (choices := group.masked_choices) is not None
         }
+
+    def _group_of(self, key: Key) -> AgentGroup:
+        by_name = {group.name: group for group in self._groups}
+        if len(key) < 2 or key[0] not in by_name:
+            raise ValueError(
+                "info_keys: expected tuples of a group and a key of its agents' infos, with a "
+                f"group of {list(by_name)}, got {key_name(key)}"
+            )
+        return by_name[key[0]]
+
+    def info_shape(self, key: Key) -> tuple[int, ...]:
+        """Return the dimension of the group's agents; see `EnvBatch.info_shape`."""
+        return (len(self._group_of(key).agents),)
+
+    def tap_info(self) -> Callable[[Key], list[Any]]:
+        """See `EnvBatch.tap_info`; the entry (group, k) stacks k of the infos of its agents."""
+
+        def read(key: Key) -> list[Any]:
+            agents = self._group_of(key).agents
+            return [stacked_entry(row.infos, agents, key[1:]) for row in self._rows]
+
+        return read
 
     def truncate_after(self, frames: int) -> bool:
         """Truncate all agents of an episode after `frames` steps; add "step_count"."""

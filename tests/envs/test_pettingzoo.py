@@ -383,6 +383,102 @@ def _same(env: Crowd) -> Crowd:
     return env
 
 
+class Informed(Crowd):
+    """A crowd whose infos have numbers: a float, two ints, and a text."""
+
+    def step(self, actions: Any) -> Any:
+        *values, infos = super().step(actions)
+        for agent in infos:
+            place = self.possible_agents.index(agent)
+            infos[agent] = {
+                "note": self.steps + 10.0 * place,
+                "deep": {"pair": np.array([self.episode, place])},
+                "name": agent,
+            }
+            if not self.agents:
+                infos[agent]["last"] = self.steps
+        return *values, infos
+
+
+INFOS = {("agent", "note"): torch.float32, ("agent", "deep", "pair"): None}
+
+
+SLOW_WAYS = [
+    pytest.param(way, marks=[*marks_of(way), pytest.mark.slow]) for way in (CENTRAL, STACK)
+]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("way", [IN_PROCESS, MULTI_STACK, *SLOW_WAYS])
+def test_infos_of_agents(way: Way, listed: bool) -> None:
+    def entry(worker: int) -> Any:
+        return (
+            [partial(Informed, kind="leaves")] * 2 if listed else partial(Informed, kind="leaves")
+        )
+
+    keys = {**INFOS, ("agent", "last"): torch.int64}
+    policy = policy_of("leaves")
+    with collecting(way, entry, policy, frames=way.workers * 20, info_keys=keys) as collector:
+        td = collector.next()
+    assert td["next", "agent", "deep", "pair"].shape == (*td.shape, 3, 2)
+    assert td["next", "agent", "last"].dtype == torch.int64
+    for frame in td.reshape(-1).unbind(0):
+        shown = frame["next", "agent", "observation"]
+        there = shown.any(-1)
+        steps = torch.where(there, shown[:, 2] + 10 * torch.arange(3), 0)
+        assert torch.equal(frame["next", "agent", "note"], steps)
+        assert torch.equal(frame["next", "agent", "deep", "pair"], shown[:, [1, 3]].long())
+        last = shown[:, 2] * bool(frame["next", "done"])
+        assert torch.equal(frame["next", "agent", "last"], last.long())
+
+
+def test_infos_and_a_limit_of_steps() -> None:
+    with SyncDataCollector(
+        Informed, None, frames_per_batch=12, info_keys=INFOS, max_frames_per_traj=2
+    ) as collector:
+        td = collector.next()
+    assert td["next", "step_count"].max() == 2
+    assert torch.equal(
+        td["next", "agent", "note"],
+        td["next", "step_count"] + 10.0 * torch.arange(3),
+    )
+
+
+def test_infos_with_action_masks() -> None:
+    with SyncDataCollector(
+        partial(Informed, kind="masked"), None, frames_per_batch=12, info_keys=INFOS
+    ) as collector:
+        td = collector.next()
+    shown = td["next", "agent", "observation", "observation"]
+    assert torch.equal(td["next", "agent", "deep", "pair"], shown[..., [1, 3]].long())
+
+
+CHOSEN = {"last": ["agent_2"], "first": ["agent_1", "agent_0"]}
+
+
+@pytest.mark.parametrize("way", [IN_PROCESS, *SLOW_WAYS])
+def test_groups_of_the_environments_choice(way: Way) -> None:
+    class Grouped(Crowd):
+        group_map = CHOSEN
+
+    def act(last: torch.Tensor, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return choose(last), choose(first)
+
+    keys = [[(name, key) for name in CHOSEN] for key in ("observation", "action")]
+    policy = TensorDictModule(act, *keys)
+    with collecting(way, lambda worker: Grouped, policy, frames=way.workers * 20) as collector:
+        td = collector.next()
+    for frame in td.reshape(-1).unbind(0):
+        for name, agents in CHOSEN.items():
+            shown, following = frame[name, "observation"], frame["next", name, "observation"]
+            assert [f"agent_{int(i)}" for i in shown[:, 3]] == agents
+            assert torch.equal(frame[name, "action"], choose(shown))
+            for agent, (_, _, step, index), action, reward in zip(
+                agents, following, frame[name, "action"], frame["next", name, "reward"], strict=True
+            ):
+                assert reward == reward_of(int(index), int(step), float(action)), agent
+
+
 class TestRefused:
     def test_lists_of_unlike_environments(self) -> None:
         with refused(ValueError, "create_env_fn"):
@@ -475,9 +571,43 @@ class TestRefused:
         with refused(ValueError, "action_mask"):
             env.reset()
 
-    def test_info_keys(self) -> None:
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {("note",): None},
+            {("other", "note"): None},
+            {("agent", "reward"): None},
+            {("agent", "action"): "float32"},
+            {("agent", "absent"): None},
+            {("agent", "name"): None},
+        ],
+    )
+    def test_info_keys(self, keys: Any) -> None:
         with refused(ValueError, "info_keys"):
-            make_env_batch(Crowd, info_keys={("x",): "float32"})
+            make_env_batch(Informed, info_keys=keys)
+
+    @pytest.mark.parametrize(
+        "chosen",
+        [
+            ["agent_0"],
+            {"all": "agent_0"},
+            {"all": ["agent_0", "agent_1"]},
+            {"all": ["agent_0", "agent_1", "agent_2"], "more": ["agent_2"]},
+            {"done": ["agent_0", "agent_1", "agent_2"]},
+            {1: ["agent_0", "agent_1", "agent_2"]},
+        ],
+    )
+    def test_group_maps(self, chosen: Any) -> None:
+        env = Crowd()
+        env.group_map = chosen  # type: ignore[attr-defined]
+        with refused(ValueError, "group_map"):
+            make_env_batch(env)
+
+    def test_groups_of_unlike_agents(self) -> None:
+        env = Crowd(kind="different")
+        env.group_map = {"all": list(AGENTS["different"])}  # type: ignore[attr-defined]
+        with refused(ValueError, "group_map"):
+            make_env_batch(env)
 
 
 def test_turn_based_environments_are_converted_by_pettingzoo(

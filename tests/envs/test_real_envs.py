@@ -6,16 +6,30 @@ Both have the same seed and the same actions. A test is skipped if its package i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from collect_support import (
+    CENTRAL,
+    CENTRAL_ASYNC,
+    IN_PROCESS,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    RAY_CENTRAL,
+    STACK,
+    Way,
+    collecting,
+    marks_of,
+)
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
 
 from pycollect import SyncDataCollector
 from pycollect.bench.simulator import PointMasses
@@ -51,6 +65,12 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 def assert_shown(ours: TensorDictBase, theirs: Any) -> None:
     assert_same(ours if isinstance(theirs, Mapping) else ours["observation"], theirs)
+
+
+def act(*observations: torch.Tensor, dims: int, choices: int) -> Any:
+    """Return random actions; each of an environment or agent has observations of `dims` dims."""
+    drawn = [torch.randint(choices, own.shape[: own.ndim - dims]) for own in observations]
+    return tuple(drawn) if len(drawn) > 1 else drawn[0]
 
 
 def compare_one(batch: TensorDictBase, env: Any) -> None:
@@ -149,6 +169,88 @@ def test_jumanji(name: str) -> None:
 def test_mpe2(name: str, api: str) -> None:
     module = pytest.importorskip(f"mpe2.{name}")
     compare_agents(collected(getattr(module, api), 60), module.parallel_env())
+
+
+class Real(NamedTuple):
+    """An environment of another package and a policy for it.
+
+    Attributes:
+        package: Package that must be installed.
+        make: Creates an environment.
+        compare: Compares frames [T] with an environment.
+        inputs: Keys of observations, one for each key of an action.
+        outputs: Keys of actions.
+        dims: Number of dimensions of such an observation, of one agent if there are several.
+        choices: Number of actions.
+    """
+
+    package: str
+    make: Callable[[], Any]
+    compare: Callable[[TensorDictBase, Any], None]
+    inputs: list[Any]
+    outputs: list[Any]
+    dims: int
+    choices: int
+
+    def policy(self) -> TensorDictModule:
+        choose = partial(act, dims=self.dims, choices=self.choices)
+        return TensorDictModule(choose, in_keys=self.inputs, out_keys=self.outputs)
+
+
+def _minigrid() -> Any:
+    import minigrid  # noqa: F401 (registers its environments)
+
+    return gymnasium.make("MiniGrid-GoToDoor-5x5-v0")
+
+
+def _treasure() -> Any:
+    import mo_gymnasium
+
+    return mo_gymnasium.make("deep-sea-treasure-v0")
+
+
+def _tag() -> Any:
+    from mpe2 import simple_tag_v3
+
+    return simple_tag_v3.parallel_env()
+
+
+AGENT_KEYS = [[(name, key) for name in ("adversary", "agent")] for key in ("observation", "action")]
+REAL = {
+    "minigrid": Real("minigrid", _minigrid, compare_one, ["direction"], ["action"], 0, 7),
+    "mo_gymnasium": Real("mo_gymnasium", _treasure, compare_one, ["observation"], ["action"], 1, 4),
+    "mpe2": Real("mpe2", _tag, compare_agents, *AGENT_KEYS, 1, 5),
+}
+
+
+SPAWNED = replace(MULTI_STACK, name="multi sync spawned", arguments={"start_method": "spawn"})
+WAYS = (
+    IN_PROCESS,
+    MULTI_STACK,
+    SPAWNED,
+    MULTI_ASYNC[1],
+    CENTRAL,
+    CENTRAL_ASYNC,
+    STACK,
+    RAY_CENTRAL,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, id=way.name, marks=marks_of(way)) for way in WAYS]
+)
+@pytest.mark.parametrize("name", REAL)
+def test_every_way(name: str, way: Way) -> None:
+    real = REAL[name]
+    pytest.importorskip(real.package)
+    frames = 60 if name == "mpe2" else 400
+    with collecting(way, lambda worker: real.make, real.policy(), frames=frames) as collector:
+        collector.set_seed(SEED, static_seed=True)
+        batch = collector.next()
+    for _, _, rows in way.rows(batch, 1, batched=False):
+        assert rows["next", "done"].any()
+        real.compare(rows, real.make())
 
 
 @pytest.mark.slow
