@@ -33,7 +33,7 @@ from torch import nn
 from pycollect import SyncDataCollector
 from pycollect._core import Uninterrupted
 from pycollect.driver import assembly, in_process
-from pycollect.driver import collector as base
+from pycollect.driver import stream as base
 from pycollect.driver.accounts import Statistics
 from pycollect.driver.workers import WorkerGroup
 from pycollect.transport import channel

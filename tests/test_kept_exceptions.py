@@ -28,7 +28,7 @@ from test_kills import shared_files
 from test_restarts import check_ledger, endless
 
 from pycollect import Evaluator, WorkerError
-from pycollect.driver import collector as base
+from pycollect.driver import stream as base
 from pycollect.errors import without_frames
 
 T = 5

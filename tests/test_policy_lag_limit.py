@@ -36,7 +36,7 @@ from test_ledger import check
 
 from pycollect import AsyncBatchedCollector, MultiaSyncDataCollector, SyncDataCollector
 from pycollect.data.weights import PolicyVersion
-from pycollect.driver import collector as collector_module
+from pycollect.driver import stream
 from pycollect.driver.pace import PolicyLagLimit
 
 T = 5
@@ -313,7 +313,7 @@ def test_a_batch_that_an_interrupt_kept_is_dropped_if_it_became_too_old() -> Non
         CountingEnv(length=9_000), parity_policy(), frames_per_batch=T, max_policy_lag=0
     ) as collector:
         with (
-            mock.patch.object(collector_module, "assemble", side_effect=KeyboardInterrupt),
+            mock.patch.object(stream, "assemble", side_effect=KeyboardInterrupt),
             pytest.raises(KeyboardInterrupt),
         ):
             collector.next()
