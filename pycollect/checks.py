@@ -142,6 +142,28 @@ def check_factory(value: Any, policy: Any) -> Any:
     return check_callable("policy_factory", value)
 
 
+def built_policy(factory: Any) -> Any:
+    """Call a policy factory; TypeError if it does not return a policy."""
+    policy = factory()
+    if not callable(policy) or isinstance(policy, type):
+        raise TypeError(
+            f"policy_factory: expected a function that returns a module or a callable, but it "
+            f"returned {policy!r}"
+        )
+    return policy
+
+
+def check_env_groups(name: str, value: Any) -> int:
+    """Return the number of groups of a worker's environments, 1 or 2."""
+    number = check_positive(name, value)
+    if number > 2:
+        raise ValueError(
+            f"{name}: expected 1, or 2 to step one group while the policy runs for the other, got "
+            f"{number}"
+        )
+    return number
+
+
 def check_positive_or_none(name: str, value: Any) -> int | None:
     """None, or an integer >= 1. Also a float like 1e6."""
     return None if value is None else check_positive(name, value)

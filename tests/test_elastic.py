@@ -30,7 +30,7 @@ from test_ledger import check
 from test_restarts import kill
 
 from pycollect.api.set_up import WorkerTemplate
-from pycollect.worker.generators import next_seed
+from pycollect.data.generators import next_seed
 
 T = 4
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})

@@ -28,7 +28,7 @@ from team_support import FIRST, INNERS, STACK, STACK_2, Inner, T, W, check_padde
 from test_restarts import check_ledger
 
 from pycollect import WorkerError
-from pycollect.worker.generators import next_seed
+from pycollect.data.generators import next_seed
 
 IN_ACTORS = Way("ray")
 IN_RANKS = [Way("ranks"), Way("ranks by messages"), Way("ranks by rpc")]

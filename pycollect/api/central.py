@@ -21,9 +21,7 @@ from pycollect.driver.live_policy import InDriver
 from pycollect.driver.policy_place import PlaceMaker
 from pycollect.driver.policy_process import InPolicyProcess
 from pycollect.driver.records import WorkerPlan
-from pycollect.envs.groups import check_env_groups
 from pycollect.inference.options import InferenceOptions, ServerSettings
-from pycollect.policy.runner import build
 from pycollect.transport.pickling import pickled
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.transport.spec import WorkerSpec
@@ -86,7 +84,7 @@ class Central:
             device,
             check.check_exploration("exploration_type", given["exploration_type"]),
             workers,
-            check_env_groups("env_groups", given["env_groups"]),
+            check.check_env_groups("env_groups", given["env_groups"]),
             measures=not sync and options.min_batch_size is None,
         )
         make = cls._in_driver if sync else cls._in_process
@@ -100,7 +98,7 @@ class Central:
         from pycollect.inference.server import InferenceServer
 
         factory = given["policy_factory"]
-        policy = given["policy"] if factory is None else build(factory)
+        policy = given["policy"] if factory is None else check.built_policy(factory)
         clients = ClientSlots(Bell(), settings.groups)
         server = InferenceServer(settings, policy, clients.slots, is_owned=factory is not None)
         arguments = given.instead(policy=policy, policy_factory=None)
@@ -139,7 +137,7 @@ class _Built:
         self._factory = factory
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return build, (self._factory,)
+        return check.built_policy, (self._factory,)
 
 
 def _on_device_of(settings: ServerSettings, policy: Any) -> ServerSettings:

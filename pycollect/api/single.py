@@ -24,7 +24,6 @@ from pycollect.driver.flow import Flow
 from pycollect.driver.in_process import InProcess
 from pycollect.driver.options import StreamOptions
 from pycollect.envs.make import check_entry
-from pycollect.policy.runner import build
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker
 
@@ -100,7 +99,7 @@ class SyncDataCollector(
         env_kwargs = check.check_env_kwargs(own["create_env_kwargs"])
         entry = _only_entry(given["create_env_fn"])
         parse.check_groups(entry, options.env_groups)
-        policy = build(own_policy) if is_ours else own_policy
+        policy = check.built_policy(own_policy) if is_ours else own_policy
         self._worker = Worker(0, entry, env_kwargs, policy, options)
         hooks = options.pre_collect_hook, options.post_collect_hook
         source = InProcess(flow, self._worker, policy, is_ours, hooks[1])

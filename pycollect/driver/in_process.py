@@ -15,6 +15,7 @@ from pycollect._core import RolloutControl, SharedNumber, Slab, Uninterrupted, c
 from pycollect.data.devices import indexed
 from pycollect.data.extras import joined
 from pycollect.data.frame import TRAJ_IDS
+from pycollect.data.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.data.layout import Key
 from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.slabs import check_lease, make_pool, slab_tensors
@@ -25,9 +26,7 @@ from pycollect.driver.delivery import blank_batch
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.live_policy import LivePolicy
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
-from pycollect.envs.groups import EnvGroups
 from pycollect.errors import WorkerError, is_interrupt
-from pycollect.worker.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.worker.options import POST, PRE, PostHook
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.worker import Worker
@@ -226,9 +225,9 @@ class InProcess:
     def reset(self, index: Any) -> None:
         """Reset the environments that an index into their batch dimensions selects.
 
-        Raises the errors of :func:`rows_at`.
+        Raises the errors of :meth:`EnvGroups.rows_at`.
         """
-        self.worker.reset_rows(rows_at(self.worker.env, index))
+        self.worker.reset_rows(self.worker.env.rows_at(index))
 
     def blank(self) -> Batch:
         """Return a batch of zeros."""
@@ -319,21 +318,3 @@ def _placed(report: RolloutReport, tensors: Mapping[Key, torch.Tensor]) -> Rollo
 def _only_worker() -> Sequence[int]:
     """Return the ids of the workers."""
     return [0]
-
-
-def rows_at(env: EnvGroups, index: Any) -> list[int]:
-    """Return which of P environments an index into their batch dimensions selects.
-
-    Raises:
-        RuntimeError: There is no batch of environments, or they cannot be reset one by one.
-        IndexError: The index is out of range.
-    """
-    if not env.spec.batch_size:
-        raise RuntimeError("index: expected None because there is a single environment")
-    if not env.spec.can_reset:
-        raise RuntimeError(
-            "index: expected None because this vector environment may not support "
-            "options={'reset_mask': ...}"
-        )
-    rows = torch.arange(env.spec.num_envs, device="cpu").view(env.spec.batch_size)
-    return sorted(set(rows[index].reshape(-1).tolist()))

@@ -9,6 +9,7 @@ from typing import Any
 
 from pycollect._core import Bell, Placement, RolloutControl, Slab, join_rollouts
 from pycollect.data.extras import Extras, pickled_extras
+from pycollect.data.generators import GeneratorState, NestState
 from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSpec
 from pycollect.driver.batch import Batch
 from pycollect.driver.flow import Flow
@@ -19,7 +20,6 @@ from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.transport.spec import WorkerInfo, WorkerSpec, resume, set_seed
-from pycollect.worker.generators import GeneratorState, NestState
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
 _REPORTED = ("worker_died", "worker_timeout", "env_error")  # losses that the driver must know

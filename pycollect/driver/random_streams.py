@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pycollect.data.generators import derived_seeds, seed_chain
 from pycollect.data.weights import NO_WEIGHTS, load_weights
 from pycollect.driver.policy_place import PolicyPlace
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
 from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.workers import WorkerGroup
 from pycollect.transport.spec import set_seed
-from pycollect.worker.generators import derived_seeds, seed_chain
 
 _PLACE = 2**32 - 1  # key of the place's seed; ids of workers are smaller
 

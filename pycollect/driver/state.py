@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pycollect.data.generators import GeneratorState, NestState, from_plain
 from pycollect.data.weights import NO_WEIGHTS, Weights, weights_from
-from pycollect.worker.generators import GeneratorState, NestState, from_plain
 
 _FORMAT = "pycollect 1"
 

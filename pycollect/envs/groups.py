@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from pycollect import checks as check
+import torch
+
 from pycollect.envs.base import EnvBatch, EnvSpec
 from pycollect.envs.make import check_distinct, check_entry, is_env
 
@@ -16,17 +17,6 @@ _POSSIBLE = (
     "(AsyncVectorEnv, EnvPool, AtariVectorEnv)"
 )
 _SEVERAL = "a list of at least two callables, or a callable that returns a vector environment"
-
-
-def check_env_groups(name: str, value: Any) -> int:
-    """Return the number of groups, 1 or 2."""
-    number = check.check_positive(name, value)
-    if number > 2:
-        raise ValueError(
-            f"{name}: expected 1, or 2 to step one group while the policy runs for the other, got "
-            f"{number}"
-        )
-    return number
 
 
 def group_entries(entry: Any, count: int, remote_policy: bool = False) -> list[Any]:
@@ -96,6 +86,24 @@ class EnvGroups:
             can_reset=all(spec.can_reset for spec in specs),
             time_limit=all(spec.time_limit for spec in specs),
         )
+
+    def rows_at(self, index: Any) -> list[int]:
+        """Return which of the P environments an index into their batch dimensions selects.
+
+        Raises:
+            RuntimeError: There is no batch of environments, or they cannot be reset one by one.
+            IndexError: The index is out of range.
+        """
+        spec = self.spec
+        if not spec.batch_size:
+            raise RuntimeError("index: expected None because there is a single environment")
+        if not spec.can_reset:
+            raise RuntimeError(
+                "index: expected None because this vector environment may not support "
+                "options={'reset_mask': ...}"
+            )
+        rows = torch.arange(spec.num_envs, device="cpu").view(spec.batch_size)
+        return sorted(set(rows[index].reshape(-1).tolist()))
 
     @property
     def original(self) -> Any:

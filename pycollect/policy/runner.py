@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -358,14 +358,3 @@ def make_policy_runner(
         cast,
         keeps_states,
     )
-
-
-def build(factory: Callable[[], Any]) -> Any:
-    """Call a policy factory; TypeError if it does not return a policy."""
-    policy = factory()
-    if not callable(policy) or isinstance(policy, type):
-        raise TypeError(
-            f"policy_factory: expected a function that returns a module or a callable, but it "
-            f"returned {policy!r}"
-        )
-    return policy

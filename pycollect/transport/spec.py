@@ -12,9 +12,9 @@ import torch
 from pycollect._core import Placement, RolloutControl, Slab
 from pycollect.data.devices import CPU
 from pycollect.data.frame import BatchLeaves
+from pycollect.data.generators import GeneratorState, NestState
 from pycollect.data.weights import NO_WEIGHT_SPEC, Weights, WeightSpec
 from pycollect.envs.registrations import Registered, program_registrations
-from pycollect.worker.generators import GeneratorState, NestState
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import RolloutReport
 
