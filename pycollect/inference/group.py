@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from pycollect.inference.messages import EnvStub, JoinReply, PolicyNeeds
 from pycollect.inference.shared_io import ANSWER, IOLayout, SharedIO
 from pycollect.inference.states import ServerStates
 from pycollect.policy.calling import GraphPool
+from pycollect.policy.program.steps import show_all
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
 from pycollect.policy.signature import with_action_spec
 from pycollect.policy.states import IS_INIT, STEP_COUNT
@@ -80,7 +82,8 @@ class PolicyGroup:
         """Return the policy bound to the observations of this number of clients."""
         needs, (module, device, explicit, graphs) = self.needs, self._policy
         env = EnvStub(needs.env, rows)
-        runner = make_policy_runner(
+        make = partial(
+            make_policy_runner,
             with_action_spec(module, env),
             env,
             current,
@@ -92,6 +95,16 @@ class PolicyGroup:
             cast=needs.cast,
             keeps_states=True,
         )
+        try:
+            runner = make()
+        except Exception as error:
+            if not needs.env.unsent:
+                raise
+            raise ValueError(
+                f"policy: the first call failed. With inference='central', it does not receive "
+                f"{show_all(needs.env.unsent)}, because only tensors of fixed shapes are sent to "
+                f"the policy; use inference=None if it reads them: {error}"
+            ) from error
         _check_runner(runner)
         assert isinstance(runner, PolicyRunner)
         return runner

@@ -29,6 +29,7 @@ class EnvSpec:
 
     Attributes:
         num_envs: Number of environments, P.
+        unsent: Keys of observations without a fixed shape, which stay in the worker.
 
     The other attributes are those of EnvBatch.
     """
@@ -42,19 +43,19 @@ class EnvSpec:
     casts_actions: bool
     passes_states_on: bool
     nodes: tuple[tuple[Key, Node], ...]
+    unsent: tuple[Key, ...]
 
     @classmethod
     def of(cls, env: EnvBatch) -> EnvSpec:
         """Return the spec of a worker's environments.
 
         Raises:
-            NotImplementedError: An observation or action is not a tensor on the host.
+            NotImplementedError: An action is not a tensor, or an observation is on a device.
         """
-        extras = [extra.key for extra in (*env.extras, *env.action_extras)]
-        if extras:
+        if extras := [extra.key for extra in env.action_extras]:
             raise NotImplementedError(
-                "inference: 'central' needs observations and actions that are tensors of fixed "
-                f"shapes, but {show_all(extras)} are other data; use inference=None"
+                "inference: 'central' needs actions that are tensors of fixed shapes, but "
+                f"{show_all(extras)} are other data; use inference=None"
             )
         if env.device_keys:
             raise NotImplementedError(
@@ -71,6 +72,7 @@ class EnvSpec:
             env.casts_actions,
             env.passes_states_on,
             tuple(env.nodes.items()),
+            tuple(extra.key for extra in env.extras),
         )
 
 
