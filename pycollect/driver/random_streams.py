@@ -35,7 +35,8 @@ class GroupStreams:
         following = root
         for worker in sorted(self._group.present, key=lambda worker: worker.index):
             count = worker.info.num_seeds
-            seeds[worker.index], following = seed_chain(following, count, static)
+            first = root if static else following
+            seeds[worker.index], following = seed_chain(first, count, static)
             worker.report = None
         self._waiter.begin_all(
             {index: (set_seed, worker_seeds, root) for index, worker_seeds in seeds.items()}

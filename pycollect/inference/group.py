@@ -15,6 +15,7 @@ from pycollect.inference.messages import JoinReply, PolicyNeeds
 from pycollect.inference.shared_io import ANSWER, IOLayout, SharedIO
 from pycollect.inference.states import ServerStates
 from pycollect.policy.calling import GraphPool
+from pycollect.policy.program.steps import show_all
 from pycollect.policy.runner import PolicyRunner
 from pycollect.policy.signature import with_action_spec
 from pycollect.policy.states import IS_INIT, STEP_COUNT
@@ -79,25 +80,36 @@ class PolicyGroup:
     def _runner(self, rows: int, current: Mapping[Key, torch.Tensor]) -> PolicyRunner:
         """Return the policy bound to the observations of this number of clients."""
         needs, (module, device, explicit, graphs) = self.needs, self._policy
-        env = replace(needs.env, batch_size=(rows * needs.env.num_envs,))
+        rows_of_all = (rows * needs.env.num_envs,)
+        env = replace(needs.env, batch_size=rows_of_all, extras=(), step_extras=())
         policy = with_action_spec(module, env)
         if policy is None:
             raise ValueError(
                 "inference: 'central' needs a policy that reads observations, but this one draws "
                 "random actions; use inference=None"
             )
-        runner = PolicyRunner(
-            policy,
-            env,
-            current,
-            policy_state=dict(needs.state_forms),
-            counts_steps=needs.counts_steps,
-            call_options=replace(needs.call_options.for_device(device), pool=graphs),
-            device=device,
-            explicit_device=explicit,
-            cast=needs.cast,
-            keeps_states=True,
-        )
+        try:
+            runner = PolicyRunner(
+                policy,
+                env,
+                current,
+                policy_state=dict(needs.state_forms),
+                counts_steps=needs.counts_steps,
+                call_options=replace(needs.call_options.for_device(device), pool=graphs),
+                device=device,
+                explicit_device=explicit,
+                cast=needs.cast,
+                keeps_states=True,
+            )
+        except Exception as error:
+            unsent = [extra.key for extra in needs.env.extras]
+            if not unsent:
+                raise
+            raise ValueError(
+                f"policy: the first call failed. With inference='central', it does not receive "
+                f"{show_all(unsent)}, because only tensors of fixed shapes are sent to the policy; "
+                f"use inference=None if it reads them: {error}"
+            ) from error
         _check_outputs(runner)
         return runner
 

@@ -27,13 +27,12 @@ def checked(env: EnvSpec) -> EnvSpec:
     """Return the spec of a worker's environments.
 
     Raises:
-        NotImplementedError: An observation or action is not a tensor on the host.
+        NotImplementedError: An action is not a tensor, or an observation is on a device.
     """
-    extras = [extra.key for extra in (*env.extras, *env.action_extras)]
-    if extras:
+    if extras := [extra.key for extra in env.action_extras]:
         raise NotImplementedError(
-            "inference: 'central' needs observations and actions that are tensors of fixed "
-            f"shapes, but {show_all(extras)} are other data; use inference=None"
+            "inference: 'central' needs actions that are tensors of fixed shapes, but "
+            f"{show_all(extras)} are other data; use inference=None"
         )
     if env.device_keys:
         raise NotImplementedError(

@@ -17,6 +17,9 @@ from collect_support import (
     ASYNC,
     CAT_0,
     CAT_TIME,
+    CENTRAL,
+    CENTRAL_ASYNC,
+    GROUPS,
     IN_PROCESS,
     MULTI_0,
     MULTI_ASYNC,
@@ -27,6 +30,7 @@ from collect_support import (
     collected_frames,
     collecting,
     marked,
+    marks_of,
 )
 from echo_envs import LENGTHS
 from envs_for_tests import TextEnv
@@ -40,6 +44,7 @@ from tensordict import (
     TensorDict,
     TensorDictBase,
 )
+from tensordict.nn import TensorDictModule
 
 from pycollect import SyncDataCollector, split_trajectories
 
@@ -164,6 +169,36 @@ def test_from_workers(way: Way, kind: str) -> None:
         stats = collector.stats()
         served = [own for own in stats["workers"].values() if own["frames"]]
         assert stats["slow_paths"]["extras"] == len(served) >= (2 if way.sync else 1)
+
+
+def count_parity(count: torch.Tensor) -> torch.Tensor:
+    return (count[..., 2] % 2).long()
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, id=way.name, marks=marks_of(way))
+        for way in (CENTRAL, GROUPS, CENTRAL_ASYNC)
+    ],
+)
+@pytest.mark.parametrize("kind", ["one", "list", "uncollected cells"])
+def test_texts_stay_in_the_worker_with_central_inference(way: Way, kind: str) -> None:
+    policy = TensorDictModule(count_parity, ["count"], ["action"])
+    frames = 24 if kind == "uncollected cells" else 12
+    with collecting(way, ENTRIES[kind], policy, frames=frames) as collector:
+        for _ in range(3):
+            for frame in cells(collector.next()):
+                assert_true(frame, acts=False)
+
+
+@pytest.mark.processes
+def test_a_policy_that_reads_text_with_central_inference() -> None:
+    with (
+        refused(ValueError, "policy"),
+        collecting(CENTRAL, ENTRIES["one"], lambda td: td["hint"], frames=4),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("kind", ["one", "list", "SyncVectorEnv SAME_STEP", "uncollected cells"])

@@ -89,6 +89,13 @@ def test_the_chain_is_torchrls(seed: int) -> None:
         assert set(collector.next()["observation"][..., 1].flatten().tolist()) == {seed % 10_000}
 
 
+@pytest.mark.processes
+def test_a_static_seed_is_that_of_all_workers() -> None:
+    with collecting(MULTI_STACK, lambda w: [SeedsEnv, SeedsEnv], frames=4) as collector:
+        assert collector.set_seed(7, static_seed=True) == torchrl_chain(7, 1)[1]
+        assert set(collector.next()["observation"][..., 1].flatten().tolist()) == {7}
+
+
 def test_known_seeds() -> None:
     """Fixed values of the seed chain, to check it without TorchRL."""
     with collecting(IN_PROCESS, ENTRIES["one"], frames=6) as collector:
