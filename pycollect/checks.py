@@ -78,7 +78,9 @@ def _real(value: Any) -> float | None:
 
 def check_form(name: str, value: Any, trajs_per_batch: Any) -> str:
     """Return the layout of whole trajectories: "cat", or "padded", also for None."""
-    form: str = check_choice(name, "padded" if value is None else value, ("padded", "cat"))
+    if not is_one_of(value, (None, "padded", "cat")):
+        raise ValueError(f"{name}: must be 'padded' or 'cat', got {value!r}")
+    form: str = "padded" if value is None else value
     if form == "cat" and not check_count("trajs_per_batch", trajs_per_batch):
         raise ValueError(
             f"{name}: 'cat' requires trajs_per_batch, got trajs_per_batch={trajs_per_batch!r}; "

@@ -272,7 +272,8 @@ def calls(
         )
     if workers is not None and count != workers:
         raise ValueError(
-            f"list_of_args, list_of_kwargs: expected one entry per worker ({workers}), got {count}"
+            f"list_of_args, list_of_kwargs: Expected {workers} argument entries, one per worker, "
+            f"got {count}"
         )
     return list(zip(args, kwargs, strict=True))
 

@@ -169,7 +169,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: single(traj_format="flat"),
         ValueError,
-        "traj_format: expected one of ['padded', 'cat'], got 'flat'",
+        "traj_format: must be 'padded' or 'cat', got 'flat'",
     ),
     (
         lambda: single(exploration_type="sideways"),
