@@ -12,7 +12,7 @@ from pycollect.data.cast import ObservationCast
 from pycollect.data.layout import Key
 from pycollect.data.slabs import MemoryAddress
 from pycollect.envs.base import EnvSpec
-from pycollect.inference.messages import JoinReply, JoinRequest, PolicyNeeds, checked
+from pycollect.inference.messages import JoinReply, JoinRequest, PolicyNeeds, read_by_policy
 from pycollect.inference.shared_io import ANSWER, SharedIO, rows_of
 from pycollect.policy.calling import CallOptions
 from pycollect.policy.remote import RemotePolicy, RemoteRunner
@@ -55,7 +55,7 @@ class PolicyClient(RemotePolicy):
     ) -> RemoteRunner:
         """Return a runner that sends requests to the server, after the server has accepted it."""
         forms = tuple((policy_state or {}).items())
-        needs = PolicyNeeds(checked(env), counts_steps, call_options, cast, forms)
+        needs = PolicyNeeds(read_by_policy(env), counts_steps, call_options, cast, forms)
         try:
             slot = WorkerSlot(self._slots, self._slot, self._bell)
         except SharedMemoryError as error:

@@ -15,6 +15,7 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.cast import ObservationCast
+from pycollect.data.frame import ONE_REWARD
 from pycollect.data.layout import Key
 from pycollect.data.slabs import MemoryAddress
 from pycollect.envs.base import EnvSpec
@@ -23,8 +24,10 @@ from pycollect.policy.calling import CallOptions
 from pycollect.policy.program.steps import show_all
 
 
-def checked(env: EnvSpec) -> EnvSpec:
-    """Return the spec of a worker's environments.
+def read_by_policy(env: EnvSpec) -> EnvSpec:
+    """Return the spec with a batch dimension and without what a policy ignores.
+
+    So workers whose environments differ only in that share calls.
 
     Raises:
         NotImplementedError: An action is not a tensor, or an observation is on a device.
@@ -39,7 +42,20 @@ def checked(env: EnvSpec) -> EnvSpec:
             "inference: 'central' needs environments on the CPU, but these are on "
             f"{env.device}; use inference=None"
         )
-    return env
+    return replace(
+        env,
+        batch_size=(env.num_envs,),
+        reward=ONE_REWARD,
+        rewards=(),
+        step_only=(),
+        step_extras=(),
+        root_only=frozenset(),
+        skips_after_done=False,
+        steps_rows=False,
+        overlaps=False,
+        can_reset=True,
+        time_limit=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -47,7 +63,7 @@ class PolicyNeeds:
     """Requirements of a worker on the policy; workers with equal requirements share calls.
 
     Attributes:
-        env: Spec of the worker's environments.
+        env: Spec of the worker's environments, as far as a policy reads it.
         counts_steps: Whether steps are counted, so that a policy can read their number.
         call_options: How the policy is called.
         cast: Cast of observations for the policy.

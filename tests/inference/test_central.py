@@ -27,6 +27,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, GateEnv, envs_of
 from envs_for_tests import CountingEnv
+from gymnasium.envs.registration import EnvSpec
 from raising import refused
 from state_support import POLICIES, check_states_follow_the_loop
 from tensordict import TensorDict
@@ -107,6 +108,23 @@ def test_one_call_for_all_workers(kind: str) -> None:
         oracle.check(CENTRAL.rows(collector.next(), envs, batched))
         seen = list(module.seen)
     assert seen == [(2 * envs, 3)] * STEPS
+
+
+def limited(**kwargs: Any) -> CountingEnv:
+    env = CountingEnv(**kwargs)
+    env.spec = EnvSpec("Limited-v0", max_episode_steps=4)
+    return env
+
+
+def test_workers_with_and_without_a_time_limit_share_calls() -> None:
+    module, policy = watched()
+    with MultiSyncDataCollector(
+        [CountingEnv, limited], policy, frames_per_batch=2 * STEPS, inference="central"
+    ) as collector:
+        collector.next()
+        module.seen.clear()
+        collector.next()
+    assert module.seen == [(2, 3)] * STEPS
 
 
 def test_sizes_of_a_call() -> None:
