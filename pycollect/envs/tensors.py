@@ -28,13 +28,16 @@ from pycollect.envs.vector import (
 
 Tensors = tuple[torch.Tensor, ...]
 
+FinalRows = tuple[torch.Tensor, Tensors]
+"""Indices of rows that ended, int64 [n], and their last observations, [n, *frame] each."""
+
 
 class Transition(NamedTuple):
     """A step of P environments, as tensors on their device.
 
     Attributes:
         successor: The true next observations, then the `step_only` entries, [P, *frame]. Rows that
-            ended are wrong if `lacks_final`.
+            ended are wrong if `lacks_final`, or if their observations are in `final`.
         following: The observations for the next action, [P, *frame]. They differ from `successor`
             in rows that the environment has reset.
         reward: [P].
@@ -43,6 +46,7 @@ class Transition(NamedTuple):
         done: Terminated or truncated, bool [P].
         lacks_final: Whether the environment has reset the rows that ended without returning their
             last observations.
+        final: The last observations of rows that ended, for environments on the CPU.
     """
 
     successor: Tensors
@@ -52,6 +56,7 @@ class Transition(NamedTuple):
     truncated: torch.Tensor
     done: torch.Tensor
     lacks_final: bool
+    final: FinalRows | None
 
 
 class TensorVectorEnv(EnvBatch):
@@ -124,24 +129,25 @@ class TensorVectorEnv(EnvBatch):
         )
         before, done = self._done, terminated | truncated
         self._done = done
-        successor, final = following, None
+        successor, final, rows = following, None, None
         watches = self._watches_mode and not _is_capturing(self._device)
         if self.resets_itself or watches:
             final = _final(info, done)
         if final is not None:
-            successor = self._with_final(following, final, done)
+            successor, rows = self._with_final(following, final, done)
         if watches and (final is not None or not self.resets_itself):
-            self._watch_mode(following, successor, before, done, reward)
+            self._watch_mode(following, rows, successor, before, done, reward)
         if not self.resets_itself:
-            successor = following
+            successor, rows = following, None
         lacks = self.resets_itself and final is None
         if self.has_validity:
             successor = (*successor, ~done.unsqueeze(1) if lacks else self._all_valid)
-        return Transition(successor, following, reward, terminated, truncated, done, lacks)
+        return Transition(successor, following, reward, terminated, truncated, done, lacks, rows)
 
     def _watch_mode(
         self,
         following: Tensors,
+        final: FinalRows | None,
         successor: Tensors,
         before: torch.Tensor,
         done: torch.Tensor,
@@ -150,6 +156,8 @@ class TensorVectorEnv(EnvBatch):
         """Update `mode_evidence`; `before` marks the rows that ended in the previous step."""
         resetting = before if self.spec.skips_after_done else torch.zeros_like(before)
         counts = before if self.spec.skips_after_done else done
+        if final is not None:  # only these rows can differ
+            following, successor = tuple(leaf[final[0]] for leaf in following), final[1]
         differs = [
             ((new != last) & ((new == new) | (last == last))).any()  # NaN equals NaN
             for new, last in zip(following, successor, strict=True)
@@ -184,18 +192,22 @@ class TensorVectorEnv(EnvBatch):
         elif has_reward:
             host.warn_of_reward()
 
-    def _with_final(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
+    def _with_final(
+        self, following: Tensors, final: Any, ended: torch.Tensor
+    ) -> tuple[Tensors, FinalRows | None]:
+        """Return `successor` and `final` of the Transition."""
         if isinstance(final, np.ndarray) and final.dtype == object:
-            return self._with_rows(following, final, ended)
+            return self._with_rows(following, final, ended), None
         values = self._leaves(final)
         check_final_rows(self._arrays, values, self.spec.num_envs)
-        pairs = zip(following, self._fitted(values), strict=True)
+        values = self._fitted(values)
         if self._device == CPU:  # `nonzero` would synchronize with a device
             rows = ended.nonzero().squeeze(1)
-            return tuple(new.index_copy(0, rows, last[rows]) for new, last in pairs)
+            return following, (rows, tuple([last[rows] for last in values]))
+        pairs = zip(following, values, strict=True)
         return tuple(
             torch.where(ended.view(-1, *[1] * (new.ndim - 1)), last, new) for new, last in pairs
-        )
+        ), None
 
     def _with_rows(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
         """Return `following` with terminal observations in the rows that `ended`.

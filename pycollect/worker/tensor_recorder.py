@@ -151,6 +151,7 @@ class TensorRecorder:
         targets += [
             self._cells(("next", *leaf.key), leaf.dtype, leaf.shape, steps) for leaf in following
         ]
+        self._next_cells = [self._memory.get(("next", *leaf.key)) for leaf in env.observation]
         targets += [self._cells(_REWARD, "float32", (), steps)]
         targets += [self._cells(key, "bool", (), steps) for key in (_TERMINATED, _TRUNCATED)]
         # The observation for the next step is its root, unless the policy writes that entry.
@@ -187,7 +188,7 @@ class TensorRecorder:
 
     def record(self, result: Transition) -> int:
         """Record a step; return how many environments have to be reset, see :class:`Recorder`."""
-        successor, following, reward, terminated, truncated, done, lacks_final = result
+        successor, following, reward, terminated, truncated, done, lacks_final, final = result
         if lacks_final:
             self._lacks_final |= truncated if self._env.has_validity else done
         truncated, fresh, resets = self._ended(done, truncated)
@@ -202,6 +203,10 @@ class TensorRecorder:
         values = (*outputs, *successor, *carried, reward, terminated, truncated, *begins)
         for targets, places in self.plan[self._step]:
             torch._foreach_copy_(targets, [values[place] for place in places])
+        if final is not None:
+            for cells, last in zip(self._next_cells, final[1], strict=True):
+                if cells is not None:
+                    cells[self._step].index_copy_(0, final[0], last)
         # After all other copies, because an output of the policy may be a view of its input.
         for targets, places in self._advance:
             torch._foreach_copy_(targets, [begins[place] for place in places])
