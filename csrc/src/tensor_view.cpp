@@ -30,12 +30,16 @@ std::string to_string(const Dims& dims) {
 }
 
 std::int64_t element_count(std::span<const std::int64_t> shape) {
-  std::int64_t count = 1;
+  bool empty = false;
   for (std::int64_t extent : shape) {
     if (extent < 0) {
       throw std::invalid_argument("shape: expected extents >= 0, got " + std::to_string(extent));
     }
-    count = checked_mul(count, extent);
+    empty = empty || extent == 0;
+  }
+  std::int64_t count = 1;
+  for (std::int64_t extent : shape) {
+    count = empty ? 0 : checked_mul(count, extent);
   }
   return count;
 }

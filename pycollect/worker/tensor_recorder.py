@@ -151,7 +151,7 @@ class TensorRecorder:
         targets += [
             self._cells(("next", *leaf.key), leaf.dtype, leaf.shape, steps) for leaf in following
         ]
-        self._next_cells = [self._memory.get(("next", *leaf.key)) for leaf in env.observation]
+        self._next_cells = [self._memory.get(("next", *leaf.key)) for leaf in spec.observation]
         targets += [self._cells(_REWARD, "float32", (), steps)]
         targets += [self._cells(key, "bool", (), steps) for key in (_TERMINATED, _TRUNCATED)]
         # The observation for the next step is its root, unless the policy writes that entry.

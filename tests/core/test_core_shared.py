@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import resource
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from multiprocessing.connection import Connection
@@ -107,6 +110,31 @@ def test_another_user_cannot_open_it() -> None:
     nobody = subprocess.run(["head", "-c1", path], user=65534, group=65534, capture_output=True)
     assert nobody.returncode != 0
     assert nobody.stdout == b""
+
+
+def lent_to(user: int, address: tuple[int, int, int, int, int]) -> bool:
+    """Return whether the socket of this process lends the memory to this user."""
+    pid, fd, inode, *_ = address
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.setresuid(user, user, user)
+            space = os.stat("/proc/self/ns/pid").st_ino
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+                client.connect(f"\0pycollect-{space}-{pid}")
+                client.settimeout(10)
+                client.send(struct.pack("qQ", fd, inode))
+                os._exit(len(socket.recv_fds(client, 1, 1)[1]))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_the_socket_lends_nothing_to_another_user() -> None:
+    memory = Memory.share(1000)
+    assert memory.address is not None
+    assert lent_to(0, memory.address)
+    assert not lent_to(65534, memory.address)
 
 
 def test_too_large_sizes_are_refused_with_both_numbers() -> None:

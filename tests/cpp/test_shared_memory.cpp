@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -106,11 +107,16 @@ TEST_CASE("an address of released memory is refused") {
   ++address.inode;
   CHECK_THROWS_AS(attach_memory(address), SharedMemoryError);
   address = *memory->address();
-  address.bytes = 2 * whole_pages(1);
-  CHECK_THROWS_AS(attach_memory(address), SharedMemoryError);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t bytes : {2 * whole_pages(1), kMost, std::int64_t{-1}}) {
+    address.bytes = bytes;
+    CHECK_THROWS_AS(attach_memory(address), SharedMemoryError);
+  }
   address.bytes = 1;
-  address.offset = -whole_pages(1);
-  CHECK_THROWS_AS(attach_memory(address), SharedMemoryError);
+  for (const std::int64_t offset : {-whole_pages(1), kMost}) {
+    address.offset = offset;
+    CHECK_THROWS_AS(attach_memory(address), SharedMemoryError);
+  }
   CHECK_THROWS_WITH_AS(attach_memory({getpid(), 987654, 1, 0, 1}), doctest::Contains("987654"),
                        SharedMemoryError);
 }

@@ -29,6 +29,7 @@ TEST_CASE("element counts are checked") {
   CHECK(element_count(Dims{3, 0, 5}.from(0)) == 0);
   CHECK_THROWS_AS(element_count(Dims{3, -1}.from(0)), std::invalid_argument);
   CHECK_THROWS_AS(element_count(Dims{1LL << 40, 1LL << 40}.from(0)), std::length_error);
+  CHECK(element_count(Dims{1LL << 40, 1LL << 40, 0}.from(0)) == 0);
 }
 
 TEST_CASE("checked arithmetic") {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from collect_support import (
@@ -27,7 +30,7 @@ from collect_support import (
     marks_of,
     of_ranks,
 )
-from fault_campaign import BY_ENVIRONMENT, Campaign
+from fault_campaign import BY_ENVIRONMENT, Campaign, FaultyEnv
 from tensordict.nn import TensorDictModule
 from test_kills import shared_files
 
@@ -36,6 +39,8 @@ PREEMPTED = Way("multi sync preempted", 2, {"preemptive_threshold": 0.5})
 SPAWNED = Way("multi sync spawned", 2, {"start_method": "spawn"})
 SPAWNED_ASYNC = Way("multi async spawned", 2, {"start_method": "spawn", "prefetch": 1})
 SHORT = (IN_PROCESS, CENTRAL_ASYNC, of_ranks(MULTI_AHEAD)[0])  # in the usual run
+SOAKED = (IN_PROCESS, MULTI_STACK, MULTI_ASYNC[1], CENTRAL, CENTRAL_ASYNC, STACK, ASYNC[1])
+GROWTH = {"MB": 8.0, "descriptors": 2, "threads": 1}  # limits for the driver and one worker
 
 
 def follow(observation: torch.Tensor) -> torch.Tensor:
@@ -112,3 +117,48 @@ def test_a_seed_repeats_the_faults(tmp_path: Path) -> None:
         campaign.run(12)
         committed.append(campaign.committed)
     assert committed[0] == committed[1] != committed[2]
+
+
+def held_by(pid: int) -> dict[str, float]:
+    """Return the memory, open descriptors and threads of a process."""
+    process = psutil.Process(pid)
+    with process.oneshot():
+        megabytes = process.memory_info().rss / 1e6
+        return {
+            "MB": megabytes,
+            "descriptors": process.num_fds(),
+            "threads": process.num_threads(),
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, id=way.name, marks=marks_of(way))
+        for way in (*SOAKED, *of_ranks(MULTI_STACK)[:2])
+    ],
+)
+def test_nothing_grows(way: Way, tmp_path: Path, record_property: Any) -> None:
+    """Collect 5,000 batches and kill one worker after every 250; the other one lives on."""
+    entries = [partial(FaultyEnv, tmp_path / str(worker)) for worker in range(way.workers)]
+    lives: set[int] = set()
+    samples, batches = [], 0
+    with make(way, entries, max_worker_restarts=1000) as collector:
+        for _ in range(20):
+            if way.remote and lives:
+                os.kill(collector.stats()["workers"][0]["pid"], signal.SIGKILL)
+            before, until = len(lives), batches + 250
+            while batches < until or (way.remote and len(lives) == before):
+                lives.update(collector.next()["observation"][..., 0].flatten().tolist())
+                batches += 1
+            pids = [os.getpid(), *([collector.stats()["workers"][1]["pid"]] if way.remote else [])]
+            samples.append([held_by(pid) for pid in pids])
+    report = [f"{way.name}: {batches} batches, {max(len(lives) - way.workers, 0)} restarts"]
+    growth = []
+    for name, first, last in zip(("driver", "worker"), samples[3], samples[-1], strict=False):
+        growth.append({kind: last[kind] - first[kind] for kind in first})
+        changes = ", ".join(f"{number:+.3g} {kind}" for kind, number in growth[-1].items())
+        report.append(f"{name} {last['MB']:.0f} MB: {changes}")
+    record_property("chaos", "; ".join(report))
+    assert all(own[kind] <= most for own in growth for kind, most in GROWTH.items()), samples

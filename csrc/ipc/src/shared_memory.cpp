@@ -96,6 +96,13 @@ Memory::Deleter unmapping(std::int64_t bytes, std::shared_ptr<SharedFile> file =
   };
 }
 
+// Whether a part of this many bytes that begins with a page lies within memory of this size. The
+// numbers may come from another process.
+bool lies_within(std::int64_t size, std::int64_t offset, std::int64_t bytes) {
+  return offset >= 0 && bytes >= 0 && offset % whole_pages(1) == 0 && offset <= size &&
+         bytes <= size - offset;
+}
+
 std::string path_of(const SharedAddress& address) {
   return "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
 }
@@ -158,8 +165,7 @@ std::shared_ptr<Memory> share_memory(std::int64_t bytes) {
 
 std::shared_ptr<Memory> part_of(const std::shared_ptr<Memory>& memory, std::int64_t offset,
                                 std::int64_t bytes) {
-  if (!memory->address() || offset < 0 || bytes < 0 || offset != whole_pages(offset) ||
-      checked_add(offset, bytes) > memory->bytes()) {
+  if (!memory->address() || !lies_within(memory->bytes(), offset, bytes)) {
     throw std::invalid_argument("part: expected whole pages within shared memory of " +
                                 std::to_string(memory->bytes()) + " bytes, got offset " +
                                 std::to_string(offset) + " and " + std::to_string(bytes) +
@@ -175,8 +181,7 @@ std::shared_ptr<Memory> attach_memory(const SharedAddress& address) {
   const File file = open_file(address);
   const struct stat status = status_of(file);
   const std::int64_t offset = address.offset;
-  if (status.st_ino != address.inode || offset < 0 || address.bytes < 0 ||
-      offset != whole_pages(offset) || checked_add(offset, address.bytes) > status.st_size) {
+  if (status.st_ino != address.inode || !lies_within(status.st_size, offset, address.bytes)) {
     throw SharedMemoryError("shared memory: " + path_of(address) +
                             " no longer refers to this memory; its creator has released it");
   }
