@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import cloudpickle
 import numpy as np
-import numpy.typing as npt
 import torch
 from tensordict import (
     LazyStackedTensorDict,
@@ -23,9 +22,7 @@ from tensordict import (
 )
 
 from pycollect.data.layout import Key, dotted
-
-Cells: TypeAlias = npt.NDArray[np.object_]
-"""One value per cell, in the shape of the batch: [P, T] for a rollout."""
+from pycollect.data.objects import PLAIN_TYPES, Cells, object_stack
 
 Extras: TypeAlias = dict[Key, Cells]
 """Extras of a rollout or a batch by key, including "next"; ``None`` in cells without a frame."""
@@ -74,12 +71,9 @@ class Extra:
         )
 
 
-_PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
-
-
 def private_copy(value: Any) -> Any:
     """Return a copy of a value that its producer may overwrite, or the value if it has no copy."""
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN_TYPES:
         return value
     if isinstance(value, torch.Tensor) or is_tensor_collection(value):
         return value.detach().clone()
@@ -91,7 +85,7 @@ def private_copy(value: Any) -> Any:
 
 def private_copies(values: Iterable[Any]) -> list[Any]:
     """Return `private_copy` of each value."""
-    return [value if type(value) in _PLAIN else private_copy(value) for value in values]
+    return [value if type(value) in PLAIN_TYPES else private_copy(value) for value in values]
 
 
 def cells_of(values: Sequence[Any], shape: Sequence[int]) -> Cells:
@@ -164,71 +158,6 @@ def pickled_extras(extras: Extras) -> bytes:
                     f"another process: {error}"
                 ) from error
         raise
-
-
-_ATTRIBUTES: dict[str, Any] = vars(NonTensorData(""))
-_OTHERS: dict[str, Any] = _ATTRIBUTES["_non_tensordict"]
-_EMPTY: dict[str, Any] = vars(_ATTRIBUTES["_tensordict"])
-_STACK: dict[str, Any] = NonTensorStack(NonTensorData("")).__dict__
-_LATE = frozenset(("tolist", "__class__", "__dict__"))
-"""Attributes of a late stack that do not make its parts."""
-
-
-class _LateStack(NonTensorStack):  # type: ignore[misc]
-    """A stack that has only the cells until it is used; it then becomes a NonTensorStack.
-
-    Making the parts takes several microseconds for each cell, but learners read objects as a list
-    (`tolist`), or not at all.
-    """
-
-    def __getattribute__(self, name: str) -> Any:
-        if name not in _LATE:
-            _make_parts(self)
-        return object.__getattribute__(self, name)
-
-    def tolist(self, *args: Any, as_linked_list: bool = False, **kwargs: Any) -> Any:
-        cells = vars(self)["_cells"][0] if "_cells" in vars(self) else None
-        if cells is None or args or kwargs or not set(map(type, cells.flat)) <= _PLAIN:
-            _make_parts(self)
-            own = {"as_linked_list": True} if as_linked_list else {}
-            return NonTensorStack.tolist(self, *args, **own, **kwargs)
-        return _linked(cells, self) if as_linked_list else cells.tolist()
-
-
-def _late_stack(cells: Cells, names: Sequence[str | None] | None, device: Any) -> Any:
-    """Return a stack over the last dimension of the cells."""
-    stack = object.__new__(_LateStack)
-    attributes: dict[str, Any] = stack.__dict__
-    attributes.update(_STACK, stack_dim=cells.ndim - 1, _batch_size=torch.Size(cells.shape))
-    attributes["_cells"] = cells, names, device
-    del attributes["tensordicts"]
-    if names is not None and names[-1] is not None:
-        attributes["_td_dim_name"] = names[-1]
-    return stack
-
-
-def _make_parts(stack: Any) -> None:
-    attributes = vars(stack)
-    held = attributes.get("_cells")
-    if held is None:
-        return
-    cells, names, device = held
-    first = None if names is None else names[:-1]
-    parts = [_objects(cells[..., i], first, device) for i in range(cells.shape[-1])]
-    # In this order, because another thread may also be here.
-    attributes.setdefault("tensordicts", parts)
-    stack.__class__ = NonTensorStack
-    attributes.pop("_cells", None)
-
-
-def _linked(cells: Cells, stack: Any) -> Any:
-    """Return the cells as a list that writes changes to the stack, as tensordict does."""
-    from tensordict.utils import LinkedList  # not in tensordict 0.9
-
-    if cells.ndim == 1:
-        return LinkedList(cells.tolist(), td=stack)
-    rows = [_late_stack(row, None, None).tolist(as_linked_list=True) for row in cells]
-    return LinkedList(rows, td=stack)
 
 
 @dataclass
@@ -310,7 +239,7 @@ def _filled(
     node: TensorDictBase, name: str, cells: Cells, extra: Extra, lazily: bool = True
 ) -> TensorDictBase:
     if extra.kind is Kind.OBJECT:
-        return _set(node, name, _objects(cells, node.names, node.device))
+        return _set(node, name, object_stack(cells, node.names, node.device))
     if extra.kind is Kind.RAGGED:
         for index in np.ndindex(cells.shape):
             if cells[index] is None:
@@ -328,30 +257,6 @@ def _set(node: TensorDictBase, name: str, stack: Any) -> TensorDictBase:
         return node.set(name, stack)
     node._set_str(name, stack, validated=True, inplace=False, non_blocking=False)
     return node
-
-
-def _objects(
-    cells: Cells,
-    names: Sequence[str | None] | None = None,
-    device: torch.device | None = None,
-) -> Any:
-    """Return NonTensorData, or a stack of it, in the shape of the cells."""
-    if cells.ndim == 0:
-        return _object(cells.item(), device)
-    return _late_stack(cells, names, device)
-
-
-def _object(value: Any, device: torch.device | None) -> Any:
-    """Return NonTensorData; for plain values, ten times as fast as its constructor.
-
-    The objects share no attribute that tensordict writes, such as lock, batch size and names.
-    """
-    if type(value) not in _PLAIN:
-        return value if isinstance(value, NonTensorStack) else NonTensorData(value, device=device)
-    made, empty = object.__new__(NonTensorData), object.__new__(TensorDict)
-    vars(empty).update(_EMPTY, _tensordict={}, _device=device)
-    vars(made).update(_ATTRIBUTES, _tensordict=empty, _non_tensordict={**_OTHERS, "data": value})
-    return made
 
 
 def _ragged(node: TensorDictBase, name: str, cells: Cells, lazily: bool) -> TensorDictBase:
@@ -452,7 +357,7 @@ def write_values(td: TensorDictBase, key: Key, values: list[Any], envs: tuple[in
         else:
             existing.update(node)
     else:
-        td.set(key, _objects(cells))
+        td.set(key, object_stack(cells))
 
 
 def without_extras(td: TensorDictBase) -> tuple[TensorDictBase, ExtrasBatch]:

@@ -197,21 +197,18 @@ def _has_any(space: Space, extras: bool) -> bool:
 def _flatten_children(
     children: list[tuple[Any, str, Callable[[Any], tuple[Any, ...]] | None]],
 ) -> Callable[[Any], tuple[Any, ...]]:
-    """Return `flatten` for entries that are flattened themselves unless their function is None."""
-
-    def entry_of(value: Any, index: Any, name: str) -> Any:
-        try:
-            return value[index]
-        except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(
-                f"observation: expected the entry {name!r} of the observation space, got "
-                f"{describe(value)}"
-            ) from error
+    """Return `flatten` for entries with their own functions; ``None`` for entries of one leaf."""
 
     def flatten_each(value: Any) -> tuple[Any, ...]:
         flat: list[Any] = []
         for index, name, child in children:
-            entry = entry_of(value, index, name)
+            try:
+                entry = value[index]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(
+                    f"observation: expected the entry {name!r} of the observation space, got "
+                    f"{describe(value)}"
+                ) from error
             flat.extend((entry,) if child is None else child(entry))
         return tuple(flat)
 
