@@ -340,7 +340,7 @@ void TrajectoryIds::renumber(std::int64_t worker, const TensorView& ids, Known k
     if (begin < run.end) {
       row.add(begin, run.end, state_.next - first);
       open.local[env] = run.last;
-      open.global[env] = state_.next + run.last - first;
+      open.global[env] = state_.next + (run.last - first);
       state_.next = open.global[env] + 1;
     }
   }

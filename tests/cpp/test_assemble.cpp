@@ -266,6 +266,10 @@ TEST_CASE("invalid ids are refused and change nothing") {
   CHECK(ids.state() == before);
   ids.renumber(1, view({1, 2}));
   CHECK(values[1] == ids.next() - 1);
+  TrajectoryIds late({kMost, {}});
+  values = {kMost - 1, kMost, -1, -1};
+  late.renumber(0, view({1, 4}));
+  CHECK(values == Values{kMost, kMost + 1, -1, -1});
 }
 
 TEST_CASE("a state is restored and checked") {
