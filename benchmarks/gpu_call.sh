@@ -70,7 +70,7 @@ if ! step "first import" 90 3 "$python" -c "import torch, pycollect; print(pycol
   step build 200 5 "${built[@]}" && step install 60 5 "${into[@]}" "$work"/pycollect_rl-*.whl || exit 1
 fi
 tests=("$python" -m pytest -q -p no:cacheprovider -m "cuda and not slow" --tb=short)
-of_the_core=(tests/test_cuda_uploader.py tests/test_cuda_gather.py)
+of_the_core=(tests/core/test_cuda_uploader.py tests/data/test_cuda_gather.py)
 
 bench() { # name of the file, seconds at most, arguments of `bench gpu`...
   local name=$1 most=$2
@@ -98,7 +98,7 @@ from pycollect import cuda; print('the core:', cuda.why_not() or 'has CUDA')"
       done
       ;;
     tests)
-      mapfile -t files < <(grep -l 'mark\.cuda' tests/*.py)
+      mapfile -t files < <(grep -lr --include='*.py' 'mark\.cuda' tests)
       step tests 200 40 "${tests[@]}" --timeout=90 --durations=10 "${files[@]}"
       ;;
     rest)

@@ -2,7 +2,7 @@
 
 For each line of input, it samples a batch and prints the number of frames. It has Sample Factory's
 defaults: one inference worker acts for all rollout workers, and each of them steps its environments
-in two halves.
+in two halves if it has more than one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sample_factory.envs.env_utils import register_env
 from sample_factory.model.encoder import Encoder
 from torch import nn
 
-CASE, LOCK, WORKERS, ENVS, STEPS, CALL_SECONDS = sys.argv[1:7]
+CASE, LOCK, WORKERS, ENVS, STEPS, CALL_SECONDS, *WAITS = sys.argv[1:]
 PIXELS: Any = ((4, 84, 84), np.uint8)
 NUMBERS: Any = ((3,), np.float32)
 # Sample Factory's own encoder has the convolutions of the Nature CNN.
@@ -38,12 +38,13 @@ ARGUMENTS = {
 
 
 class Still(gymnasium.Env):  # type: ignore[misc]
-    """An observation that does not change: stepping costs nothing."""
+    """An observation that does not change. A step takes the time that the command line names."""
 
     render_mode = None
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
         """Create the spaces and the observation."""
+        self.wait = float(WAITS[number % len(WAITS)])
         shape, dtype = PIXELS if CASE == "nature" else NUMBERS
         high = 255 if dtype is np.uint8 else 1
         self.observation_space = Box(0, high, shape, dtype)
@@ -55,7 +56,9 @@ class Still(gymnasium.Env):  # type: ignore[misc]
         return self.observation, {}
 
     def step(self, action: Any) -> Any:
-        """Return the same observation."""
+        """Wait, and return the same observation."""
+        if self.wait:
+            time.sleep(self.wait)
         return self.observation, 0.0, False, False, {}
 
 
@@ -79,9 +82,9 @@ class OnDevice(Encoder):  # type: ignore[misc]
         return self.linear(observation["obs"])
 
 
-def make(*_: Any, **__: Any) -> Still:
-    """Return an environment; all arguments are ignored."""
-    return Still()
+def make(name: str, cfg: Any, env_config: Any, render_mode: Any) -> Still:
+    """Return the environment of a rollout worker; the first one describes the spaces."""
+    return Still(env_config.worker_index if env_config else 0)
 
 
 def main() -> None:
@@ -96,6 +99,7 @@ def main() -> None:
             "--env=still",
             f"--num_workers={workers}",
             f"--num_envs_per_worker={envs}",
+            f"--worker_num_splits={min(envs, 2)}",
             f"--rollout={steps}",
             f"--batch_size={workers * envs * steps}",
             "--device=cpu",

@@ -3,7 +3,9 @@
 A lock stands for a GPU: each call of the policy holds it for two milliseconds, for any batch size.
 The first limit is the policy alone, called for all environments. The second limit is processes that
 step the environments and send requests through the same slots, without recording. With groups,
-environments also take time, and the limit is the slower of policy and environments.
+environments also take time, and the limit is the slower of policy and environments. With one slow
+environment in each process, other libraries step them in processes, too: the policy is called for
+all of them at once, so they wait for the slowest one.
 """
 
 import fcntl
@@ -13,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,6 +36,8 @@ from pycollect.bench.workloads import FreeFrames, nature_policy
 
 CALL_SECONDS = 0.002
 ENV_SECONDS = 0.001
+SLOW_CALL_SECONDS = 0.005
+SLOW_ENV_SECONDS = 0.02
 BARE = "two processes and a futex"
 ENVS = 4  # in each worker
 STEPS = 50
@@ -53,23 +57,23 @@ STEPPED = "the environments alone"
 class OnDevice(nn.Module):
     """A policy of zeros, whose calls lock the device for a while."""
 
-    def __init__(self, lock: str) -> None:
-        """Store the path of the device's lock file."""
+    def __init__(self, lock: str, seconds: float) -> None:
+        """Store the path of the device's lock file, and the duration of a call."""
         super().__init__()
-        self.lock = lock
+        self.lock, self.seconds = lock, seconds
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """Lock the device for the duration of a call."""
         with open(self.lock, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            time.sleep(CALL_SECONDS)
+            time.sleep(self.seconds)
         return (self.bias + observation[..., :1]).detach() * 0
 
 
-def on_device(lock: str) -> TensorDictModule:
+def on_device(lock: str, seconds: float = CALL_SECONDS) -> TensorDictModule:
     """Return the policy that locks a device."""
-    return TensorDictModule(OnDevice(lock), ["observation"], ["action"])
+    return TensorDictModule(OnDevice(lock, seconds), ["observation"], ["action"])
 
 
 def nature(lock: str) -> TensorDictModule:
@@ -115,10 +119,22 @@ class Still(FreeFrames):
 class Slow(Still):
     """Each step waits for a millisecond."""
 
+    seconds = ENV_SECONDS
+
     def step(self, action: Any) -> Any:
         """Wait."""
-        time.sleep(ENV_SECONDS)
+        time.sleep(self.seconds)
         return super().step(action)
+
+
+class Slowest(Slow):
+    """Each step waits for twenty milliseconds."""
+
+    seconds = SLOW_ENV_SECONDS
+
+
+SLOW = {"equal": [Slow] * 8, "one of 20 ms": [Slow] * 7 + [Slowest]}
+"""One environment for each process."""
 
 
 def central(
@@ -164,13 +180,54 @@ def torchrl(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
     )
 
 
-def sample_factory(case: str, lock: str, workers: int) -> Iterator[int]:
+def slow_central(case: str, lock: str, sync: bool) -> Iterator[int]:
+    """Collect from one slow environment in each process, with a policy of 5 ms."""
+    makes = SLOW[case]
+    return ours(
+        "MultiSyncDataCollector" if sync else "MultiaSyncDataCollector",
+        makes,
+        partial(on_device, lock, SLOW_CALL_SECONDS),
+        read=count,
+        frames_per_batch=STEPS * (len(makes) if sync else 1),
+        inference="central",
+    )
+
+
+def slow_loop(case: str, lock: str, subproc: bool) -> Iterator[int]:
+    """Step the same environments in another library's processes, with one call for all."""
+    if subproc:
+        from stable_baselines3.common.vec_env import SubprocVecEnv as Processes
+    else:
+        from gymnasium.vector import AsyncVectorEnv as Processes
+    env, policy = Processes(SLOW[case]), OnDevice(lock, SLOW_CALL_SECONDS)
+    current = env.reset() if subproc else env.reset()[0]
+    kept = np.empty((STEPS, *current.shape), np.float32)
+    with torch.no_grad():
+        while True:
+            for t in range(STEPS):
+                kept[t] = current
+                current = env.step(policy(torch.from_numpy(current)).numpy())[0]
+            yield STEPS * len(current)
+
+
+def sample_factory(
+    case: str,
+    lock: str,
+    workers: int,
+    envs: int = ENVS,
+    call: float = CALL_SECONDS,
+    waits: Sequence[float] = (0.0,),
+) -> Iterator[int]:
     """Sample with Sample Factory, in the interpreter that an environment variable names.
 
     It would continue between turns, so it is stopped while other sides run.
+
+    Args:
+        call: Seconds of a call of the policy.
+        waits: Seconds of a step, for the environments of each process in turn.
     """
     script = Path(__file__).with_name("peer_sample_factory.py")
-    numbers = [str(own) for own in (workers, ENVS, STEPS, CALL_SECONDS)]
+    numbers = [str(own) for own in (workers, envs, STEPS, call, *waits)]
     command = [os.environ[SAMPLE_FACTORY], script, case, lock, *numbers]
     running = subprocess.Popen(
         command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, start_new_session=True
@@ -396,6 +453,40 @@ def test_in_groups(compare: Callable[..., None], tmp_path: Path, workers: int) -
         ],
         frame_bytes=FRAME_BYTES,
         wanted={ones[0]: 1.2},
+    )
+
+
+@pytest.mark.parametrize("case", ["equal", pytest.param("one of 20 ms", marks=pytest.mark.full)])
+def test_slow_calls(compare: Callable[..., None], tmp_path: Path, case: str) -> None:
+    """Compare calls for all environments with calls that do not wait for the slowest."""
+
+    def side(name: str, stream: Callable[..., Iterator[int]], **kwargs: Any) -> Side:
+        return Side(name, stream, {"case": case, "lock": device_of(tmp_path, name), **kwargs})
+
+    workers = len(SLOW[case])
+    sync = "pycollect, central"
+    others = []
+    if SAMPLE_FACTORY in os.environ:
+        own = {"workers": workers, "envs": 1, "call": SLOW_CALL_SECONDS}
+        waits = [env.seconds for env in SLOW[case]]
+        side_of_it = side("Sample Factory", sample_factory, waits=waits, **own)
+        others.append(replace(side_of_it, kwargs={**side_of_it.kwargs, "case": "device"}))
+    compare(
+        f"central inference, 5 ms device, {workers} processes of one environment of 1 ms, {case}, "
+        f"T={STEPS}",
+        [
+            replace(side(PROCESS, slow_central, sync=False), group=workers, ahead=1),
+            side(sync, slow_central, sync=True),
+            replace(side("AsyncVectorEnv", slow_loop, subproc=False), spawns=True),
+            replace(
+                side("SubprocVecEnv", slow_loop, subproc=True),
+                needs="stable_baselines3",
+                spawns=True,
+            ),
+            *others,
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={sync: 0.95 if case == "equal" else 1.0},
     )
 
 

@@ -87,10 +87,12 @@ def check_form(name: str, value: Any, trajs_per_batch: Any) -> str:
     return form
 
 
-def check_drop(name: str, value: Any, split_trajs: Any, trajs_per_batch: Any) -> bool:
+def check_drop(name: str, value: Any, split_trajs: Any, trajs: Any, mode: Any) -> bool:
     """Return a flag; raise ValueError if it is set with batches of trajectories."""
-    other = "split_trajs" if split_trajs else "trajs_per_batch"
-    if value and (split_trajs or check_count("trajs_per_batch", trajs_per_batch)):
+    if value and (split_trajs or mode == "trajectory" or check_count("trajs_per_batch", trajs)):
+        other = (
+            "split_trajs" if split_trajs else "trajs_per_batch" if trajs else "replay_write_mode"
+        )
         raise ValueError(
             f"{name}: expected False with {other}, got {value!r}; batches of trajectories already "
             "leave out uncollected cells"
@@ -140,6 +142,28 @@ def check_factory(value: Any, policy: Any) -> Any:
             f"({type(value).__name__}); pass the module as policy"
         )
     return check_callable("policy_factory", value)
+
+
+def built_policy(factory: Any) -> Any:
+    """Call a policy factory; TypeError if it does not return a policy."""
+    policy = factory()
+    if not callable(policy) or isinstance(policy, type):
+        raise TypeError(
+            f"policy_factory: expected a function that returns a module or a callable, but it "
+            f"returned {policy!r}"
+        )
+    return policy
+
+
+def check_env_groups(name: str, value: Any) -> int:
+    """Return the number of groups of a worker's environments, 1 or 2."""
+    number = check_positive(name, value)
+    if number > 2:
+        raise ValueError(
+            f"{name}: expected 1, or 2 to step one group while the policy runs for the other, got "
+            f"{number}"
+        )
+    return number
 
 
 def check_positive_or_none(name: str, value: Any) -> int | None:

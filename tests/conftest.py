@@ -22,7 +22,9 @@ import psutil
 import pytest
 
 HAS_TORCH = find_spec("torch") is not None
-HERE = str(Path(__file__).parent)
+HERE = Path(__file__).parent
+# Support code, and tests that others import from.
+FOLDERS = sorted({str(path.parent) for path in HERE.glob("*/*.py")} - {str(HERE / "embed")})
 _PR_SET_CHILD_SUBREAPER = 36
 _LEAK_SECONDS = 15.0
 _SHARED = Path("/dev/shm")
@@ -99,7 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell that runs pytest in the background ignores SIGINT, but tests send it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Workers import the tests' environments by name.
-    paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
+    sys.path[:0] = FOLDERS
+    paths = [*FOLDERS, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
@@ -117,7 +120,7 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Ignore all tests except the core's if torch is missing."""
-    is_own = collection_path == Path(HERE) or collection_path.name.startswith("test_core_")
+    is_own = collection_path.is_dir() or collection_path.name.startswith("test_core_")
     return None if HAS_TORCH or is_own else True
 
 
@@ -145,7 +148,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("ray"))
         if _elsewhere(item) and not item.get_closest_marker("slow"):
             ranks = item.get_closest_marker("ranks") is not None
-            tests.setdefault((item.nodeid.partition("[")[0], ranks), []).append(item)
+            tests.setdefault((_function(item), ranks), []).append(item)
     for (name, ranks), cases in tests.items():
         marker = None if ranks else _elsewhere(cases[0])
         first = zlib.crc32(name.encode())
@@ -155,6 +158,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for case in cases:
             if case not in usual:
                 case.add_marker(pytest.mark.slow)
+
+
+def _function(item: pytest.Item) -> str:
+    """Return the name of a test's function, which does not depend on the folder of its file."""
+    return f"tests/{item.path.name}::{item.nodeid.partition('[')[0].partition('::')[2]}"
 
 
 def _of_one_kind(cases: list[pytest.Item], *, actors: bool) -> list[pytest.Item]:

@@ -15,6 +15,9 @@ namespace {
 
 const Key kTrajectoryIds{"collector", "traj_ids"};
 
+// The largest trajectory id: sums and differences of two of them fit in 64 bits.
+constexpr std::int64_t kMostIds = (std::int64_t{1} << 62) - 1;
+
 void check_row(const Placement& batch, std::int64_t row, const Placement& rollout) {
   const std::int64_t workers = batch.geometry().workers;
   if (row < 0 || row >= workers) {
@@ -166,7 +169,7 @@ std::vector<IdRun> runs_of(const TensorView& ids, std::span<const std::int64_t> 
   std::vector<IdRun> runs;
   runs.reserve(open.size());
   const std::int64_t steps = ids.shape[1];
-  for (std::int64_t env = 0; env < ids.shape[0]; ++env) {
+  for (std::int64_t env = 0; steps > 0 && env < ids.shape[0]; ++env) {
     const IdRow row(ids, env);
     const bool counts = known == TrajectoryIds::Known::counting || row.counts();
     std::int64_t last = open[static_cast<std::size_t>(env)];
@@ -176,11 +179,11 @@ std::vector<IdRun> runs_of(const TensorView& ids, std::span<const std::int64_t> 
       if (id == -1) {
         continue;
       }
-      if (id < 0 || id < last) {
-        throw std::invalid_argument("ids: expected -1, or at least " +
-                                    std::to_string(last < 0 ? 0 : last) + " in worker " +
-                                    std::to_string(worker) + ", env " + std::to_string(env) +
-                                    ", step " + std::to_string(t) + ", got " + std::to_string(id));
+      if (id < 0 || id < last || row[end - 1] > kMostIds) {
+        throw std::invalid_argument(
+            "ids: expected -1, or at least " + std::to_string(last < 0 ? 0 : last) +
+            " and below 2^62 in worker " + std::to_string(worker) + ", env " + std::to_string(env) +
+            ", step " + std::to_string(t) + ", got " + std::to_string(id));
       }
       last = row[end - 1];
       runs.push_back({env, t, end, id, last});
@@ -204,8 +207,9 @@ void check_state(const TrajectoryIds::State& state) {
           std::to_string(state.next) + ", got other values in worker " + std::to_string(id));
     }
   }
-  if (state.next < 0) {
-    throw std::invalid_argument("state: expected next >= 0, got " + std::to_string(state.next));
+  if (state.next < 0 || state.next > kMostIds) {
+    throw std::invalid_argument("state: expected next >= 0 and below 2^62, got " +
+                                std::to_string(state.next));
   }
 }
 
@@ -300,8 +304,9 @@ void compact(ThreadPool& pool, std::byte* target, const Placement& joined,
 }
 
 std::int64_t TrajectoryIds::issue(std::int64_t count) {
-  if (count < 0) {
-    throw std::invalid_argument("count: expected at least 0, got " + std::to_string(count));
+  if (count < 0 || count > kMostIds - state_.next) {
+    throw std::invalid_argument("count: expected at least 0, and ids below 2^62, got " +
+                                std::to_string(count));
   }
   return std::exchange(state_.next, state_.next + count);
 }

@@ -91,8 +91,15 @@ std::int64_t Leaf::frame_bytes() const {
 
 Layout::Layout(std::vector<Leaf> leaves) : leaves_(std::move(leaves)) {
   check_keys(leaves_);
+  constexpr int kMost = Dims::kMaxRank - 3;  // a batch has three more dimensions, [B, P, T]
   for (const Leaf& leaf : leaves_) {
-    leaf.frame_bytes();  // throws if the shape is invalid
+    if (leaf.shape.size() > kMost) {
+      throw std::invalid_argument("leaves: expected at most " + std::to_string(kMost) +
+                                  " dimensions per frame, got " +
+                                  std::to_string(leaf.shape.size()) + " in " + to_string(leaf.key));
+    }
+    leaf.frame_bytes();  // throws if the shape is invalid, as the next line does for its strides
+    TensorView::contiguous(nullptr, leaf.dtype, leaf.shape);
   }
   fingerprint_ = fingerprint_of(leaves_);
 }

@@ -241,6 +241,9 @@ void SplitPlan::pad(const TensorView& target, std::int64_t value) const {
     source.strides[i] = 0;
   }
   const RunCopy run(tail, source);
+  if (target.count() == 0) {  // its address may be null
+    return;
+  }
   for (std::size_t i = 0; i < segments_.size(); ++i) {
     const std::int64_t length = segments_[i].length;
     run(target.data + static_cast<std::int64_t>(i) * target.strides[0] + length * target.strides[1],

@@ -13,7 +13,7 @@ from pycollect.arguments import arguments_of, naming
 from pycollect.data.devices import CPU, Devices, check_available, named_device, with_index
 from pycollect.data.weights import moved_to
 from pycollect.driver.options import StreamOptions
-from pycollect.envs.groups import check_env_groups, group_entries
+from pycollect.envs.groups import group_entries
 from pycollect.envs.make import check_entry
 from pycollect.transport.pickling import pickled
 from pycollect.worker.options import WorkerOptions
@@ -203,7 +203,7 @@ def check_groups(
         server: Number of groups of each worker with central inference; None without it.
         is_nest: The entry is a list with one entry per process.
     """
-    count = check_env_groups("env_groups", groups)
+    count = check.check_env_groups("env_groups", groups)
     if server not in (None, count):
         raise ValueError(
             f"env_groups: expected {server}, the collector's own number, got {count}; "
@@ -234,6 +234,8 @@ _OURS_ALONE = (
     "postproc",
     "split_trajs",
     "replay_buffer",
+    "replay_write_mode",
+    "trajs_per_batch",
     "sync",
 )
 

@@ -13,14 +13,7 @@ import pycollect
 
 # Arguments of TorchRL that have no effect here.
 HINTS = frozenset(
-    {
-        "use_buffers",
-        "return_same_td",
-        "no_cuda_sync",
-        "use_env_creator",
-        "worker_idx",
-        "auto_register_policy_transforms",
-    }
+    {"use_buffers", "return_same_td", "no_cuda_sync", "use_env_creator", "worker_idx"}
 )
 
 _STRAGGLERS = "use MultiSyncDataCollector or RayCollector(sync=True), which stop slow workers"

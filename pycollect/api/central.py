@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,11 +17,11 @@ from pycollect.api.binding import Arguments
 from pycollect.arguments import checked
 from pycollect.data.devices import CPU
 from pycollect.data.weights import device_of
-from pycollect.driver.policy_server import ProcessPlan
+from pycollect.driver.live_policy import InDriver
+from pycollect.driver.policy_place import PlaceMaker
+from pycollect.driver.policy_process import InPolicyProcess
 from pycollect.driver.records import WorkerPlan
-from pycollect.envs.groups import check_env_groups
 from pycollect.inference.options import InferenceOptions, ServerSettings
-from pycollect.policy.runner import build
 from pycollect.transport.pickling import pickled
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.transport.spec import WorkerSpec
@@ -30,7 +31,6 @@ if TYPE_CHECKING:  # at run time, imported only for central inference
     from pycollect.inference.client import ClientSlots
     from pycollect.inference.in_driver import ServingBell
     from pycollect.inference.policy_worker import PolicyWorkerMaker
-    from pycollect.inference.server import InferenceServer
 
 _SERVER = -1  # worker id of a policy server
 _TIMEOUT = 0.01  # seconds, as in TorchRL
@@ -44,26 +44,18 @@ class Central:
         given: Arguments of the collector. If this process has called a policy factory, they contain
             its policy instead.
         clients: Slots of the workers.
-        server: Server in this process, or the plan of the server's process.
+        copy: Pickles the policy for a worker that shares no memory with its server. Raises
+            TypeError if the policy cannot be pickled.
+        place: Makes the PolicyPlace, for the start method of an inference process.
         bell: Bell on which this process waits for requests and serves them. Defaults to ``None``:
             another process is the server.
     """
 
     given: Arguments
     clients: ClientSlots
-    server: InferenceServer | WorkerPlan
+    copy: Callable[[], bytes]
+    place: Callable[[str], PlaceMaker]
     bell: ServingBell | None = None
-
-    def copy(self) -> bytes:
-        """Pickle the policy for a worker that shares no memory with its server.
-
-        Raises:
-            TypeError: The policy cannot be pickled.
-        """
-        if not isinstance(self.server, WorkerPlan):
-            return parse.pickled_policies([self.given["policy"]], False)[0]
-        factory = self.given["policy_factory"]
-        return self.server.policy if factory is None else pickled("policy_factory", _Built(factory))
 
     @classmethod
     def of(cls, given: Arguments, workers: int, *, sync: bool) -> Central | None:
@@ -92,21 +84,11 @@ class Central:
             device,
             check.check_exploration("exploration_type", given["exploration_type"]),
             workers,
-            check_env_groups("env_groups", given["env_groups"]),
+            check.check_env_groups("env_groups", given["env_groups"]),
             measures=not sync and options.min_batch_size is None,
         )
         make = cls._in_driver if sync else cls._in_process
         return make(given, settings)
-
-    def serving(self, start_method: str) -> InferenceServer | ProcessPlan:
-        """Return the server, or the plan of its process, for a scheduler.
-
-        Args:
-            start_method: Start method of the server's process.
-        """
-        if isinstance(self.server, WorkerPlan):
-            return ProcessPlan(self.server, ProcessEngine(start_method))
-        return self.server
 
     @classmethod
     def _in_driver(cls, given: Arguments, settings: ServerSettings) -> Central:
@@ -116,11 +98,17 @@ class Central:
         from pycollect.inference.server import InferenceServer
 
         factory = given["policy_factory"]
-        policy = given["policy"] if factory is None else build(factory)
+        policy = given["policy"] if factory is None else check.built_policy(factory)
         clients = ClientSlots(Bell(), settings.groups)
         server = InferenceServer(settings, policy, clients.slots, is_owned=factory is not None)
         arguments = given.instead(policy=policy, policy_factory=None)
-        return cls(arguments, clients, server, ServingBell(clients.bell, server))
+        return cls(
+            arguments,
+            clients,
+            copy=lambda: parse.pickled_policies([policy], False)[0],
+            place=lambda _: partial(InDriver, server),
+            bell=ServingBell(clients.bell, server),
+        )
 
     @classmethod
     def _in_process(cls, given: Arguments, settings: ServerSettings) -> Central:
@@ -131,8 +119,15 @@ class Central:
         settings = _on_device_of(settings, given["policy"])
         clients = ClientSlots(Bell(), settings.groups)
         maker = PolicyWorkerMaker(settings, clients.slots.address, clients.bell.address)
-        plan = _plan(given["policy"], given["policy_factory"], settings, maker)
-        return cls(given, clients, plan)
+        name = "policy_factory"
+        factory = given[name]
+        plan = _plan(given["policy"], factory, settings, maker)
+        return cls(
+            given,
+            clients,
+            copy=lambda: plan.policy if factory is None else pickled(name, _Built(factory)),
+            place=lambda method: partial(InPolicyProcess, plan, ProcessEngine(method)),
+        )
 
 
 class _Built:
@@ -142,7 +137,7 @@ class _Built:
         self._factory = factory
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return build, (self._factory,)
+        return check.built_policy, (self._factory,)
 
 
 def _on_device_of(settings: ServerSettings, policy: Any) -> ServerSettings:

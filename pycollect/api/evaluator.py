@@ -29,7 +29,6 @@ from pycollect.docstrings import completed_by
 from pycollect.driver.background import Background, FairLock
 from pycollect.envs.make import is_env
 from pycollect.envs.single import close_quietly
-from pycollect.policy.runner import build
 
 Metrics = dict[str, Any]
 
@@ -477,7 +476,7 @@ def _collector_here(
         if factory is None:
             acting = evaluated.own_policy(policy)
         else:
-            acting = build(evaluated.MakesPolicy(factory, own))
+            acting = check.built_policy(evaluated.MakesPolicy(factory, own))
         return SyncDataCollector(own, acting, **arguments)
     except BaseException:
         if is_env(own):

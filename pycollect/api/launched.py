@@ -11,6 +11,7 @@ from pycollect.api.multi import ScheduledCollector
 from pycollect.api.set_up import EngineOptions, SetUp, WorkerKind
 from pycollect.compat.many_workers import Places
 from pycollect.driver.options import RemoteOptions
+from pycollect.driver.policy_place import InWorkers
 from pycollect.transport.engine import Engine
 
 
@@ -45,9 +46,8 @@ class LaunchedCollector(ScheduledCollector):
             other_machines=True,
             central=central,
         )
-        server = None if central is None else central.serving(set_up.remote.start_method)
-        made = engine(set_up.remote)
-        super().__init__(set_up, made, server)
+        place = InWorkers if central is None else central.place(set_up.remote.start_method)
+        super().__init__(set_up, engine(set_up.remote), place)
 
     def _with_policies(self, given: Arguments, workers: int) -> Arguments:
         """Return the arguments, with other policies if workers need them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pycollect import checks as check
 from pycollect.api import arguments as parse
@@ -23,14 +23,11 @@ from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.compat.weights import WorkerPipe
 from pycollect.docstrings import completed_by
 from pycollect.driver.flow import Flow
-from pycollect.driver.policy_server import ProcessPlan
+from pycollect.driver.policy_place import InWorkers, PlaceMaker
 from pycollect.driver.replay import warn_of_slices
 from pycollect.driver.scheduler import Scheduler
 from pycollect.transport.engine import Engine
 from pycollect.transport.processes.engine import ProcessEngine
-
-if TYPE_CHECKING:
-    from pycollect.inference.server import InferenceServer
 
 
 class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
@@ -39,19 +36,13 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
     Args:
         set_up: The checked arguments.
         engine: Closed when the collector is shut down or cannot be made.
-        server: Inference server in this process or in another one. ``None`` if workers have
-            policies.
+        place: Makes the PolicyPlace. By default, workers call the policy.
     """
 
     _source: Scheduler
     _frames_divided_among = "workers and their environments"
 
-    def __init__(
-        self,
-        set_up: SetUp,
-        engine: Engine,
-        server: InferenceServer | ProcessPlan | None = None,
-    ) -> None:
+    def __init__(self, set_up: SetUp, engine: Engine, place: PlaceMaker = InWorkers) -> None:
         self._remote, self._template = set_up.remote, set_up.template
         options, first = set_up.options, set_up.plans[0].spec.options
         if options.replay_buffer is not None:  # rows of different batches would differ in length
@@ -59,7 +50,7 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
         warn_of_slices(options, first.set_truncated)
         flow = Flow(options)
         policy, plans = set_up.policy, set_up.plans
-        scheduler = Scheduler(flow, set_up.remote, plans, policy, engine, server)
+        scheduler = Scheduler(flow, set_up.remote, plans, policy, engine, place)
         super().__init__(
             flow, scheduler, set_up.weights, first.pre_collect_hook, first.post_collect_hook
         )
@@ -103,6 +94,26 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
         """End all workers and lose rollouts in flight; `add_collectors` can start new workers."""
         self._source.members.end_all()
 
+    def worker_policy_versions(self) -> dict[int, int]:
+        """Return the policy version of the weights that each worker has.
+
+        `policy_version` counts all updates; a worker that the last update left out is behind it.
+        The workers reply after their current rollouts. With ``inference="central"``, workers that
+        have no weights have `policy_version`.
+
+        Returns:
+            Versions by worker id.
+
+        Raises:
+            WorkerError: A worker died.
+            TimeoutError: A worker did not reply within `worker_timeout`.
+        """
+        versions = zip(self._source.group.in_order, self.map_fn("get_policy_version"), strict=True)
+        return {
+            worker.index: self.policy_version if version is None else version
+            for worker, version in versions
+        }
+
     @property
     def remote_collectors(self) -> list[Any]:
         """Native handles of the workers, in order: processes or Ray actor handles."""
@@ -144,11 +155,9 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
         own = shares if sync else ()
         set_up = SetUp.of(given, entries, sync=sync, shares=own, central=central)
         method = set_up.remote.start_method
-        if central is None:
-            ScheduledCollector.__init__(self, set_up, ProcessEngine(method))
-        else:
-            engine = ProcessEngine(method, central.bell)
-            ScheduledCollector.__init__(self, set_up, engine, central.serving(method))
+        place = InWorkers if central is None else central.place(method)
+        engine = ProcessEngine(method, None if central is None else central.bell)
+        ScheduledCollector.__init__(self, set_up, engine, place)
 
     def add_collectors(
         self,
@@ -184,7 +193,7 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
     def pipes(self) -> list[WorkerPipe]:
         """One pipe per worker, for TorchRL weight updaters that send through them."""
         for worker in self._workers:
-            give = partial(self._source.weights.push_to_worker, worker)
+            give = partial(self._source.place.push_to_worker, worker)
             self._pipes.setdefault(worker.index, WorkerPipe(give))
         return [self._pipes[worker.index] for worker in self._workers]
 

@@ -71,7 +71,7 @@ class WorkerKind:
         """
         if self.nest is None:
             return batched(parse.env_entries(create_env_fn, "num_collectors", number), count, name)
-        entries = parse.env_entries(create_env_fn, "num_collectors", number, _check_team_entry)
+        entries = parse.env_entries(create_env_fn, "num_collectors", number, _check_nest_entry)
         processes = check.check_positive(name, count)
         if processes != 1 and any(isinstance(entry, list) for entry in entries):
             raise ValueError(
@@ -122,7 +122,7 @@ _KINDS = {
 }
 
 
-def _check_team_entry(entry: Any) -> Any:
+def _check_nest_entry(entry: Any) -> Any:
     """Return the entry of each process of a worker, or a list with one entry per process."""
     if not isinstance(entry, (list, tuple)):
         return check_entry(entry)

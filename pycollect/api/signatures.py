@@ -29,6 +29,7 @@ class SyncDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -51,6 +52,7 @@ class SyncDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int | None = None,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -98,8 +100,14 @@ class SyncDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -167,6 +175,10 @@ class SyncDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads while collecting. Defaults to ``None``: unchanged.
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
                 root entry is the same, except at the end of a trajectory, whose last observation is
@@ -231,6 +243,7 @@ class MultiSyncDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -253,6 +266,7 @@ class MultiSyncDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -313,8 +327,14 @@ class MultiSyncDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -384,6 +404,10 @@ class MultiSyncDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker. With ``inference="central"``, the
                 policy has as many as this process (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
@@ -491,6 +515,7 @@ class MultiaSyncDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -513,6 +538,7 @@ class MultiaSyncDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -571,8 +597,14 @@ class MultiaSyncDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -642,6 +674,10 @@ class MultiaSyncDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker. With ``inference="central"``, the
                 policy has as many as this process (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
@@ -744,6 +780,7 @@ class RayCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -766,6 +803,7 @@ class RayCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -833,8 +871,14 @@ class RayCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -904,6 +948,10 @@ class RayCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker. With ``inference="central"``, the
                 policy has as many as this process (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
@@ -1028,6 +1076,7 @@ class DistributedDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -1050,6 +1099,7 @@ class DistributedDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -1114,8 +1164,14 @@ class DistributedDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -1185,6 +1241,10 @@ class DistributedDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
                 root entry is the same, except at the end of a trajectory, whose last observation is
@@ -1302,6 +1362,7 @@ class DistributedSyncDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -1323,6 +1384,7 @@ class DistributedSyncDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -1385,8 +1447,14 @@ class DistributedSyncDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -1452,6 +1520,10 @@ class DistributedSyncDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
                 root entry is the same, except at the end of a trajectory, whose last observation is
@@ -1564,6 +1636,7 @@ class RPCDataCollectorSignature:
         drop_uncollected: bool = False,
         trajs_per_batch: int | None = None,
         trajs_per_write: int | None = None,
+        replay_write_mode: str | None = None,
         traj_format: str | None = "padded",
         track_traj_ids: bool = True,
         replay_buffer: Any = None,
@@ -1586,6 +1659,7 @@ class RPCDataCollectorSignature:
         set_truncated: bool = False,
         policy_state: Mapping[Any, Any] | None = None,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        auto_register_policy_transforms: bool = False,
         num_threads: int = 1,
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
@@ -1652,8 +1726,14 @@ class RPCDataCollectorSignature:
                 `replay_buffer`, every batch still collects `frames_per_batch` frames. All
                 trajectories that it completes go to the buffer, flat, whatever their number.
                 ``None`` returns batches of frames (default: ``None``).
-            trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
-                write to the buffer. ``None`` writes all at once (default: ``None``).
+            trajs_per_write: If complete trajectories go to `replay_buffer`, number of trajectories
+                per write. ``None`` writes all at once (default: ``None``).
+            replay_write_mode: With `replay_buffer`, "rollout" writes each rollout as it was
+                collected. "trajectory" writes only complete trajectories, flat: each batch collects
+                `frames_per_batch` frames, all trajectories that it completes go to the buffer, and
+                unfinished ones stay in memory. Excludes `trajs_per_batch`, which selects
+                "trajectory", too. Defaults to ``None``: "rollout", or "trajectory" with
+                `trajs_per_batch`.
             traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
                 "cat" is [F], one trajectory after the other (default: "padded").
             track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
@@ -1723,6 +1803,10 @@ class RPCDataCollectorSignature:
                 policy defines them (default: ``None``).
             exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
                 MEAN, as an ExplorationType or its name (default: RANDOM).
+            auto_register_policy_transforms: Append to TorchRL environments the transforms that
+                TorchRL's recurrent modules in the policy require: an InitTracker and the primers of
+                their states. Without them, the collector keeps these states itself. No effect with
+                ``inference="central"`` (default: ``False``).
             num_threads: Number of torch threads in each worker (default: 1).
             compact_obs: Omit ("next", key) of observations and recurrent states. The next step's
                 root entry is the same, except at the end of a trajectory, whose last observation is

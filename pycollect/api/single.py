@@ -24,7 +24,6 @@ from pycollect.driver.flow import Flow
 from pycollect.driver.in_process import InProcess
 from pycollect.driver.options import StreamOptions
 from pycollect.envs.make import check_entry
-from pycollect.policy.runner import build
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker
 
@@ -100,7 +99,7 @@ class SyncDataCollector(
         env_kwargs = check.check_env_kwargs(own["create_env_kwargs"])
         entry = _only_entry(given["create_env_fn"])
         parse.check_groups(entry, options.env_groups)
-        policy = build(own_policy) if is_ours else own_policy
+        policy = check.built_policy(own_policy) if is_ours else own_policy
         self._worker = Worker(0, entry, env_kwargs, policy, options)
         hooks = options.pre_collect_hook, options.post_collect_hook
         source = InProcess(flow, self._worker, policy, is_ours, hooks[1])
@@ -147,12 +146,14 @@ class SyncDataCollector(
             A TensorDict, [T] for one environment, [P, T] for a batch.
 
         Raises:
-            RuntimeError: The collector was made with `trajs_per_batch`, whose trajectories would
-                lack these frames.
+            RuntimeError: The collector assembles complete trajectories (`trajs_per_batch`,
+                `replay_write_mode`), which would lack these frames.
         """
         flow = self._flow
         if flow.queue is not None:
-            raise RuntimeError("rollout: not available with trajs_per_batch; use next()")
+            raise RuntimeError(
+                "rollout: not available if complete trajectories are assembled; use next()"
+            )
         with flow.between_rollouts("rollout"):
             flow.check_not_closed()
             return self._within(self._raw)

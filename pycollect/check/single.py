@@ -173,7 +173,7 @@ def _check_values(visit: Visit, subject: Subject) -> None:
     if not visit.values:
         return
     reward, *flags = visit.values
-    report, declared = subject.report, subject.batch.reward
+    report, declared = subject.report, subject.batch.spec.reward
     shape = () if declared == ONE_REWARD else declared.shape
     try:
         array = np.asarray(reward, np.float64)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 import torch
 
-from pycollect.compat.one_worker import OneWorker, WorkerNames, called, calls, resolved
+from pycollect.compat.one_worker import OneWorker, WorkerNames, called, calls, mapped, resolved
 from pycollect.compat.worker_view import View, WorkerView
 from pycollect.data.devices import Devices
 from pycollect.docstrings import completed_by
@@ -156,10 +157,11 @@ class Asking:
 
         Args:
             attr: Path of names and indices that starts at the worker, such as "env.action_spec" or
-                "policy.module[0]".
+                "policy.module[0]". "replay_buffer" is the collector's, because no worker has one.
 
         Returns:
-            Copies, in the order of workers.
+            Copies, in the order of workers; the objects themselves if they are in the replay
+            buffer.
 
         Raises:
             AttributeError: No object exists at that path.
@@ -168,6 +170,8 @@ class Asking:
             TimeoutError: A worker did not reply within `worker_timeout`.
         """
         workers = self._source.group.in_order
+        if _is_of_the_buffer(attr):
+            return [resolved(self, attr) for _ in workers]
         question: Question = ("get_distant_attr", (attr,), {})
         return self._ask({worker.index: question for worker in workers})
 
@@ -181,6 +185,7 @@ class Asking:
 
         Args:
             method_name: Path of the method in a worker, such as "env.close" or "get_distant_attr".
+                Methods of "replay_buffer" are called here, once per worker.
             list_of_args, list_of_kwargs: Arguments and keyword arguments, one entry per worker.
                 ``None`` means no arguments (default: ``None``).
 
@@ -193,6 +198,8 @@ class Asking:
         """
         workers = self._source.group.in_order
         each = calls(list_of_args, list_of_kwargs, len(workers))
+        if _is_of_the_buffer(method_name):
+            return mapped(self, method_name, each)
         if method_name == "update_policy_weights_":  # the collector updates each worker itself
             update = resolved(self, method_name)
             return [
@@ -245,6 +252,11 @@ class Asking:
         return self._source.call(answer, questions)
 
 
+def _is_of_the_buffer(path: Any) -> bool:
+    """Return whether a path leads into the replay buffer, which only the collector has."""
+    return isinstance(path, str) and re.match(r"replay_buffer\b", path) is not None
+
+
 def answer(worker: Hosted, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a method of the view of a worker. This runs in the worker.
 
@@ -253,7 +265,7 @@ def answer(worker: Hosted, method: str, args: Sequence[Any], kwargs: Mapping[str
         Exception: Raised by the method.
     """
     if isinstance(worker, Nest):
-        value = getattr(TeamView(worker), method)(*args, **kwargs)
+        value = getattr(NestView(worker), method)(*args, **kwargs)
     else:
         assert isinstance(worker, SingleWorker)
         value = getattr(WorkerView(worker), method)(*args, **kwargs)
@@ -267,13 +279,18 @@ def answer(worker: Hosted, method: str, args: Sequence[Any], kwargs: Mapping[str
     return value
 
 
-class TeamView(Asking, View):
+class NestView(Asking, View):
     """The view of a worker with several processes, each of which replies."""
 
     def __init__(self, nest: Nest) -> None:
         self._source = nest.scheduler
+        self.policy_version = nest.version
         self.worker_idx = nest.index
         self.num_workers = nest.processes
+
+    def get_policy_version(self) -> int:
+        """Return the version of the weights that the processes have from their next rollout on."""
+        return self.policy_version
 
     def set_post_collect_hook(self, hook: Any) -> None:
         """Set the hook in all processes of the worker."""

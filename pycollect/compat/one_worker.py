@@ -105,7 +105,7 @@ class OneWorker(DeviceNames):
     @property
     def n_env(self) -> int:
         """Number of environments that are stepped as a batch."""
-        return self._worker.env.num_envs
+        return self._worker.num_envs
 
     @property
     @abstractmethod

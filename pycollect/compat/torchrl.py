@@ -178,6 +178,7 @@ class TorchRLCollector(WeightUpdates, Hooked, Profiled, OwnAttributes, TorchRLKi
     """
 
     replay_buffer: Any
+    replay_write_mode: str | None
     extend_buffer: bool
     init_random_frames: int
     split_trajs: bool

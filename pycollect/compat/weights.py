@@ -105,7 +105,7 @@ class WeightUpdates:
             raise TypeError(f"{name}: not an argument of update_policy_weights_()")
         else:
             source = source_of(given, model_id, weights_dict)
-            self._source.weights.update(source, worker_ids, wait)
+            self._source.place.update(source, worker_ids, wait)
         self._pace.count_update()
 
     def _update_by(
@@ -121,16 +121,16 @@ class WeightUpdates:
         weights.
         """
         if self._source.is_remote and only_carries(updater):
-            self._source.weights.update(carried(updater, source), worker_ids, False)
+            self._source.place.update(carried(updater, source), worker_ids, False)
             updater._call_post_hooks()
             return
-        with self._source.weights.one_version():
+        with self._source.place.one_version():
             updater(policy_or_weights=source, worker_ids=worker_ids, **others)
 
     def _push_weights(self, workers: Sequence[int]) -> None:
         """Send the policy's weights to workers that are due for an automatic update."""
         if self._updater is None:
-            self._source.weights.push(workers)
+            self._source.place.push(workers)
         else:
             everyone = len(workers) == len(self._source.policy_lag)
             self.update_policy_weights_(worker_ids=None if everyone else workers)
@@ -217,7 +217,7 @@ class WeightUpdates:
             for scheme in self._receivers.values():
                 scheme.receive()
         elif source is not None:
-            self._source.weights.receive(source)
+            self._source.place.receive(source)
 
     def _stop_receiving(self) -> None:
         """End the threads of receiving schemes.

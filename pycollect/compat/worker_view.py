@@ -7,6 +7,7 @@ from typing import Any
 
 from pycollect.checks import check_callable
 from pycollect.compat.one_worker import OneWorker
+from pycollect.policy.remote import RemotePolicy
 from pycollect.transport.hosted import SingleWorker
 from pycollect.worker.options import POST, PRE, WorkerOptions
 
@@ -46,7 +47,6 @@ class WorkerView(View, OneWorker):
     def __init__(self, worker: SingleWorker) -> None:
         self._worker: SingleWorker = worker
         self.worker_idx = worker.index
-        self.policy_version = worker.version
         self.total_frames = math.inf
         self.closed = False
 
@@ -62,12 +62,17 @@ class WorkerView(View, OneWorker):
     @property
     def frames_per_batch(self) -> int:
         """Frames of one rollout."""
-        frames: int = self._worker.steps * self._worker.env.num_envs
+        frames: int = self._worker.steps * self._worker.num_envs
         return frames
 
     requested_frames_per_batch = frames_per_batch
 
-    def get_policy_version(self) -> int:
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the worker's weights; None if an inference server has them."""
+        return None if isinstance(self._worker.policy, RemotePolicy) else self._worker.version
+
+    def get_policy_version(self) -> int | None:
         """`policy_version`."""
         return self.policy_version
 

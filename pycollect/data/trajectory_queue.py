@@ -48,7 +48,11 @@ class TrajectoryQueue:
 
     Trajectories get new ids, from 0, when they are popped, so that lost trajectories leave no gaps.
     A pushed rollout is copied. Frames of open trajectories are kept individually; the other frames
-    are kept until the last trajectory of their rollout is popped. Not thread-safe.
+    are kept until the last trajectory of their rollout is popped. Not thread-safe, except that any
+    thread may read `open_frames`.
+
+    Attributes:
+        open_frames: Number of frames of open trajectories.
 
     Args:
         trajectories: Number of trajectories per batch, N, at least 1.
@@ -69,6 +73,7 @@ class TrajectoryQueue:
         self.trajectories = trajectories
         self.form = form
         self.next_id = next_id
+        self.open_frames = 0
         self._open: dict[tuple[Worker, int, int], _Trajectory] = {}
         self._complete: deque[_Trajectory] = deque()
         self._held: Counter[Worker] = Counter()
@@ -78,6 +83,11 @@ class TrajectoryQueue:
     def complete(self) -> int:
         """Number of complete trajectories that were not popped."""
         return len(self._complete)
+
+    @property
+    def complete_frames(self) -> int:
+        """Number of frames of complete trajectories that were not popped."""
+        return sum(trajectory.frames for trajectory in self._complete)
 
     @property
     def held(self) -> dict[Any, int]:
@@ -131,6 +141,7 @@ class TrajectoryQueue:
                 trajectory.copy_from(chunk)
         self._complete.extend(sorted(complete, key=lambda trajectory: trajectory.begun))
         self._held[worker] -= lost
+        self._count_open()
         return lost
 
     def pop(self, count: int | None = None) -> TrajectoryBatch | None:
@@ -171,6 +182,7 @@ class TrajectoryQueue:
         for key in [key for key in self._open if key[0] == worker]:
             lost += self._open.pop(key).frames
         self._held[worker] -= lost
+        self._count_open()
         return lost
 
     def clear(self) -> dict[Any, int]:
@@ -183,7 +195,11 @@ class TrajectoryQueue:
         self._open.clear()
         self._complete.clear()
         self._held.clear()
+        self._count_open()
         return lost
+
+    def _count_open(self) -> None:
+        self.open_frames = sum(trajectory.frames for trajectory in self._open.values())
 
 
 @dataclass(eq=False)

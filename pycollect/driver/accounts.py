@@ -28,6 +28,14 @@ REASONS = (
     "max_policy_lag",
 )
 
+PROGRESS = (
+    "stepped_frames",
+    "trajectory_completed_frames",
+    "replay_written_frames",
+    "completed_trajectories",
+)
+"""TorchRL's counters of progress; `trajectory_pending_frames` is a gauge and not counted."""
+
 
 @dataclass
 class Account:
@@ -162,12 +170,16 @@ class Statistics:
     """Counts of frames, batches and recent episodes, and the seconds spent in each phase.
 
     One thread counts; any thread may read.
+
+    Attributes:
+        progress: Counters by the names in PROGRESS.
     """
 
     def __init__(self) -> None:
         self.frames = 0
         self.batches = 0
         self.episodes = 0
+        self.progress = Counter(dict.fromkeys(PROGRESS, 0))
         self._recent: deque[Episode] = deque(maxlen=RECENT_EPISODES)
         self._lags: Counter[int] = Counter()
         self._seconds: dict[str, float] = {}
@@ -211,9 +223,14 @@ class Statistics:
             self.episodes += 1
             self._recent.append(episode)
 
-    def restore(self, frames: int, batches: int, episodes: int) -> None:
+    def restore(
+        self, frames: int, batches: int, episodes: int, progress: Mapping[str, int]
+    ) -> None:
         """Continue from the counts of another run, with new times."""
         self.frames, self.batches, self.episodes = frames, batches, episodes
+        self.progress.update(
+            {name: progress.get(name, 0) - self.progress[name] for name in PROGRESS}
+        )
         self._restored = frames
         self._recent.clear()
         self._lags.clear()

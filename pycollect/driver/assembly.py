@@ -27,7 +27,7 @@ from pycollect.data.layout import Key
 from pycollect.data.slabs import SlabRows, make_pool, make_shared_pool, slab_tensors
 from pycollect.data.tensordicts import spare_memory
 from pycollect.data.upload import MAX_IN_FLIGHT, DeviceUploader
-from pycollect.driver.source import Batch
+from pycollect.driver.batch import Batch
 from pycollect.transport.limits import limits_named
 from pycollect.transport.messages import Rollout, RolloutRequest
 from pycollect.transport.spec import WorkerInfo

@@ -1,14 +1,10 @@
-"""Collect in a background thread, share a stream between threads, and stop at program exit."""
+"""Collect in a background thread, and share a stream between threads."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-import time
 from collections.abc import Callable
-from typing import Protocol
-from weakref import WeakSet
 
 from pycollect.errors import without_frames
 
@@ -221,44 +217,3 @@ class FairLock:
         """Wait until no thread holds the lock or waits for it; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue, timeout)
-
-
-_EXIT_TIMEOUT = 5.0  # seconds; an environment may hang in a step
-
-
-class ThreadedStream(Protocol):
-    """A stream that is advanced by threads, which hold its lock `moving`."""
-
-    moving: FairLock
-
-    def close(self) -> None:
-        """Stop a thread that advances the stream at its next step."""
-
-    def __hash__(self) -> int: ...
-
-
-_streams: WeakSet[ThreadedStream] = WeakSet()
-
-
-def stop_at_exit(stream: ThreadedStream) -> None:
-    """Stop threads that collect from this stream when the program ends.
-
-    The exit handler is registered anew for each stream, so that it runs before Ray's.
-    """
-    _streams.add(stream)
-    atexit.unregister(_stop)
-    atexit.register(_stop)
-
-
-def _stop() -> None:
-    streams = [stream for stream in _streams if stream.moving.is_own_process]
-    if not streams:  # a fork
-        return
-    end_all()
-    keep_others_out()
-    busy = [stream for stream in streams if stream.moving.is_busy]
-    for stream in busy:
-        stream.close()
-    deadline = time.monotonic() + _EXIT_TIMEOUT
-    for stream in busy:
-        stream.moving.wait_free(max(deadline - time.monotonic(), 0.0))

@@ -1,58 +1,30 @@
-"""The stream of batches that a user iterates; the base of all collectors."""
+"""What a user can ask of a stream of batches; the base of all collectors."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 
 from pycollect import checks as check
-from pycollect._core import Uninterrupted
-from pycollect.data.devices import CPU
-from pycollect.data.layout import Key
-from pycollect.data.trajectory_queue import TrajectoryBatch
-from pycollect.data.upload import Uploads
-from pycollect.driver.accounts import Progress, flat
-from pycollect.driver.background import Background
-from pycollect.driver.delivery import assemble, finish, prepare, rollouts_of
+from pycollect.driver.accounts import flat
+from pycollect.driver.delivery import prepare
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.options import warn_of_rounding
-from pycollect.driver.pace import Pacing
-from pycollect.driver.replay import BufferWrite, extend, pieces, put, warn_of_training
-from pycollect.driver.source import Batch, Source
+from pycollect.driver.replay import warn_of_training
+from pycollect.driver.source import Source
 from pycollect.driver.state import CollectorState
-from pycollect.errors import (
-    LimitError,
-    WorkerError,
-    is_interrupt,
-    not_the_end,
-    warn_user,
-    without_frames,
-)
+from pycollect.driver.stream import Stream
 
-_DROPPED_BEFORE_WARNING = 20
-
-T = TypeVar("T")
 C = TypeVar("C", bound="Collector")
 
 
-class Finished(NamedTuple):
-    """A batch ready for the caller; ``td`` is ``None`` if it went to the replay buffer."""
-
-    td: TensorDictBase | None
-    frames_of: Mapping[int, int]
-    versions: Mapping[int, int] = MappingProxyType({})  # of each worker's rollout
-
-
-class Collector:
-    """A stream of batches; ``iter()``, ``next()`` and ``.next()`` share one position in it.
+class Collector(Stream):
+    """A stream of batches with its properties, statistics, seeds, states and end.
 
     Subclasses add a signature, a source, and the requests that only such a source can answer.
 
@@ -64,13 +36,7 @@ class Collector:
     _frames_divided_among = "environments"  # for the rounding warning
 
     def __init__(self, flow: Flow, source: Source) -> None:
-        self._flow, self._source = flow, source
-        self._progress: Progress | None = None
-        self._background = Background()
-        self._pace = Pacing(flow, self._background.wake)
-        self._dropped = 0  # batches in a row
-        self._ready: deque[Finished] = deque()  # counted as delivered; more than one is rare
-        self._batch_devices: tuple[torch.device, torch.device | None] = (CPU, None)
+        super().__init__(flow, source)
         try:
             self._start_source()
         except BaseException:  # includes warnings that a filter turned into errors
@@ -84,312 +50,6 @@ class Collector:
         warn_of_rounding(
             options.frames_per_batch, self._source.batch_frames, self._frames_divided_among
         )
-
-    # The stream
-
-    def __iter__(self) -> Iterator[TensorDictBase | None]:
-        """Return the collector itself."""
-        return self
-
-    def __next__(self) -> TensorDictBase | None:
-        """Return the next batch like `next`, but raise StopIteration at the end."""
-        finished_batch: Finished | None = None
-        try:
-            with self._flow.moving:
-                self._flow.check_not_collecting("next")
-                if self._ready and self._flow.is_stale(self._ready[0].versions):
-                    self._source.end_trajectories(self._ready[0].frames_of)
-                    self._drop_ready("max_policy_lag")
-                if not self._ready and (self._flow.has_ended or not self._advance()):
-                    self._end()
-                    raise StopIteration
-                finished_batch = self._ready.popleft()
-        except BaseException:
-            if finished_batch is not None:  # interrupted: return it next time
-                self._ready.appendleft(finished_batch)
-            raise
-        self._pace.notify()
-        return finished_batch.td
-
-    def next(self) -> TensorDictBase | None:
-        """Return the next batch, or ``None`` after `total_frames` frames.
-
-        With a replay buffer, the batch is written to it and ``None`` is returned.
-
-        Returns:
-            A TensorDict of batch size [T] or [P, T] for one worker, [B, T] or [B, P, T] for B sync
-            workers; the class lists its shapes under "Yields". The batch contains the observations,
-            the policy's outputs, and under "next" the true successor observations, "reward",
-            "terminated", "truncated" and "done", each [..., 1]. If the environment declares a
-            vector as `reward_space`, "reward" is [..., k].
-
-        Raises:
-            RuntimeError: The collector was shut down before its end.
-            WorkerError: A worker died.
-            Exception: An environment or the policy raised it. Every later call raises it again.
-        """
-        return next(self, None)
-
-    def _advance(self) -> bool:
-        """Collect and finish a batch; return False if the stream ends before it is complete."""
-        self._flow.check_not_closed()
-        return self._within(self._deliver_next)
-
-    def _within(self, collect: Callable[[], T]) -> T:
-        """Return the result of `collect`; time it, and convert a StopIteration of user code."""
-        self._flow.statistics.entered()
-        try:
-            return collect()
-        except StopIteration as error:
-            if isinstance(self._flow.failure, StopIteration):
-                self._flow.failure = without_frames(not_the_end(error))
-            raise not_the_end(error) from error
-        finally:
-            self._flow.statistics.left()
-
-    def _deliver_next(self) -> bool:
-        if self._flow.failure is not None:
-            raise without_frames(self._flow.failure)
-        self._background.check()
-        if self._flow.options.replay_buffer is not None:
-            self._fill_buffer()
-            self._ready.append(Finished(None, {}))
-            return True
-        return self._deliver_frames() if self._flow.queue is None else self._deliver_trajectories()
-
-    def _deliver_frames(self) -> bool:
-        """Finish the next batch in the form in which it was collected."""
-        batch, td = self._assemble(self._flow.uploads)
-        with self._delivering() as counted:
-            with Uninterrupted():
-                self._flow.claim()
-                self._count(batch.frames_of, counted)
-            with self._flow.statistics.timed("deliver"):
-                td = self._finish(td, batch.tensors, batch.frames_of)
-                self._source.before_delivery(td)
-                self._flow.count_lag(batch.versions, batch.frames_of)
-                self._ready.append(Finished(td, batch.frames_of, batch.versions))
-        self._show_progress(sum(batch.frames_of.values()))
-        return True
-
-    def _finish(
-        self, td: TensorDictBase, host: Mapping[Key, torch.Tensor], frames_of: Mapping[Any, int]
-    ) -> TensorDictBase:
-        """Return the batch in its final form.
-
-        Args:
-            host: Tensors of the batch that are in host memory, as in `finish`.
-            frames_of: Number of frames of each worker.
-        """
-        return finish(td, self._flow.options, host)
-
-    def _deliver_trajectories(self) -> bool:
-        """Finish the next complete trajectories, assembled in host memory.
-
-        Frames of other trajectories stay in flight until these are delivered.
-        """
-        assert self._flow.queue is not None
-        popped: TrajectoryBatch | None = None
-        with self._delivering() as counted:
-            while popped is None:
-                with Uninterrupted():
-                    popped = self._flow.queue.pop()
-                    if popped is not None:
-                        self._count(popped.frames, counted)
-                if popped is None:
-                    if self._flow.has_ended:
-                        return False
-                    self._flow.check_not_closed()
-                    self._enqueue()
-            with self._flow.statistics.timed("deliver"):
-                td = self._flow.uploads.moved(popped.td, *self._batch_devices)
-                td = self._finish(td, {}, popped.frames)
-                self._ready.append(Finished(td, popped.frames))
-        self._show_progress(sum(popped.frames.values()))
-        return True
-
-    def _fill_buffer(self) -> None:
-        if self._flow.queue is None:
-            self._fill_with_rollouts()
-        else:
-            self._fill_with_trajectories()
-
-    def _fill_with_rollouts(self) -> None:
-        """Write the rollouts of a batch to the replay buffer, one by one."""
-        batch, td = self._assemble(self._flow.uploads)
-        with self._writing() as write:
-            with Uninterrupted():
-                write.expect(batch.frames_of)
-                self._flow.claim()
-            for frames_of, piece in pieces(td, batch, self._flow.options):
-                done = finish(piece, self._flow.options, batch.tensors)
-                self._source.before_delivery(done)
-                extend(done, self._flow.options)
-                write.count(frames_of)
-                self._flow.count_lag(batch.versions, frames_of)
-
-    def _fill_with_trajectories(self) -> None:
-        """Write the trajectories that a batch completes to the replay buffer."""
-        queue, options = self._flow.queue, self._flow.options
-        assert queue is not None
-        self._enqueue()
-        with self._writing() as write:
-            while not self._flow.released and (waiting := queue.complete):
-                popped = queue.pop(min(waiting, options.trajs_per_write or waiting))
-                assert popped is not None  # `complete` counted them
-                write.expect(popped.frames)
-                td = self._flow.uploads.moved(popped.td, *self._batch_devices)
-                put(finish(td, options, {}), options.replay_buffer)
-                write.count(popped.frames)
-
-    @contextmanager
-    def _writing(self) -> Iterator[BufferWrite]:
-        """Count everything written to the replay buffer within as one batch."""
-        write = BufferWrite(self._flow.ledger)
-        try:
-            with self._flow.statistics.timed("deliver"), write:
-                yield write
-        finally:
-            self._flow.statistics.count_batch(write.frames)
-        self._show_progress(write.frames)
-
-    @contextmanager
-    def _delivering(self) -> Iterator[dict[int, int]]:
-        """Deliver a batch; frames counted within are lost if it does not become ready."""
-        counted: dict[int, int] = {}
-        try:
-            yield counted
-        except BaseException:
-            if not self._ready:
-                self._lose_counted(counted, "incomplete")
-            raise
-
-    def _count(self, frames_of: Mapping[int, int], counted: dict[int, int]) -> None:
-        """Count frames of each worker as delivered, and note them in `counted`."""
-        counted.update(frames_of)
-        for worker, frames in frames_of.items():
-            self._flow.ledger.deliver(worker, frames)
-        self._flow.statistics.count_batch(sum(frames_of.values()))
-
-    def _lose_counted(self, frames_of: Mapping[int, int], reason: str) -> None:
-        """Move frames that were counted as delivered to the lost ones."""
-        with Uninterrupted():
-            for worker, frames in frames_of.items():
-                self._flow.ledger.deliver(worker, -frames)
-                self._flow.ledger.lose(worker, frames, reason)
-            self._flow.statistics.frames -= sum(frames_of.values())
-
-    def _drop_ready(self, reason: str) -> None:
-        while self._ready:
-            self._lose_counted(self._ready.pop().frames_of, reason)
-
-    def _assemble(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
-        """Return the next batch as it was collected, not claimed yet.
-
-        Later calls raise the same exception again, unless it is a LimitError of this process.
-        """
-        try:  # `_fatal` inlined: it would cost microseconds per batch
-            batch = self._collect()
-            with self._flow.statistics.timed("deliver"):
-                return batch, assemble(batch, self._flow.options, uploads)
-        except Exception as error:
-            self._fail(error)
-            raise
-
-    def _enqueue(self) -> None:
-        """Collect a batch and append its rollouts to their trajectories."""
-        assert self._flow.queue is not None
-        batch, td = self._assemble(None)
-        self._source.before_delivery(td)
-        if self._flow.released:  # the hook shut the collector down
-            self._flow.check_not_closed()
-        if self._flow.unclaimed is not batch:  # the hook dropped it, for example by set_seed
-            return
-        with self._flow.statistics.timed("deliver"), self._fatal(), Uninterrupted():
-            self._flow.claim()
-            self._batch_devices = batch.device, batch.reported_device
-            for worker, source, rollout in rollouts_of(td, batch):
-                if rollout.ndim > 2:
-                    rollout = rollout.flatten(0, rollout.ndim - 2)
-                lost = self._flow.queue.push(worker, rollout, source)
-                self._flow.ledger.lose(worker, lost, "incomplete")
-                self._flow.cut_frames += lost
-
-    def _fail(self, error: Exception) -> None:
-        """Let every later call raise this error again, unless it is an interrupt or a limit error.
-
-        A LimitError of this process is not the workers' fault, so collection can continue after it.
-        """
-        own_limit = isinstance(error, LimitError) and not isinstance(error.__cause__, WorkerError)
-        if not own_limit and not is_interrupt(error):
-            self._flow.failure = without_frames(error)
-
-    @contextmanager
-    def _fatal(self) -> Iterator[None]:
-        """Let every later call raise again any exception raised within the context."""
-        try:
-            yield
-        except Exception as error:
-            self._fail(error)
-            raise
-
-    def _collect(self) -> Batch:
-        """Return the next batch; until it is claimed, repeat the same one."""
-        batch = self._fresh()
-        if batch is None:
-            if due := self._source.weights.due():
-                with self._flow.statistics.timed("transport"):
-                    self._push_weights(due)
-            while batch is None:
-                with self._flow.policy_stream.collecting(self._background.is_current):
-                    self._source.collect()
-                batch = self._fresh()
-        if batch.on_device:
-            self._flow.policy_stream.hand_over(batch.on_device.values())
-        return batch
-
-    def _fresh(self) -> Batch | None:
-        """Return the batch that was collected, unless there is none; drop it if it is too old."""
-        flow, batch = self._flow, self._flow.unclaimed
-        if batch is None or not flow.is_stale(batch.versions):
-            self._dropped = 0
-            return batch
-        with Uninterrupted():
-            flow.unclaimed = None
-            self._lose_stale(batch.frames_of)
-        self._dropped += 1
-        if self._dropped == _DROPPED_BEFORE_WARNING:
-            warn_user(
-                f"max_policy_lag: the last {self._dropped} batches were dropped, because each was "
-                f"more than {flow.options.max_policy_lag} policy versions old; update weights less "
-                "often, collect fewer frames_per_batch, or raise max_policy_lag"
-            )
-        return None
-
-    def _lose_stale(self, frames_of: Mapping[int, int]) -> None:
-        """Count frames of each worker as lost, because they are too old to be delivered."""
-        for worker, frames in frames_of.items():
-            self._flow.ledger.lose(worker, frames, "max_policy_lag")
-        self._source.end_trajectories(frames_of)
-
-    def _push_weights(self, workers: Sequence[int]) -> None:
-        """Send the policy's weights to workers that are due for an automatic update."""
-        self._source.weights.push(workers)
-
-    def _end(self) -> None:
-        """End the stream; frames of unfinished trajectories are lost."""
-        flow = self._flow
-        if flow.queue is not None and not flow.closed:
-            flow.cut_frames += sum(flow.queue.held.values())  # else more frames would be needed
-            self._drop("incomplete")
-        self._close_progress()
-
-    def _drop(self, reason: str) -> None:
-        """Drop everything in flight, in this process and in the workers."""
-        self._drop_ready(reason)
-        self._flow.drop(reason)
-        self._source.drop()
-        self._pace.notify()
 
     def __bool__(self) -> bool:
         """Return True, although the collector may have no length."""
@@ -417,24 +77,6 @@ class Collector:
                 f"total_frames: a {type(self).__name__} without total_frames has no len()"
             )
         return -(-self._flow.options.total_frames // self._source.batch_frames)
-
-    # Progress
-
-    def _show_progress(self, frames: int) -> None:
-        if not self._flow.options.progress:
-            return
-        if self._progress is None:
-            self._progress = Progress(self._flow.options.total_frames)
-        lag = max(self.policy_lag.values(), default=0)
-        self._progress.update(frames, self._flow.statistics.episode_return, lag)
-        if self._flow.has_ended:
-            self._close_progress()
-
-    def _close_progress(self) -> None:
-        if self._progress is not None:
-            self._progress.close()
-
-    # Properties and methods
 
     @property
     def closed(self) -> bool:
@@ -485,6 +127,11 @@ class Collector:
             - "frames" and "batches": number delivered.
             - "total_frames" and "completed": only if the collector has an end.
             - "requested_frames_per_batch" and "policy_version".
+            - "stepped_frames": frames of the rollouts that have arrived, whether delivered or not.
+            - "completed_trajectories", "trajectory_completed_frames": number and frames of
+              trajectories that have ended; counted only if complete trajectories are assembled.
+            - "trajectory_pending_frames": frames of trajectories that have not ended.
+            - "replay_written_frames": frames written to the replay buffer.
             - "frames_per_second": since the first batch was requested.
             - "episodes": number that ended.
             - "episode_return" and "episode_length": mean sum of rewards and mean number of frames
@@ -508,13 +155,14 @@ class Collector:
         return flat(self._counts(), self._source.report(), workers)
 
     def _counts(self) -> dict[str, Any]:
-        """Return the limits of the stream, and whether it has ended."""
+        """Return the limits and the progress of the stream, and whether it has ended."""
         total = self._flow.options.total_frames
         end = {} if total is None else {"total_frames": total, "completed": self._flow.has_ended}
         return {
             **end,
             "requested_frames_per_batch": self.requested_frames_per_batch,
             "policy_version": self._flow.version.number,
+            **self._flow.progress(),
         }
 
     def ledger(self) -> dict[str, Any]:
@@ -581,7 +229,8 @@ class Collector:
                 episodes=flow.statistics.episodes,
                 trajectories=flow.queue.next_id if flow.queue else flow.ids.next,
                 policy_version=flow.version.number,
-                policy=self._source.weights.current(),
+                progress=dict(flow.statistics.progress),
+                policy=self._source.place.current(),
                 ledger=flow.ledger.state(),
                 workers=self._source.streams.states(),
             ).to_dict()
@@ -607,7 +256,7 @@ class Collector:
             flow.check_open()
             state = CollectorState.from_dict(state_dict, source.streams.states())
             source.streams.check(state.workers)
-            source.weights.check(state.policy)
+            source.place.check(state.policy)
             dropped = flow.ledger.in_flight_of_each()
             self._drop("load_state_dict")
             flow.resume(state, dropped)
@@ -618,7 +267,7 @@ class Collector:
     @property
     def policy_weights(self) -> TensorDict:
         """The policy's weights as the collector knows them, nested like its modules."""
-        return TensorDict(dict(self._source.weights.current().tensors)).unflatten_keys(".")
+        return TensorDict(dict(self._source.place.current().tensors)).unflatten_keys(".")
 
     def start(self) -> None:
         """Collect into the replay buffer in a background thread, until `pause` or the end.

@@ -19,8 +19,8 @@ from pycollect.data.multistep import MultiStep
 from pycollect.data.slabs import slab_tensors, to_tensordict
 from pycollect.data.split import split_with_plan
 from pycollect.data.upload import Uploads
+from pycollect.driver.batch import Batch
 from pycollect.driver.options import StreamOptions
-from pycollect.driver.source import Batch
 from pycollect.worker.worker import Worker
 
 
@@ -133,7 +133,7 @@ def finish(
         options: Options of the stream.
         host: Entries of the batch that are also in host memory, by key, to find trajectories.
     """
-    if options.split_trajs and not options.trajs_per_batch:
+    if options.split_trajs and not options.trajectories:
         td, _ = split_with_plan(td, "padded", signals=host)
     if options.drop_uncollected:
         td = _collected(td, host)

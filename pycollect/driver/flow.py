@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from weakref import WeakSet
 
 from tensordict import TensorDictBase
 
@@ -17,10 +20,10 @@ from pycollect.data.trajectory_queue import TrajectoryQueue
 from pycollect.data.upload import Uploads
 from pycollect.data.weights import PolicyVersion
 from pycollect.driver.accounts import Ledger, Statistics
-from pycollect.driver.background import FairLock, stop_at_exit
+from pycollect.driver.background import FairLock, end_all, keep_others_out
+from pycollect.driver.batch import Batch
 from pycollect.driver.options import StreamOptions
 from pycollect.driver.replay import written_before
-from pycollect.driver.source import Batch
 from pycollect.driver.state import CollectorState
 from pycollect.errors import warn_user, without_frames
 
@@ -84,7 +87,7 @@ class Flow:
         self.written_before = written_before(options)
         self._warned_of_bounds = False
         self._warned_of_dummies = False
-        stop_at_exit(self)
+        _stop_at_exit(self)
 
     def close(self) -> None:
         """Stop collecting; a rollout in this process ends after its current step."""
@@ -126,20 +129,36 @@ class Flow:
     @property
     def _omits_dummies(self) -> bool:
         options = self.options
-        return options.drop_uncollected or options.split_trajs or bool(options.trajs_per_batch)
+        return options.drop_uncollected or options.split_trajs or bool(options.trajectories)
 
     @property
     def _has_batch(self) -> bool:
         """Whether the queue holds a complete batch of trajectories."""
-        return self.queue is not None and self.queue.complete >= self.options.trajs_per_batch
+        return self.queue is not None and self.queue.complete >= self.options.trajectories
 
     # Frames
 
     def claim(self) -> None:
         """Hand the collected batch over to the caller."""
         if self.unclaimed is not None:
+            self.statistics.progress["stepped_frames"] += sum(self.unclaimed.frames_of.values())
             self.statistics.count_episodes(self.unclaimed.episodes)
             self.unclaimed = None
+
+    def push(self, worker: int, rollout: TensorDictBase, source: int) -> int:
+        """Append a rollout to its trajectories, as in `TrajectoryQueue.push`; count their ends."""
+        queue, progress = self.queue, self.statistics.progress
+        assert queue is not None
+        ready, frames = queue.complete, queue.complete_frames
+        lost = queue.push(worker, rollout, source)
+        progress["completed_trajectories"] += queue.complete - ready
+        progress["trajectory_completed_frames"] += queue.complete_frames - frames
+        return lost
+
+    def progress(self) -> dict[str, int]:
+        """Return TorchRL's counters of progress, and the frames of open trajectories."""
+        pending = 0 if self.queue is None or self.closed else self.queue.open_frames
+        return {**self.statistics.progress, "trajectory_pending_frames": pending}
 
     def count_lag(self, versions: Mapping[int, int], frames_of: Mapping[int, int]) -> None:
         """Count by how many policy versions delivered frames are behind.
@@ -183,11 +202,11 @@ class Flow:
 
     def _new_queue(self, next_id: int) -> TrajectoryQueue | None:
         """Return an empty queue that numbers its trajectories from `next_id` on, or ``None``."""
-        if not self.options.trajs_per_batch:
+        if not self.options.trajectories:
             return None
         flat = self.options.replay_buffer is not None
         form = "cat" if flat else self.options.form
-        return TrajectoryQueue(self.options.trajs_per_batch, form, next_id)
+        return TrajectoryQueue(self.options.trajectories, form, next_id)
 
     def resume(self, state: CollectorState, dropped: Mapping[int, int]) -> None:
         """Continue from the state of another run.
@@ -200,7 +219,9 @@ class Flow:
         for worker, frames in dropped.items():
             self.ledger.issue(worker, frames)
             self.ledger.lose(worker, frames, "load_state_dict")
-        self.statistics.restore(self.ledger.delivered, state.batches, state.episodes)
+        self.statistics.restore(
+            self.ledger.delivered, state.batches, state.episodes, state.progress
+        )
         self.ids = TrajectoryIds.from_state((state.trajectories, []))
         self.queue = self._new_queue(state.trajectories)
         self.cut_frames = 0
@@ -252,7 +273,37 @@ class Flow:
             )
         if self.queue is not None and not bounded and not self._warned_of_bounds:
             self._warned_of_bounds = True
+            name = "trajs_per_batch" if self.options.trajs_per_batch else "replay_write_mode"
             warn_user(
-                "trajs_per_batch: the environment has no known time limit, and each trajectory is "
-                "kept in memory until it ends; set max_frames_per_traj to limit it"
+                f"{name}: the environment has no known time limit, and each trajectory is kept in "
+                "memory until it ends; set max_frames_per_traj to limit it"
             )
+
+
+_EXIT_TIMEOUT = 5.0  # seconds; an environment may hang in a step
+
+_flows: WeakSet[Flow] = WeakSet()
+
+
+def _stop_at_exit(flow: Flow) -> None:
+    """Stop threads that collect from this stream when the program ends.
+
+    The exit handler is registered anew for each stream, so that it runs before Ray's.
+    """
+    _flows.add(flow)
+    atexit.unregister(_stop)
+    atexit.register(_stop)
+
+
+def _stop() -> None:
+    flows = [flow for flow in _flows if flow.moving.is_own_process]
+    if not flows:  # a fork
+        return
+    end_all()
+    keep_others_out()
+    busy = [flow for flow in flows if flow.moving.is_busy]
+    for flow in busy:
+        flow.close()
+    deadline = time.monotonic() + _EXIT_TIMEOUT
+    for flow in busy:
+        flow.moving.wait_free(max(deadline - time.monotonic(), 0.0))

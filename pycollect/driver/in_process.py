@@ -15,19 +15,18 @@ from pycollect._core import RolloutControl, SharedNumber, Slab, Uninterrupted, c
 from pycollect.data.devices import indexed
 from pycollect.data.extras import joined
 from pycollect.data.frame import TRAJ_IDS
+from pycollect.data.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.data.layout import Key
 from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.slabs import check_lease, make_pool, slab_tensors
 from pycollect.data.weights import load_weights
 from pycollect.driver.accounts import count_slow_paths
+from pycollect.driver.batch import Batch
 from pycollect.driver.delivery import blank_batch
 from pycollect.driver.flow import Flow, ShutDownError
-from pycollect.driver.source import Batch
+from pycollect.driver.live_policy import LivePolicy
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
-from pycollect.driver.weights import LivePolicy
-from pycollect.envs.groups import EnvGroups
 from pycollect.errors import WorkerError, is_interrupt
-from pycollect.worker.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.worker.options import POST, PRE, PostHook
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.worker import Worker
@@ -43,13 +42,13 @@ class OwnStreams:
         report: Report of the last rollout in this run; ``None`` before it.
     """
 
-    def __init__(self, worker: Worker, weights: LivePolicy) -> None:
-        self._worker, self._weights = worker, weights
+    def __init__(self, worker: Worker, place: LivePolicy) -> None:
+        self._worker, self._place = worker, place
         self.report: RolloutReport | None = None
 
     def seed(self, root: int, static: bool) -> int:
         """Seed and reset everything; return the next seed of the chain."""
-        seeds, following = seed_chain(root, self._worker.env.num_seeds, static)
+        seeds, following = seed_chain(root, self._worker.num_seeds, static)
         self._worker.set_seed(seeds, root)
         return following
 
@@ -59,7 +58,7 @@ class OwnStreams:
 
     def check(self, states: Mapping[int, WorkerState]) -> None:
         """Raise ValueError unless the state fits the worker."""
-        check_generators(0, states[0], 0, self._worker.env.num_envs)
+        check_generators(0, states[0], 0, self._worker.num_envs)
         if states[0].policy:
             raise ValueError(
                 "state_dict: expected no 'policies' for a collector without worker processes"
@@ -68,10 +67,10 @@ class OwnStreams:
     def resume(self, state: CollectorState) -> None:
         """Restore weights and generators of the worker, and reset it."""
         if state.policy:
-            load_weights(self._weights.policy, state.policy)
-            self._weights.renew_copy()
+            load_weights(self._place.policy, state.policy)
+            self._place.renew_copy()
         generators = state.workers[0].generators
-        seeds = derived_seeds(self._worker.env.num_seeds, state.entropy, state.batches, 0)
+        seeds = derived_seeds(self._worker.num_seeds, state.entropy, state.batches, 0)
         if generators is None:
             self._worker.set_seed(seeds, derived_seeds(1, state.entropy, state.batches)[0])
         else:
@@ -93,7 +92,7 @@ class InProcess:
     Attributes:
         worker: Steps the environments.
         policy: The policy that is called.
-        weights: Weights of the policy.
+        place: The policy, which the worker calls.
         streams: Random streams of the worker.
     """
 
@@ -106,8 +105,8 @@ class InProcess:
         self.worker = worker
         self.policy = worker.policy if is_owned else policy
         flow.policy_stream = PolicyStream(indexed(worker.acting_device))
-        self.weights = LivePolicy(flow, worker, self.policy, is_owned, _only_worker)
-        self.streams = OwnStreams(worker, self.weights)
+        self.place = LivePolicy(flow, worker, self.policy, is_owned, _only_worker)
+        self.streams = OwnStreams(worker, self.place)
         self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None
         self._post_hook = post_hook
         self._numbered = 0  # number of trajectories numbered on the environments' device
@@ -125,7 +124,7 @@ class InProcess:
     @property
     def batch_frames(self) -> int:
         """Number of frames in a batch."""
-        return self.worker.env.num_envs * self.worker.steps
+        return self.worker.num_envs * self.worker.steps
 
     # Collecting
 
@@ -183,7 +182,7 @@ class InProcess:
             report = _placed(report, tensors)
             self._number(tensors, report)
             lazy = report.extras
-            extras = None if lazy is None else joined([lazy.value], -1, worker.env.batch_size)
+            extras = None if lazy is None else joined([lazy.value], -1, worker.batch_size)
         self.streams.report = report
         self._flow.ledger.take_back(0, self.batch_frames - report.frames)
         return Batch(
@@ -203,7 +202,7 @@ class InProcess:
         """Replace the worker's trajectory ids by ids of the whole run."""
         ids = self._flow.ids
         if TRAJ_IDS in tensors:
-            shape = self.worker.env.num_envs, self.worker.steps
+            shape = self.worker.num_envs, self.worker.steps
             ids.renumber(0, tensors[TRAJ_IDS].view(shape))
         else:  # ids on the device start at 0
             local = report.on_device[TRAJ_IDS]
@@ -226,9 +225,9 @@ class InProcess:
     def reset(self, index: Any) -> None:
         """Reset the environments that an index into their batch dimensions selects.
 
-        Raises the errors of :func:`rows_at`.
+        Raises the errors of :meth:`EnvGroups.rows_at`.
         """
-        self.worker.reset_rows(rows_at(self.worker.env, index))
+        self.worker.reset_rows(self.worker.env.rows_at(index))
 
     def blank(self) -> Batch:
         """Return a batch of zeros."""
@@ -319,21 +318,3 @@ def _placed(report: RolloutReport, tensors: Mapping[Key, torch.Tensor]) -> Rollo
 def _only_worker() -> Sequence[int]:
     """Return the ids of the workers."""
     return [0]
-
-
-def rows_at(env: EnvGroups, index: Any) -> list[int]:
-    """Return which of P environments an index into their batch dimensions selects.
-
-    Raises:
-        RuntimeError: There is no batch of environments, or they cannot be reset one by one.
-        IndexError: The index is out of range.
-    """
-    if not env.batch_size:
-        raise RuntimeError("index: expected None because there is a single environment")
-    if not env.can_reset:
-        raise RuntimeError(
-            "index: expected None because this vector environment may not support "
-            "options={'reset_mask': ...}"
-        )
-    rows = torch.arange(env.num_envs, device="cpu").view(env.batch_size)
-    return sorted(set(rows[index].reshape(-1).tolist()))

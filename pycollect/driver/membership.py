@@ -8,9 +8,9 @@ from pycollect.checks import check_open, check_worker_ids
 from pycollect.driver.assembly import Assembly
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions, check_uneven
+from pycollect.driver.policy_place import PolicyPlace
 from pycollect.driver.records import WorkerPlan, WorkerRecord
 from pycollect.driver.waiting import WorkerWaiter
-from pycollect.driver.weights import WorkerWeights
 from pycollect.driver.workers import WorkerGroup, check_alike
 from pycollect.errors import warn_user
 from pycollect.transport.spec import set_seed
@@ -33,19 +33,19 @@ class Membership:
         flow: Flow,
         group: WorkerGroup,
         waiter: WorkerWaiter,
-        updates: WorkerWeights,
+        place: PolicyPlace,
         assembly: Assembly,
         options: RemoteOptions,
     ) -> None:
         self._flow, self._group, self._waiter = flow, group, waiter
-        self._updates, self._assembly, self._options = updates, assembly, options
+        self._place, self._assembly, self._options = place, assembly, options
         self._next_index = 0
         self.batch_frames = 0
         self.changed = False
 
     def start(self, plans: Sequence[WorkerPlan]) -> None:
         """Start the first workers and check them."""
-        self._group.start(plans)
+        self._group.start(plans, self._place.check_alive)
         self._next_index = len(plans)
         if self._options.sync:
             check_alike(self._group.infos)
@@ -78,7 +78,7 @@ class Membership:
             self._flow.check_open()
             made = plans(self._next_index)
             self._next_index += len(made)
-            workers = self._group.start(made)
+            workers = self._group.start(made, self._place.check_alive)
             try:
                 self._accept(workers)
             except BaseException:
@@ -91,7 +91,7 @@ class Membership:
         if self._options.sync:
             check_alike(self._group.infos)
         self._check(workers)
-        self._updates.check_new(workers)
+        self._place.check_new(workers)
         if not self._options.sync:
             self.prepare_slabs()
         for worker in workers:
@@ -101,7 +101,7 @@ class Membership:
         """Send a new worker the newest weights and hooks, and seed it if the stream is seeded."""
         flow = self._flow
         self._group.weights.send_newest(worker)
-        self._updates.initialize(worker)
+        self._place.initialize(worker)
         self._group.hooks.send_kept(worker)
         if flow.seeded:
             seeds = worker.seeds(flow.entropy, flow.statistics.batches)

@@ -9,17 +9,17 @@ from typing import Any
 
 from pycollect._core import Bell, Placement, RolloutControl, Slab, join_rollouts
 from pycollect.data.extras import Extras, pickled_extras
+from pycollect.data.generators import GeneratorState, NestState
 from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSpec
+from pycollect.driver.batch import Batch
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions, StreamOptions
 from pycollect.driver.records import WorkerPlan, WorkerRecord
 from pycollect.driver.scheduler import Scheduler
-from pycollect.driver.source import Batch
 from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.transport.spec import WorkerInfo, WorkerSpec, resume, set_seed
-from pycollect.worker.generators import GeneratorState, NestState
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
 _REPORTED = ("worker_died", "worker_timeout", "env_error")  # losses that the driver must know
@@ -38,15 +38,6 @@ class NestMaker:
     def __call__(self, spec: WorkerSpec, policy: bytes) -> Nest:
         """Make the nest for that spec, with a pickled policy or factory."""
         return Nest(spec, policy, self.options)
-
-
-@dataclass(frozen=True)
-class NestEnvs:
-    """The environments of all processes of a nest, as those of one worker."""
-
-    num_envs: int
-    num_seeds: int
-    batch_size: tuple[int, ...]
 
 
 class Nest:
@@ -113,16 +104,13 @@ class Nest:
         check_alike(infos)
         first = infos[0]
         *envs, self.steps = self._processes.shape
-        self.env = NestEnvs(
-            num_envs=math.prod(envs),
-            num_seeds=sum(info.num_seeds for info in infos.values()),
-            batch_size=tuple(envs),
-        )
+        self.batch_size, self.num_envs = tuple(envs), math.prod(envs)
+        self.num_seeds = sum(info.num_seeds for info in infos.values())
         self.leaves = first.leaves
         self.weights: WeightSpec = first.weights
         self.device = first.device
         self.bounded = all(info.bounded for info in infos.values())
-        self.placement = Placement(self.leaves.layout(), 1, self.env.num_envs, self.steps)
+        self.placement = Placement(self.leaves.layout(), 1, self.num_envs, self.steps)
 
     @property
     def processes(self) -> int:
@@ -142,7 +130,7 @@ class Nest:
     @property
     def batch_shape(self) -> list[int]:
         """Batch dimensions of a rollout."""
-        return [*self.env.batch_size, self.steps]
+        return [*self.batch_size, self.steps]
 
     @property
     def stepped(self) -> int:
@@ -191,7 +179,7 @@ class Nest:
     def _extras(self, extras: Extras | None) -> Lazy[Extras] | None:
         if extras is None:
             return None
-        size = self.env.num_envs, self.steps
+        size = self.num_envs, self.steps
         return Lazy({key: c.reshape(size) for key, c in extras.items()}, pickled_extras)
 
     def _sources(self, batch: Batch) -> tuple[int, ...]:

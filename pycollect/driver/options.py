@@ -260,12 +260,36 @@ class RemoteOptions:
         return self.uneven and self.joined == "stack"
 
 
-def _check_policy_lag(name: str, value: Any, trajs_per_batch: Any) -> int | None:
+def _check_write_mode(
+    name: str, value: Any, replay_buffer: Any, trajs_per_batch: Any, trajs_per_write: Any
+) -> str | None:
+    """Return "rollout" or "trajectory", the default for None, or None without a buffer."""
+    check.check_choice(name, value, (None, "rollout", "trajectory"))
+    whole = bool(check.check_count("trajs_per_batch", trajs_per_batch))
+    if value is None:
+        return None if replay_buffer is None else "trajectory" if whole else "rollout"
+    if replay_buffer is None:
+        raise ValueError(f"{name}: expected None without replay_buffer, got {value!r}")
+    if whole:
+        raise ValueError(
+            f"{name}: expected None with trajs_per_batch, got {value!r}; with a replay buffer, "
+            "trajs_per_batch already means 'trajectory'"
+        )
+    if value == "rollout" and trajs_per_write:
+        raise ValueError(
+            f"{name}: expected 'trajectory' or None with trajs_per_write, got {value!r}"
+        )
+    mode: str = value
+    return mode
+
+
+def _check_policy_lag(name: str, value: Any, trajs_per_batch: Any, mode: Any) -> int | None:
     if value is None:
         return None
-    if trajs_per_batch:
+    if trajs_per_batch or mode == "trajectory":
+        other = "trajs_per_batch" if trajs_per_batch else "replay_write_mode='trajectory'"
         raise ValueError(
-            f"{name}: expected None with trajs_per_batch, got {value!r}; frames wait until their "
+            f"{name}: expected None with {other}, got {value!r}; frames wait until their "
             "trajectory ends, whatever their policy version"
         )
     return check.check_not_negative(name, value)
@@ -335,7 +359,7 @@ class StreamOptions:
         False,
         check.check_drop,
         'Return flat batches [N] that contain only the cells marked in ("collector", "mask").',
-        also=("split_trajs", "trajs_per_batch"),
+        also=("split_trajs", "trajs_per_batch", "replay_write_mode"),
     )
     trajs_per_batch: int = argument(
         None,
@@ -348,8 +372,18 @@ class StreamOptions:
     trajs_per_write: int = argument(
         None,
         check.check_count,
-        """With `trajs_per_batch` and `replay_buffer`, number of trajectories per write to the
-        buffer. ``None`` writes all at once.""",
+        """If complete trajectories go to `replay_buffer`, number of trajectories per write.
+        ``None`` writes all at once.""",
+    )
+    replay_write_mode: str | None = argument(
+        None,
+        _check_write_mode,
+        """With `replay_buffer`, "rollout" writes each rollout as it was collected. "trajectory"
+        writes only complete trajectories, flat: each batch collects `frames_per_batch` frames, all
+        trajectories that it completes go to the buffer, and unfinished ones stay in memory.
+        Excludes `trajs_per_batch`, which selects "trajectory", too. Defaults to ``None``:
+        "rollout", or "trajectory" with `trajs_per_batch`.""",
+        also=("replay_buffer", "trajs_per_batch", "trajs_per_write"),
     )
     form: str = argument(
         "padded",
@@ -385,7 +419,7 @@ class StreamOptions:
         become older. If the learner updates more often than before, rollouts that have become too
         old are dropped and counted in `ledger()`. Weights then always go to all workers. ``None``
         sets no limit.""",
-        also=("trajs_per_batch",),
+        also=("trajs_per_batch", "replay_write_mode"),
     )
     max_frames_per_update: int | None = argument(
         None,
@@ -415,6 +449,11 @@ class StreamOptions:
     )
     sends: bool = True
     tracker: Any = None
+
+    @property
+    def trajectories(self) -> int:
+        """Number of complete trajectories in a batch, at least 1; 0 for batches of frames."""
+        return self.trajs_per_batch or int(self.replay_write_mode == "trajectory")
 
 
 def warn_of_rounding(requested: int, actual: int, among: str = "environments") -> None:

@@ -14,9 +14,9 @@ from torch import nn
 from pycollect._core import Uninterrupted
 from pycollect.data.frame import MASK
 from pycollect.driver.accounts import Ledger
+from pycollect.driver.batch import Batch
 from pycollect.driver.delivery import rollouts_of
 from pycollect.driver.options import StreamOptions
-from pycollect.driver.source import Batch
 from pycollect.errors import warn_user
 
 
@@ -117,11 +117,11 @@ def warn_of_slices(options: StreamOptions, set_truncated: bool) -> None:
     """
     sampler = getattr(options.replay_buffer, "sampler", None)
     by_flags = not getattr(sampler, "_fetch_traj", True)  # a SliceSampler with an end_key
-    if by_flags and not options.trajs_per_batch and not set_truncated:
+    if by_flags and not options.trajectories and not set_truncated:
         warn_user(
             "replay_buffer: its sampler finds trajectories by done flags, so it joins rollouts of "
             'different workers that end without one; use traj_key=("collector", "traj_ids"), '
-            "trajs_per_batch or set_truncated=True"
+            "replay_write_mode='trajectory' or set_truncated=True"
         )
 
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensordict import TensorDictBase
 
 from pycollect._core import Uninterrupted
-from pycollect.data.policy_stream import PolicyStream
 from pycollect.driver.accounts import count_slow_paths
 from pycollect.driver.assembly import Assembly, PendingBatch, forget_ids, in_flight_bytes
+from pycollect.driver.batch import Batch
 from pycollect.driver.flow import Flow
 from pycollect.driver.membership import Membership
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.pace import PolicyLagLimit
-from pycollect.driver.policy_server import PolicyProcess, ProcessPlan
-from pycollect.driver.random_streams import GroupStreams, ServedStreams
+from pycollect.driver.policy_place import InWorkers, PlaceMaker
+from pycollect.driver.random_streams import GroupStreams
 from pycollect.driver.records import WorkerPlan, WorkerRecord
-from pycollect.driver.served_weights import LiveWeights, ServerWeights
-from pycollect.driver.source import Batch, WorkerStreams
 from pycollect.driver.waiting import WorkerWaiter
-from pycollect.driver.weights import PolicyUpdates, WorkerWeights
 from pycollect.driver.workers import WorkerGroup
 from pycollect.errors import WorkerError, is_interrupt, without_frames
 from pycollect.transport.engine import Engine
@@ -64,10 +61,6 @@ def stats_of(flow: Flow, group: WorkerGroup) -> dict[str, Any]:
     }
 
 
-if TYPE_CHECKING:
-    from pycollect.inference.server import InferenceServer
-
-
 class Scheduler:
     """Requests rollouts from workers, waits for them, and joins them into batches.
 
@@ -78,14 +71,13 @@ class Scheduler:
         policy: The caller's policy, whose weights are sent; ``None`` for random actions, or if
             workers build the policy.
         engine: Starts the workers. It is left when the scheduler is closed.
-        server: Calls the policy for all workers in this process; or the plan of a process that
-            does. ``None`` if workers call the policy.
+        place: Makes the PolicyPlace. By default, workers call the policy.
 
     Attributes:
         group: The present workers.
         members: Adds and removes workers.
         waiter: Waits for workers.
-        weights: Weights of the policy.
+        place: Where the policy is called, and how it gets new weights.
         streams: Random streams of the workers.
         assembly: Slabs and layout of the batches.
     """
@@ -99,53 +91,24 @@ class Scheduler:
         plans: Sequence[WorkerPlan],
         policy: Any,
         engine: Engine,
-        server: InferenceServer | ProcessPlan | None = None,
+        place: PlaceMaker = InWorkers,
     ) -> None:
         self._flow, self._options, self._plans = flow, options, plans
         self._engine = engine
         self.policy = policy
         depth = max(options.ahead, 1)
         self.assembly = Assembly(options.joined, depth, options.uneven, options.padded)
-        self._server = None
-        if isinstance(server, ProcessPlan):
-            self._server = PolicyProcess(flow, options, server)
         limit = flow.options.max_policy_lag
         self._limit = None if limit is None else PolicyLagLimit(limit, flow.version)
-        check_server = None if self._server is None else self._server.check
-        self.group = WorkerGroup(flow, engine, options, check_server)
-        self.waiter = WorkerWaiter(flow, self.group, options, self._server)
-        self.weights: WorkerWeights
-        self.streams: WorkerStreams
-        self.weights, self.streams = self._weights_and_streams(server)
-        self.waiter.initialize = self.weights.initialize
-        self.members = Membership(
-            flow, self.group, self.waiter, self.weights, self.assembly, options
-        )
-
-    def _weights_and_streams(
-        self, server: InferenceServer | ProcessPlan | None
-    ) -> tuple[WorkerWeights, WorkerStreams]:
-        """Return weights and random streams for the process that calls the policy."""
-        flow, group, waiter, policy = self._flow, self.group, self.waiter, self.policy
-        options, process = self._options, self._server
-        if server is None:
-            updates = PolicyUpdates(flow, group, options, policy)
-            return updates, GroupStreams(group, waiter, policy)
-        if process is not None:
-            sent = ServerWeights(flow, process, group, options, policy)
-            return sent, ServedStreams(group, waiter, sent.resume, process.seed, policy)
-        assert not isinstance(server, ProcessPlan)
-        server.count_by(flow.version)
-        server.count_pending_by(group.pending)
-        flow.policy_stream = PolicyStream(server.device)
-        server.call_on(flow.policy_stream)
-        live = LiveWeights(flow, server, policy, server.is_owned, group, options)
-        return live, ServedStreams(group, waiter, live.resume, server.seed, policy)
+        self.group = WorkerGroup(flow, engine, options)
+        self.place = place(flow, self.group, options, policy)
+        self.waiter = WorkerWaiter(flow, self.group, options, self.place)
+        self.streams = GroupStreams(self.group, self.waiter, self.place)
+        self.members = Membership(flow, self.group, self.waiter, self.place, self.assembly, options)
 
     def start(self) -> None:
         """Start the workers and check them."""
-        if self._server is not None:
-            self._server.start()
+        self.place.start()
         self.members.start(self._plans)
         for in_place in (True, False):
             workers = [worker for worker in self.group.present if worker.in_place is in_place]
@@ -155,7 +118,7 @@ class Scheduler:
                 )
                 self._engine.check_memory(needed, in_place)
         self.members.prepare_slabs()
-        self.weights.start()
+        self.place.send_first()
 
     @property
     def batch_frames(self) -> int:
@@ -245,7 +208,7 @@ class Scheduler:
                 self.assembly.place(pending, 0, rollout)
             self._flow.unclaimed = self._join([worker], pending, [rollout.report])
             self.group.serve_last(worker)
-            self.weights.served(worker)
+            self.place.served(worker)
 
     def _first_ready(self) -> tuple[WorkerRecord, Rollout]:
         """Return the first ready rollout and its worker; raise a failure only if none is ready."""
@@ -464,8 +427,7 @@ class Scheduler:
 
     def report(self) -> dict[str, Any]:
         """Return the statistics of the stream, the workers and the inference process."""
-        server = {} if self._server is None else {"server": self._server.report()}
-        return {**stats_of(self._flow, self.group), **server}
+        return {**stats_of(self._flow, self.group), **self.place.report()}
 
     def check_close_env(self, close_env: bool) -> None:
         """Raise RuntimeError unless `close_env` is true, because environments end with workers."""
@@ -478,6 +440,5 @@ class Scheduler:
         """End the workers and leave the engine. Idempotent."""
         self.group.close(timeout)
         self._engine.leave()
-        if self._server is not None:
-            self._server.close(timeout)
+        self.place.close(timeout)
         self.assembly.close()

@@ -127,11 +127,24 @@ class WeightSender:
         self._newest = _NOTHING
         self._of: dict[int, Assignment] = {}
         self._individual: set[int] = set()
+        self._built = NO_WEIGHTS
 
     @property
-    def individual(self) -> dict[int, Weights]:
-        """Weights of the workers that received individual weights, by id."""
-        return {index: self._of[index].weights for index in sorted(self._individual)}
+    def individual(self) -> dict[int, tuple[Weights, int]]:
+        """Weights and policy version of workers with individual weights, by id."""
+        built = Assignment(weights=self._built)
+        each = {index: self._of.get(index, built) for index in sorted(self._individual)}
+        return {index: (own.weights, own.version) for index, own in each.items()}
+
+    def skip(self, workers: Sequence[WorkerRecord], built: Weights) -> None:
+        """Record that the next weights are not sent to these workers, which keep their own.
+
+        Args:
+            workers: Workers that an update leaves out.
+            built: Weights with which workers were built.
+        """
+        self._built = built
+        self._individual.update(worker.index for worker in workers)
 
     @property
     def newest(self) -> Weights:

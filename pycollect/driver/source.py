@@ -1,111 +1,15 @@
-"""The protocol of a source of batches, and a batch on its way to the caller."""
+"""The protocol of a source of batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from tensordict import TensorDictBase
 
-from pycollect._core import Slab
-from pycollect.data.devices import CPU
-from pycollect.data.extras import Extras
-from pycollect.data.frame import BatchLeaves
-from pycollect.data.layout import Key
-from pycollect.data.weights import Weights
-from pycollect.driver.state import CollectorState, WorkerState
-from pycollect.worker.report import Episode
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A batch of rollouts before delivery.
-
-    Attributes:
-        slab: Memory of the tensors.
-        tensors: Tensors in the slab, by key.
-        shape: Batch dimensions, time last.
-        leaves: Entries of a frame.
-        frames_of: Number of collected frames of each worker, in the order of their rows.
-            Uncollected cells are not counted.
-        versions: Oldest policy version that acted in the rollout of each worker.
-        episodes: Episodes that ended in this batch.
-        extras: Extras in the shape of the batch, or ``None``.
-        device: Device to deliver the batch to.
-        reported_device: Value of ``td.device``; ``None`` if no device was requested.
-        on_device: Tensors on the environments' device, outside the slab, by key.
-        joined: How rollouts are joined: "stack", 0 or -1; ``None`` for a single rollout.
-        parts: If rollouts are concatenated, the size of each rollout along that dimension.
-        sources: For workers with several processes, the processes that follow each other along time
-            in the worker's rollout, by worker.
-        stacked: Whether the first dimension of each worker's rollout is its processes.
-    """
-
-    slab: Slab
-    tensors: dict[Key, torch.Tensor]
-    shape: Sequence[int]
-    leaves: BatchLeaves
-    frames_of: Mapping[int, int] = field(default_factory=dict)
-    versions: Mapping[int, int] = field(default_factory=dict)
-    episodes: Sequence[Episode] = ()
-    extras: Extras | None = None
-    device: torch.device = CPU
-    reported_device: torch.device | None = None
-    on_device: Mapping[Key, torch.Tensor] = field(default_factory=dict)
-    joined: str | int | None = None
-    parts: Sequence[int] = ()
-    sources: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    stacked: bool = False
-
-
-class PolicyWeights(Protocol):
-    """The policy's weights, and their updates."""
-
-    def current(self) -> Weights:
-        """Return the weights as far as this process knows them."""
-
-    def check(self, weights: Weights) -> None:
-        """Raise ValueError unless the weights of a state fit the policies of all workers."""
-
-    def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Send weights from a source, or from a dict by worker, to workers.
-
-        Args:
-            source: Source of the weights; ``None`` sends the policy's own weights.
-            worker_ids: Ids of the workers; ``None`` means all.
-            wait: Whether to wait until the workers have received the weights.
-        """
-
-    def receive(self, source: Any) -> None:
-        """Take weights from a source, for example a weight-sync scheme."""
-
-    def one_version(self) -> AbstractContextManager[None]:
-        """Count all updates within the context as one policy version."""
-
-    def due(self) -> Sequence[int]:
-        """Return the ids of the workers that must get the policy's weights automatically now."""
-
-    def push(self, worker_ids: Sequence[int]) -> None:
-        """Send the policy's weights to these workers if the weights have changed."""
-
-
-class WorkerStreams(Protocol):
-    """Random streams of the workers. Its methods are called while no rollout is in flight."""
-
-    def seed(self, root: int, static: bool) -> int:
-        """Seed and reset everything; return the next seed of the chain."""
-
-    def states(self) -> dict[int, WorkerState]:
-        """Return the state of each present worker at the end of its last delivered rollout."""
-
-    def check(self, states: Mapping[int, WorkerState]) -> None:
-        """Raise ValueError unless these states fit the workers."""
-
-    def resume(self, state: CollectorState) -> None:
-        """Restore the weights, policy version and generators of the workers, and reset them."""
+from pycollect.driver.in_process import OwnStreams
+from pycollect.driver.policy_place import PolicyPlace
+from pycollect.driver.random_streams import GroupStreams
 
 
 class Source(Protocol):
@@ -123,12 +27,12 @@ class Source(Protocol):
         """Whether the workers are in other processes."""
 
     @property
-    def weights(self) -> PolicyWeights:
-        """Weights of the policy."""
+    def place(self) -> PolicyPlace:
+        """Where the policy is called, and how it gets new weights."""
 
     @property
-    def streams(self) -> WorkerStreams:
-        """Random streams of the workers."""
+    def streams(self) -> OwnStreams | GroupStreams:
+        """Random streams of the workers, for use while no rollout is in flight."""
 
     @property
     def batch_frames(self) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pycollect.data.generators import GeneratorState, NestState, from_plain
 from pycollect.data.weights import NO_WEIGHTS, Weights, weights_from
-from pycollect.worker.generators import GeneratorState, NestState, from_plain
 
 _FORMAT = "pycollect 1"
 
@@ -20,10 +21,12 @@ class WorkerState:
         generators: States of the worker's random generators; ``None`` if it draws from generators
             of the program.
         policy: Individual weights of the worker; empty if it has the weights of all workers.
+        version: Policy version of these individual weights.
     """
 
     generators: GeneratorState | NestState | None = None
     policy: Weights = NO_WEIGHTS
+    version: int = 0
 
 
 def check_generators(worker: int, state: WorkerState, processes: int, envs: int) -> None:
@@ -63,6 +66,7 @@ class CollectorState:
         episodes: Number of episodes that ended.
         trajectories: Number of trajectory ids assigned.
         policy_version: Number of weight updates.
+        progress: Counters by the names in PROGRESS.
         policy: Weights by name; empty if the collector does not know them.
         ledger: Result of :meth:`Ledger.state`.
         workers: State of each worker, by id.
@@ -73,6 +77,7 @@ class CollectorState:
     episodes: int
     trajectories: int
     policy_version: int
+    progress: dict[str, int]
     policy: Weights
     ledger: dict[str, Any]
     workers: dict[int, WorkerState]
@@ -89,9 +94,15 @@ class CollectorState:
             "episodes": self.episodes,
             "trajectories": self.trajectories,
             "policy_version": self.policy_version,
+            "progress": self.progress,
             "policy": self.policy.state_dict(),
             "policies": {
                 str(index): worker.policy.state_dict()
+                for index, worker in self.workers.items()
+                if worker.policy
+            },
+            "versions": {
+                str(index): worker.version
                 for index, worker in self.workers.items()
                 if worker.policy
             },
@@ -143,14 +154,19 @@ def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
     names = {str(index): index for index in ids}
     generators = _mapping(source, "workers")
     policies = _mapping({"policies": {}, **source}, "policies")
+    versions = _mapping({"versions": {}, **source}, "versions")
+    progress = _mapping({"progress": {}, **source}, "progress")
     modes = _mapping({"training": {}, **source}, "training")
     if generators.keys() != names.keys():
         raise ValueError(f"state_dict: expected the workers {[*names]}, got {list(generators)}")
     _check_names("policies", policies, [*names])
+    _check_names("versions", versions, [*names])
     _check_names("training", modes, ["policy", *names])
+    version = _count(source, "policy_version")
     return CollectorState(
         entropy=_count(source, "entropy"),
-        policy_version=_count(source, "policy_version"),
+        policy_version=version,
+        progress={name: _count(progress, name) for name in progress},
         policy=_weights(source, "policy", modes),
         ledger=_checked_ledger(_mapping(source, "ledger")),
         workers={
@@ -159,6 +175,7 @@ def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
                 if generators[name] is None
                 else from_plain(generators[name], f"'workers', {name!r}"),
                 _weights({name: {}, **policies}, name, modes),
+                _count({name: version, **versions}, name),
             )
             for name, index in names.items()
         },
@@ -215,30 +232,64 @@ def _checked_ledger(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_torchrl(sources: Sequence[Any], ids: list[int]) -> CollectorState:
-    """Return weights of the first dict and counters of all; TorchRL has no generators or ids."""
+    """Return weights, policy versions and counters; TorchRL has no generators or ids.
+
+    Args:
+        sources: State of one collector, which may contain one dict per worker, or a list of states.
+    """
     for source in sources:
         if not (isinstance(source, Mapping) and "iter" in source):
             raise TypeError(
                 "state_dict: expected dicts with an entry 'iter', as TorchRL makes them"
             )
+    counted = sources
+    if len(sources) == 1 and "worker0" in sources[0]:
+        names = [name for name in sources[0] if re.fullmatch(r"worker\d+", str(name))]
+        sources = [_mapping(sources[0], name) for name in names]
     if len(sources) not in (1, len(ids)):
         raise ValueError(
             f"state_dict: expected one dict or one per worker ({len(ids)}), got {len(sources)}"
         )
-    frames = [_count(source, "frames") if "frames" in source else 0 for source in sources]
-    first = _mapping({"policy_state_dict": {}, **sources[0]}, "policy_state_dict")
-    # A TensorDict's own state_dict() describes itself in entries such as "__batch_size".
-    first = {name: value for name, value in first.items() if "__" not in str(name)}
+    frames = [_count({"frames": 0, **_plain(source)}, "frames") for source in counted]
+    policies = [_torchrl_policy(source) for source in sources]
+    versions = [_torchrl_version(source) for source in sources]
+    policy, version = policies[newest := versions.index(max(versions))], versions[newest]
     return CollectorState(
         entropy=sum(frames),
-        batches=max(_count(source, "iter") for source in sources),
+        batches=max(
+            _count({"batches": _plain(source)["iter"] + 1}, "batches") for source in counted
+        ),
         episodes=0,
         trajectories=0,
-        policy_version=0,
-        policy=weights_from(first),
+        policy_version=version,
+        progress={},
+        policy=policy,
         ledger={
             str(index): {"delivered": count, "reasons": {}}
             for index, count in zip(ids, frames, strict=False)
         },
-        workers={index: WorkerState() for index in ids},
+        workers={
+            index: WorkerState()
+            if (own_version, own.equal(policy)) == (version, True)
+            else WorkerState(policy=own, version=own_version)
+            for index, own, own_version in zip(ids, policies, versions, strict=False)
+        },
     )
+
+
+def _plain(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counters of TorchRL's state as numbers; its workers have tensors."""
+    counters = {name: source[name] for name in ("frames", "iter") if name in source}
+    return {name: own.item() if hasattr(own, "item") else own for name, own in counters.items()}
+
+
+def _torchrl_policy(source: Mapping[str, Any]) -> Weights:
+    entries = _mapping({"policy_state_dict": {}, **source}, "policy_state_dict")
+    # A TensorDict's own state_dict() describes itself in entries such as "__batch_size".
+    return weights_from({name: own for name, own in entries.items() if "__" not in str(name)})
+
+
+def _torchrl_version(source: Mapping[str, Any]) -> int:
+    """Return the policy version, 0 if it was not tracked or is a UUID."""
+    version = source.get("policy_version")
+    return 0 if version is None or isinstance(version, str) else int(version)

@@ -11,7 +11,7 @@ import cloudpickle
 from pycollect._core import SharedMemoryError, Uninterrupted
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
-from pycollect.driver.policy_server import DIED, PolicyProcess
+from pycollect.driver.policy_place import SERVER_DIED, PolicyPlace
 from pycollect.driver.records import StallDetector, WorkerRecord
 from pycollect.driver.workers import WorkerGroup
 from pycollect.errors import WorkerDied, WorkerError, is_interrupt, warn_user, without_frames
@@ -27,23 +27,14 @@ class WorkerWaiter:
         flow: Counters and ids of the stream.
         group: The workers.
         options: How workers are managed.
-        server: Process that calls the policy for these workers. ``None`` if there is none.
-
-    Attributes:
-        initialize: Sends a replacement what depends on who calls the policy, before its requests.
+        place: Where the policy of these workers is called.
     """
 
-    initialize: Callable[[WorkerRecord], None]
-
     def __init__(
-        self,
-        flow: Flow,
-        group: WorkerGroup,
-        options: RemoteOptions,
-        server: PolicyProcess | None,
+        self, flow: Flow, group: WorkerGroup, options: RemoteOptions, place: PolicyPlace
     ) -> None:
         self._flow, self._group, self._options = flow, group, options
-        self._server = server
+        self._place = place
         self._stalls = StallDetector(options.timeout)
 
     def any_of(self, waiting: Sequence[WorkerRecord]) -> WorkerRecord:
@@ -84,7 +75,7 @@ class WorkerWaiter:
         self._stalls.note_progress(worker)
         try:
             if worker.starting:
-                self._group.finish_replacement(worker, self.initialize)
+                self._group.finish_replacement(worker, self._place.initialize)
                 return None
             with self._flow.statistics.timed("transport"):
                 return worker.handle.rollout()
@@ -105,9 +96,7 @@ class WorkerWaiter:
     def _is_server_failure(self, worker: WorkerRecord, error: Exception) -> bool:
         """Return whether a worker could not be built because the memory of its server was gone."""
         starting = worker.starting is not None
-        if not starting or not isinstance(error, SharedMemoryError):
-            return False
-        return self._server is not None and self._server.has_died()
+        return starting and isinstance(error, SharedMemoryError) and self._place.has_died()
 
     def _give_up(self, worker: WorkerRecord) -> None:
         """End a stalled worker and replace it."""
@@ -119,18 +108,17 @@ class WorkerWaiter:
 
         The workers cannot continue, because the memory that they shared with it is gone.
         """
-        server = self._server
-        death = None if server is None else server.death()
-        if server is None or death is None:
+        death = self._place.death()
+        if death is None:
             return False
-        workers = server.served(self._group.present)
-        server.replace(death)
+        workers = [own for own in self._group.present if own.starting or own.in_place]
+        self._place.replace(death)
         for worker in workers:
             worker.newest.kill()
         with Uninterrupted():  # each worker must be replaced exactly once
             for worker in workers:
-                self._group.replace(worker, death, DIED)
-            server.replaced()
+                self._group.replace(worker, death, SERVER_DIED)
+            self._place.replaced()
         return True
 
     def call(self, function: Callable[..., Any], calls: Mapping[int, Sequence[Any]]) -> list[Any]:
@@ -180,8 +168,7 @@ class WorkerWaiter:
 
     def _replaced(self, worker: WorkerRecord) -> Exception:
         """Return the error for a worker that was replaced before it answered a call."""
-        server = self._server
-        if server is not None and worker.failure and worker.failure == server.record.failure:
+        if worker.failure and worker.failure == self._place.failure:
             text = f"worker {worker.index} was replaced before it answered a call: {worker.failure}"
             return WorkerError(text, worker.index, worker.incarnation - 1, "")
         return TimeoutError(

@@ -36,8 +36,6 @@ class WorkerGroup:
         flow: Counters and ids of the stream.
         engine: Starts the workers.
         options: How workers are managed.
-        check_server: Function that raises WorkerError if the process that calls the policy for
-            the workers has died. ``None`` if there is no such process (default: ``None``).
 
     Attributes:
         present: Workers in the order in which they were added.
@@ -47,15 +45,8 @@ class WorkerGroup:
         hooks: Sends hooks to the workers.
     """
 
-    def __init__(
-        self,
-        flow: Flow,
-        engine: Engine,
-        options: RemoteOptions,
-        check_server: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, flow: Flow, engine: Engine, options: RemoteOptions) -> None:
         self._flow, self._engine, self._options = flow, engine, options
-        self._check_server = check_server
         self._waiter = AnswerWaiter(engine.bell)
         self._start_timer = StartTimer(options.init_timeout)
         self._policies: dict[bytes, SharedValue] = {}
@@ -91,15 +82,22 @@ class WorkerGroup:
         """Return the present workers with these ids."""
         return [worker for worker in self.present if worker.index in indices]
 
-    def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerRecord]:
-        """Start workers and wait until they are built; if one of them fails, end them all."""
+    def start(
+        self, plans: Sequence[WorkerPlan], check: Callable[[], None] | None = None
+    ) -> list[WorkerRecord]:
+        """Start workers and wait until they are built; if one of them fails, end them all.
+
+        Args:
+            plans: One plan per worker.
+            check: Called during the wait; raises an exception to end it (default: ``None``).
+        """
         all_plans = [*(worker.plan for worker in self.present), *plans]
         self._engine.check_resources([plan.options for plan in all_plans])
         workers: list[WorkerRecord] = []
         try:
             for plan in plans:
                 workers.append(WorkerRecord(plan, self._started(plan)))
-            self.await_built(workers)
+            self._await_built(workers, check)
         except BaseException:
             self._end_processes(workers)
             raise
@@ -122,12 +120,14 @@ class WorkerGroup:
             self._policies[policy] = self._engine.put(policy)
         return self._policies[policy]
 
-    def await_built(self, workers: Sequence[WorkerRecord]) -> None:
-        """Wait until these started workers are built.
+    def _await_built(
+        self, workers: Sequence[WorkerRecord], check: Callable[[], None] | None
+    ) -> None:
+        """Wait until these started workers are built; see `start`.
 
         Raises:
             ValueError: They take too long.
-            WorkerError: One of them, or the server of their policy, died.
+            WorkerError: One of them died.
             Exception: Building a worker raised it.
         """
         waiting = list(workers)
@@ -136,8 +136,8 @@ class WorkerGroup:
             if ready is not None:
                 waiting = [worker for worker in waiting if worker is not ready]
             else:
-                if self._check_server is not None:
-                    self._check_server()
+                if check is not None:
+                    check()
                 self._start_timer.check(waiting)
         for worker in workers:
             try:

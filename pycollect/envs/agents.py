@@ -12,7 +12,7 @@ from gymnasium import spaces
 from pycollect._core import Leaf
 from pycollect.data.frame import FLAGS
 from pycollect.data.layout import Key, Node
-from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.random_actions import ActionSampler, Rng, Sampler
 from pycollect.envs.spaces import RESERVED_KEYS, Array, Space, extra_spaces, key_name, leaf_spaces
 
 _ACTION_MASK = "action_mask"
@@ -205,29 +205,18 @@ def _check_names(names: list[str], argument: str = "possible_agents") -> None:
             )
 
 
-class AgentsSampler:
-    """Draws random actions of all agents; see `ActionSampler`.
+def agents_sampler(groups: Sequence[AgentGroup], num_envs: int, batched: bool) -> Sampler:
+    """Return a function that draws random actions of all agents."""
+    samplers = [ActionSampler(group.action_space, len(group.agents), True) for group in groups]
 
-    Attributes:
-        leaves: Leaves of an action.
-    """
-
-    def __init__(self, groups: Sequence[AgentGroup], num_envs: int, batched: bool) -> None:
-        self.leaves = tuple(leaf for group in groups for leaf in group.action)
-        self._samplers = [
-            ActionSampler(group.action_space, len(group.agents), batched=True) for group in groups
-        ]
-        self._num_envs, self._batched = num_envs, batched
-
-    def draw(
-        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
-    ) -> tuple[Array, ...]:
-        """See `Sampler.draw`."""
-        each = [rng] * self._num_envs if isinstance(rng, np.random.Generator) else rng
+    def draw(steps: int, rng: Rng) -> tuple[Array, ...]:
+        each = [rng] * num_envs if isinstance(rng, np.random.Generator) else rng
         rows = [
-            [leaf for sampler in self._samplers for leaf in sampler.draw(steps, generator)]
+            [leaf for sampler in samplers for leaf in sampler.draw(steps, generator)]
             for generator in each
         ]
-        if not self._batched:
+        if not batched:
             return tuple(rows[0])
         return tuple(np.stack(leaf, axis=1) for leaf in zip(*rows, strict=True))
+
+    return draw

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -14,10 +15,11 @@ import numpy.typing as npt
 import torch
 
 from pycollect._core import CompiledEnv, Leaf
+from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.frame import ONE_REWARD
 from pycollect.data.layout import Key, Node
-from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.random_actions import ActionSampler, Sampler
 
 Arrays: TypeAlias = Any
 """One array if there is one leaf, otherwise a tuple of arrays in the order of the leaves.
@@ -27,22 +29,6 @@ batch, a leaf of shape () may be a Python scalar.
 """
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
-
-
-class Sampler(Protocol):
-    """Draws the random actions of many steps at once.
-
-    Attributes:
-        leaves: Leaves of an action, in the order of the arrays that `draw` returns.
-    """
-
-    leaves: tuple[Leaf, ...]
-
-    def draw(
-        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
-    ) -> tuple[npt.NDArray[Any], ...]:
-        """Return the actions of `steps` steps, each [steps, P, *action] or [steps, *action]."""
-        ...
 
 
 class FastStep(NamedTuple):
@@ -60,20 +46,13 @@ class FastStep(NamedTuple):
     scalars: bool
 
 
-class EnvBatch(ABC):
-    """P environments that step together and reset only on request.
-
-    Every kind of environment gets the same interface. `step` returns the true next observation of
-    each row, even at the end of an episode; `reset_done` then resets exactly the requested rows.
-    The only exception is `skips_after_done`.
-
-    Returned arrays may be buffers that the next call overwrites, so copy them at once. Not
-    thread-safe.
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """What P environments are. Can be pickled; wrappers use ``dataclasses.replace``.
 
     Attributes:
-        num_envs: P.
-        batched: Whether batches have the dimension P ([P, T], even if P is 1). ``False`` for one
-            `gymnasium.Env`, which makes batches [T].
+        batch_size: Batch dimensions before time. () for one `gymnasium.Env`, which makes batches
+            [T]; else batches are [P, T], even if P is 1, or [a, b, T] with P = a * b.
         observation: Leaves of one environment's observation, in the order of the space. The key is
             ("observation",) for a plain space. A Dict space keeps its keys, nested; the entries of
             a Tuple have the keys "0", "1", ...
@@ -110,19 +89,14 @@ class EnvBatch(ABC):
         device: Device on which the environments step. Inputs and outputs are on the host, except
             the observations of `device_keys`.
         device_keys: Keys of the observations that are returned as tensors on `device`.
-        original: The environment that the user passed, or that the user's callable returned; a list
-            if there are several.
         nodes: Nested TensorDicts by key, if they have more batch dimensions than the batch, or are
             tensorclasses.
-        specs: The TorchRL environment whose specs apply, or ``None``.
-        compiled: C++ environments that `Recorder.step_env` steps, or ``None``.
     """
 
-    num_envs: int
-    batched: bool
+    batch_size: tuple[int, ...]
     observation: tuple[Leaf, ...]
     action: tuple[Leaf, ...]
-    action_space: gymnasium.Space[Any] | None
+    action_space: gymnasium.Space[Any] | None = None
     reward: Leaf = ONE_REWARD
     skips_after_done: bool = False
     steps_rows: bool = False
@@ -139,27 +113,53 @@ class EnvBatch(ABC):
     extras: tuple[Extra, ...] = ()
     step_extras: tuple[Extra, ...] = ()
     action_extras: tuple[Extra, ...] = ()
-    nodes: Mapping[Key, Node] = MappingProxyType({})
-    device: torch.device = torch.device("cpu")
+    nodes: Mapping[Key, Node] = field(default_factory=dict)
+    device: torch.device = CPU
     device_keys: frozenset[Key] = frozenset()
-    specs: Any = None
-    compiled: CompiledEnv | None = None
-    original: Any = None
+
+    @property
+    def num_envs(self) -> int:
+        """P."""
+        return math.prod(self.batch_size)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Leading dimensions of a step's arrays: () for one environment, (P,) for a batch."""
+        return (self.num_envs,) if self.batch_size else ()
 
     @property
     def own_flags(self) -> bool:
         """Whether the environment chooses the keys and shapes of reward and flags; see `ends`."""
         return bool(self.ends)
 
-    @property
-    def batch_size(self) -> tuple[int, ...]:
-        """Batch dimensions before time: () for one environment, (P,) for a batch."""
-        return (self.num_envs,) if self.batched else ()
+
+class EnvBatch(ABC):
+    """P environments that step together and reset only on request.
+
+    Every kind of environment gets the same interface. `step` returns the true next observation of
+    each row, even at the end of an episode; `reset_done` then resets exactly the requested rows.
+    The only exception is `skips_after_done`.
+
+    Returned arrays may be buffers that the next call overwrites, so copy them at once. Not
+    thread-safe.
+
+    Attributes:
+        spec: What the environments are.
+        original: The environment that the user passed, or that the user's callable returned; a list
+            if there are several.
+        specs: The TorchRL environment whose specs apply, or ``None``.
+        compiled: C++ environments that `Recorder.step_env` steps, or ``None``.
+    """
+
+    spec: EnvSpec
+    specs: Any = None
+    compiled: CompiledEnv | None = None
+    original: Any = None
 
     @property
     def num_seeds(self) -> int:
         """Number of seeds that `reset` takes: P, or fewer if one seed serves a whole batch."""
-        return self.num_envs
+        return self.spec.num_envs
 
     def truncate_after(self, frames: int) -> bool:
         """Truncate trajectories after `frames` frames; call this before the first reset.
@@ -171,7 +171,7 @@ class EnvBatch(ABC):
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
         """Return the keys of the policy outputs that `step` takes, in order: the action's."""
-        return tuple(leaf.key for leaf in self.action)
+        return tuple(leaf.key for leaf in self.spec.action)
 
     @property
     def draws_ahead(self) -> bool:
@@ -187,12 +187,22 @@ class EnvBatch(ABC):
 
     def action_sampler(self) -> Sampler:
         """Return the sampler of random actions; only if `draws_ahead`."""
-        assert self.action_space is not None
-        return ActionSampler(self.action_space, self.num_envs, self.batched)
+        spec = self.spec
+        assert spec.action_space is not None
+        return ActionSampler(spec.action_space, spec.num_envs, bool(spec.batch_size)).draw
 
     @property
     def fast_step(self) -> FastStep | None:
         """The step without conversions, or ``None`` if there is none."""
+        return None
+
+    def tap_info(self) -> Callable[[Key], list[Any]] | None:
+        """Keep Gymnasium's info of each step from now on.
+
+        Returns:
+            A function that returns an entry of the last info: one value per environment, or
+            `NOTHING` if the entry is missing. ``None`` if there are no infos.
+        """
         return None
 
     def current_extras(self) -> ExtraValues:
@@ -230,12 +240,12 @@ class EnvBatch(ABC):
         """Step every environment.
 
         Args:
-            action: Action in the dtypes of `self.action`, or in any dtype if not `casts_actions`.
+            action: Action in the dtypes of `spec.action`, or in any dtype if not `casts_actions`.
                 The environment may keep and overwrite it.
 
         Returns:
             The true next observation, the reward, terminated and truncated. Reward and flags are
-            arrays [P], or scalars without a batch. The reward is [P, k] or [k] if `self.reward` has
+            arrays [P], or scalars without a batch. The reward is [P, k] or [k] if `spec.reward` has
             k > 1 numbers.
         """
 
@@ -280,7 +290,7 @@ def random_step(env: EnvBatch) -> tuple[Arrays, Any, Any, Any]:
     """Reset all environments and make one step with actions that are equal in every run."""
     env.reset()
     if env.draws_ahead:
-        actions = tuple(leaf[0] for leaf in env.action_sampler().draw(1, np.random.default_rng(0)))
+        actions = tuple(leaf[0] for leaf in env.action_sampler()(1, np.random.default_rng(0)))
     else:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)

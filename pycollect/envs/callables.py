@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -27,10 +28,7 @@ from pycollect.envs.rewards import SEVERAL_REWARDS
 from pycollect.envs.single import SingleEnv, close_quietly, make_act, make_observe, same, unwrap
 from pycollect.envs.spaces import (
     Array,
-    action_leaves,
     make_read_extras,
-    observation_extras,
-    observation_leaves,
 )
 
 
@@ -49,14 +47,8 @@ class CallablesEnv(EnvBatch):
         if not envs:
             raise ValueError("create_env_fn: expected at least one callable, got an empty list")
         first = envs[0]
-        self.num_envs = len(envs)
-        self.batched = True
-        self.observation = observation_leaves(first.observation_space)
-        self.action = action_leaves(first.action_space)
-        self.action_space = first.action_space
-        self._check_equal_spaces(envs)
-        self.reward = SingleEnv(first).reward
-        self._check_equal_rewards(envs)
+        self.spec = replace(SingleEnv(first).spec, batch_size=(len(envs),))
+        self._check_equal_specs(envs)
         self._envs = list(envs)
         self._steps: list[Callable[[Any], Any]] = [env.step for env in envs]
         self._to_action = make_act(first.action_space)
@@ -64,13 +56,13 @@ class CallablesEnv(EnvBatch):
             make_observe(env.observation_space, f"environment {i}") for i, env in enumerate(envs)
         ]
         self._buffers = tuple(
-            np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.observation
+            np.zeros((len(envs), *leaf.shape), leaf.dtype) for leaf in self.spec.observation
         )
         self._step_each: StepEach | None = None
+        self._is_plain = len(self.spec.action) == len(self._buffers) == 1 and not self.spec.extras
         self._closed = False
-        self.extras = observation_extras(first.observation_space)
         self._extra_values: list[Sequence[Any]] = [()] * len(envs)
-        if self.extras:
+        if self.spec.extras:
             self._keep_extras([make_read_extras(env.observation_space) for env in envs])
 
     def _keep_extras(self, reads: Sequence[Callable[[Any], Sequence[Any]]]) -> None:
@@ -90,7 +82,7 @@ class CallablesEnv(EnvBatch):
         return keep_and_observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `SupportsInfo`."""
+        """See `EnvBatch.tap_info`."""
         taps = [Tap() for _ in self._steps]
         self._steps = [tap.wrap(step) for tap, step in zip(taps, self._steps, strict=True)]
         self._step_each = None
@@ -99,13 +91,13 @@ class CallablesEnv(EnvBatch):
     def current_extras(self) -> ExtraValues:
         """See `EnvBatch.current_extras`."""
         columns = zip(*self._extra_values, strict=True)
-        return {extra.key: list(c) for extra, c in zip(self.extras, columns, strict=True)}
+        return {extra.key: list(c) for extra, c in zip(self.spec.extras, columns, strict=True)}
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset every environment, with one seed each; return the observations [P, *frame]."""
-        each: Sequence[int | None] = [None] * self.num_envs
+        each: Sequence[int | None] = [None] * len(self._envs)
         if seeds is not None:
-            each = check_seeds(seeds, self.num_envs)
+            each = check_seeds(seeds, len(self._envs))
         for i, (env, seed) in enumerate(zip(self._envs, each, strict=True)):
             self._store(i, observation_of(reset_env(env, seed)))
         return self._arrays()
@@ -115,15 +107,16 @@ class CallablesEnv(EnvBatch):
 
         The reward is float64 [P] or [P, k], the flags are bool [P].
         """
-        if len(self.action) == len(self._buffers) == 1 and not self.extras:
+        if self._is_plain:
             if self._step_each is None:
                 self._step_each = self._make_step_each()
             return self._step_each(action)
-        several = self.reward.shape if self.reward != ONE_REWARD else ()
-        reward = np.empty((self.num_envs, *several), np.float64)
-        terminated = np.empty(self.num_envs, np.bool_)
-        truncated = np.empty(self.num_envs, np.bool_)
-        single = len(self.action) == 1
+        spec, count = self.spec, len(self._steps)
+        several = spec.reward.shape if spec.reward != ONE_REWARD else ()
+        reward = np.empty((count, *several), np.float64)
+        terminated = np.empty(count, np.bool_)
+        truncated = np.empty(count, np.bool_)
+        single = len(spec.action) == 1
         for i, step in enumerate(self._steps):
             # The ellipsis keeps the action of a Box of shape () an array.
             row = action[i, ...] if single else [leaf[i, ...] for leaf in action]
@@ -135,10 +128,10 @@ class CallablesEnv(EnvBatch):
 
     def _make_step_each(self) -> StepEach:
         """Return a compiled `step` for observations and actions of one array each."""
-        shape = self.action[0].shape
+        shape = self.spec.action[0].shape
         no_conversion = unwrap if shape == () else same
         to_action = None if self._to_action is no_conversion else self._to_action
-        (objectives,) = self.reward.shape
+        (objectives,) = self.spec.reward.shape
         return StepEach(self._steps, self._observe, to_action, self._buffers[0], objectives)
 
     def _store_reward(self, rewards: Array, i: int, reward: Any) -> None:
@@ -179,29 +172,25 @@ class CallablesEnv(EnvBatch):
     def _arrays(self) -> Arrays:
         return self._buffers[0] if len(self._buffers) == 1 else self._buffers
 
-    def _check_equal_rewards(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+    def _check_equal_specs(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+        first = self.spec
         for i, env in enumerate(envs[1:], 1):
-            if (other := SingleEnv(env).reward) != self.reward:
-                raise ValueError(
-                    "create_env_fn: the environments of a list must have rewards of equal shapes, "
-                    f"got {list(self.reward.shape)} from environment 0 and {list(other.shape)} "
-                    f"from environment {i}"
-                )
-
-    def _check_equal_spaces(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
-        first_extras = observation_extras(envs[0].observation_space)
-        for i, env in enumerate(envs):
-            leaves = observation_leaves(env.observation_space)
-            extras = observation_extras(env.observation_space)
-            if (leaves, extras) != (self.observation, first_extras):
+            other = SingleEnv(env).spec
+            if (other.observation, other.extras) != (first.observation, first.extras):
                 raise ValueError(
                     "create_env_fn: the environments of a list must have observations with equal "
                     f"keys, dtypes and shapes, got {envs[0].observation_space} from environment 0 "
                     f"and {env.observation_space} from environment {i}"
                 )
-            if env.action_space != self.action_space:
+            if other.action_space != first.action_space:
                 raise ValueError(
                     "create_env_fn: the environments of a list must have equal action spaces, got "
-                    f"{self.action_space} from environment 0 and {env.action_space} from "
+                    f"{first.action_space} from environment 0 and {other.action_space} from "
                     f"environment {i}"
+                )
+            if other.reward != first.reward:
+                raise ValueError(
+                    "create_env_fn: the environments of a list must have rewards of equal shapes, "
+                    f"got {list(first.reward.shape)} from environment 0 and "
+                    f"{list(other.reward.shape)} from environment {i}"
                 )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
-from pycollect._core import CompiledEnv, Leaf
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
+from pycollect._core import CompiledEnv
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
+from pycollect.envs.random_actions import Rng, Sampler
 from pycollect.envs.single import close_quietly
 from pycollect.envs.spaces import RESERVED_OBSERVATIONS, action_leaves
 
@@ -33,11 +31,12 @@ class CompiledEnvBatch(EnvBatch):
 
     def __init__(self, env: Any) -> None:
         self.compiled: CompiledEnv = CompiledEnv(env)
-        self.num_envs = self.compiled.num_envs
-        self.batched = True
-        self.observation = tuple(self.compiled.observation)
-        self.action = tuple(self.compiled.action)
-        self.action_space = getattr(env, "action_space", None)
+        self.spec = EnvSpec(
+            batch_size=(self.compiled.num_envs,),
+            observation=tuple(self.compiled.observation),
+            action=tuple(self.compiled.action),
+            action_space=getattr(env, "action_space", None),
+        )
         self._check_leaves()
         arrays = self.compiled.observations
         self._arrays: Arrays = arrays[0] if len(arrays) == 1 else arrays
@@ -46,19 +45,20 @@ class CompiledEnvBatch(EnvBatch):
         self._closed = False
 
     def _check_leaves(self) -> None:
-        for leaf in self.observation:
+        for leaf in self.spec.observation:
             if leaf.key[0] in RESERVED_OBSERVATIONS:
                 raise ValueError(
                     f"create_env_fn: the C++ environments return an observation {leaf.key[0]!r}, "
                     "but that key is reserved for the collector; rename it (reserved keys: "
                     f"{', '.join(sorted(RESERVED_OBSERVATIONS))})"
                 )
-        if not self.action:
+        if not self.spec.action:
             raise ValueError("create_env_fn: expected C++ environments with an action, got none")
-        if self.action_space is not None and action_leaves(self.action_space) != self.action:
+        space, action = self.spec.action_space, self.spec.action
+        if space is not None and action_leaves(space) != action:
             raise ValueError(
                 "action_space: expected a space with the leaves of the C++ environments' action, "
-                f"{list(self.action)}, got {self.action_space}"
+                f"{list(action)}, got {space}"
             )
 
     @property
@@ -68,7 +68,9 @@ class CompiledEnvBatch(EnvBatch):
 
     def action_sampler(self) -> Sampler:
         """See `EnvBatch.action_sampler`; drawing raises an error if there is no `action_space`."""
-        return _NoSampler(self.action) if self.action_space is None else super().action_sampler()
+        if self.spec.action_space is None:
+            return _no_actions
+        return super().action_sampler()
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """See `EnvBatch.reset`."""
@@ -95,17 +97,10 @@ class CompiledEnvBatch(EnvBatch):
                 close_quietly(self._env)
 
 
-class _NoSampler:
-    """Raises an error when random actions are drawn, because the action space is unknown."""
-
-    def __init__(self, leaves: tuple[Leaf, ...]) -> None:
-        self.leaves = leaves
-
-    def draw(
-        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
-    ) -> tuple[npt.NDArray[Any], ...]:
-        raise ValueError(
-            "policy: random actions cannot be drawn, because the C++ environments have no "
-            "action_space. Pass a policy, or set the attribute action_space of their class to a "
-            "Gymnasium space"
-        )
+def _no_actions(steps: int, rng: Rng) -> NoReturn:
+    """Raise ValueError, because the action space is unknown."""
+    raise ValueError(
+        "policy: random actions cannot be drawn, because the C++ environments have no "
+        "action_space. Pass a policy, or set the attribute action_space of their class to a "
+        "Gymnasium space"
+    )

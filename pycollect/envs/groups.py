@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from pycollect import checks as check
-from pycollect.envs.base import EnvBatch
+from pycollect.envs.base import EnvBatch, EnvSpec
 from pycollect.envs.make import check_distinct, check_entry, is_env
 
 _POSSIBLE = (
@@ -17,17 +17,6 @@ _POSSIBLE = (
     "(AsyncVectorEnv, EnvPool, AtariVectorEnv)"
 )
 _SEVERAL = "a list of at least two callables, or a callable that returns a vector environment"
-
-
-def check_env_groups(name: str, value: Any) -> int:
-    """Return the number of groups, 1 or 2."""
-    number = check.check_positive(name, value)
-    if number > 2:
-        raise ValueError(
-            f"{name}: expected 1, or 2 to step one group while the policy runs for the other, got "
-            f"{number}"
-        )
-    return number
 
 
 def group_entries(entry: Any, count: int, remote_policy: bool = False) -> list[Any]:
@@ -78,37 +67,43 @@ class EnvGroups:
 
     Attributes:
         groups: P environments in all, one group after the other.
-        num_envs: P.
+        num_seeds: Total number of seeds; see `EnvBatch.num_seeds`.
     """
 
     def __init__(self, groups: Sequence[EnvBatch]) -> None:
         self.groups = tuple(groups)
-        self.num_envs = sum(group.num_envs for group in groups)
+        self.num_seeds = sum(group.num_seeds for group in groups)
 
     @property
-    def num_seeds(self) -> int:
-        """Total number of seeds; see `EnvBatch.num_seeds`."""
-        return sum(group.num_seeds for group in self.groups)
+    def spec(self) -> EnvSpec:
+        """What all of them are; batches are [P, T] if there are several groups."""
+        specs = [group.spec for group in self.groups]
+        if len(specs) == 1:
+            return specs[0]
+        return replace(
+            specs[0],
+            batch_size=(sum(spec.num_envs for spec in specs),),
+            can_reset=all(spec.can_reset for spec in specs),
+            time_limit=all(spec.time_limit for spec in specs),
+        )
 
-    @property
-    def batch_size(self) -> tuple[int, ...]:
-        """Batch dimensions before time; (P,) if there are several groups."""
-        return self.groups[0].batch_size if len(self.groups) == 1 else (self.num_envs,)
+    def rows_at(self, index: Any) -> list[int]:
+        """Return which of the P environments an index into their batch dimensions selects.
 
-    @property
-    def can_reset(self) -> bool:
-        """Whether single rows can be reset at any time."""
-        return all(group.can_reset for group in self.groups)
-
-    @property
-    def time_limit(self) -> bool:
-        """Whether every episode is known to end after a limited number of steps."""
-        return all(group.time_limit for group in self.groups)
-
-    @property
-    def device(self) -> torch.device:
-        """Device on which the environments step."""
-        return self.groups[0].device
+        Raises:
+            RuntimeError: There is no batch of environments, or they cannot be reset one by one.
+            IndexError: The index is out of range.
+        """
+        spec = self.spec
+        if not spec.batch_size:
+            raise RuntimeError("index: expected None because there is a single environment")
+        if not spec.can_reset:
+            raise RuntimeError(
+                "index: expected None because this vector environment may not support "
+                "options={'reset_mask': ...}"
+            )
+        rows = torch.arange(spec.num_envs, device="cpu").view(spec.batch_size)
+        return sorted(set(rows[index].reshape(-1).tolist()))
 
     @property
     def original(self) -> Any:
@@ -147,7 +142,7 @@ def make_groups(
         for part in group_entries(entry, count, remote_policy):
             groups.append(make(part))
             _check_group(groups, remote_policy)
-            if not isinstance(entry, (list, tuple)) and not groups[-1].batched:
+            if not isinstance(entry, (list, tuple)) and not groups[-1].spec.batch_size:
                 raise ValueError(
                     f"env_groups: one environment per worker ({groups[-1].original}) cannot be "
                     f"split into {count} groups. Use 1, or pass {_SEVERAL}"
@@ -164,13 +159,13 @@ def make_groups(
 def _check_group(groups: Sequence[EnvBatch], remote_policy: bool) -> None:
     """Check that the last group can overlap with the first one and has equal leaves."""
     first, last = groups[0], groups[-1]
-    if not last.overlaps and not remote_policy:
+    if not last.spec.overlaps and not remote_policy:
         raise ValueError(
             f"env_groups: {last.original} steps in the thread that calls the policy, so they "
             f"cannot overlap. Use 1, or pass {_POSSIBLE}"
         )
     for name in ("observation", "action", "reward", "step_only", "extras", "step_extras"):
-        expected, value = getattr(first, name), getattr(last, name)
+        expected, value = getattr(first.spec, name), getattr(last.spec, name)
         if value != expected:
             raise ValueError(
                 f"create_env_fn: the environments of all groups must be alike, but {name!r} "

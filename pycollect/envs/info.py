@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.layout import Key, dtype_name
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, random_step
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, random_step
 from pycollect.envs.info_rows import NOTHING
+from pycollect.envs.random_actions import Sampler
 from pycollect.envs.spaces import RESERVED_OBSERVATIONS, Array, cast_safely, describe, key_name
 from pycollect.errors import warn_user
 
@@ -25,19 +27,6 @@ InfoKeys: TypeAlias = Mapping[Key, str | None]
 
 _PYTHON_DTYPES = {float: "float32", complex: "complex64"}
 """Default dtypes of Python numbers, as in torch rather than numpy."""
-
-
-class SupportsInfo(Protocol):
-    """An EnvBatch with readable infos."""
-
-    def tap_info(self) -> Callable[[Key], list[Any]]:
-        """Keep the info of each step from now on.
-
-        Returns:
-            A function that returns an entry of the last info: one value per environment, or
-            `NOTHING` if the entry is missing.
-        """
-        ...
 
 
 class Tap:
@@ -126,42 +115,37 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     Raises:
         ValueError: The environment's infos cannot be read, or the observation has the same key.
     """
-    if not hasattr(env, "tap_info"):
+    read = env.tap_info()
+    if read is None:
         raise ValueError(
             "info_keys: expected environments of Gymnasium or PettingZoo; for TorchRL "
             "environments, call set_info_dict_reader() instead"
         )
-    leaves = (*env.observation, *env.step_only, *env.action)
-    taken = [leaf.key for leaf in leaves] + [extra.key for extra in env.extras]
+    spec = env.spec
+    leaves = (*spec.observation, *spec.step_only, *spec.action)
+    taken = [leaf.key for leaf in leaves] + [extra.key for extra in spec.extras]
     for key in keys:
         if any(_overlap(key, other) for other in taken):
             raise ValueError(
                 f"info_keys: {key_name(key)} overlaps another key of the batch; other keys: "
                 f"{', '.join(map(key_name, taken))}"
             )
-    return InfoEnv(env, keys)
+    return InfoEnv(env, read, keys)
 
 
 class InfoEnv(EnvBatch):
     """An EnvBatch that appends entries of another EnvBatch's info to each step's observation."""
 
-    def __init__(self, env: Any, keys: InfoKeys) -> None:
-        self._env: EnvBatch = env
-        self._read = env.tap_info()
-        self.num_envs, self.batched = env.num_envs, env.batched
-        self.observation, self.extras = env.observation, env.extras
-        self.action, self.action_space = env.action, env.action_space
-        self.reward = env.reward
-        self.skips_after_done, self.can_reset = env.skips_after_done, env.can_reset
-        self.steps_rows, self.overlaps = env.steps_rows, env.overlaps
-        self.time_limit = env.time_limit
-        self.ends, self.rewards, self.nodes = env.ends, env.rewards, env.nodes
-        self._single = len(env.observation) + len(env.step_only) == 1
-        self._rows = (env.num_envs,) if env.batched else ()
+    def __init__(self, env: EnvBatch, read: Callable[[Key], list[Any]], keys: InfoKeys) -> None:
+        self._env, self._read = env, read
+        inner = env.spec
+        self._single = len(inner.observation) + len(inner.step_only) == 1
         entries = self._probe(keys)
         self._leaves = tuple(entry for entry in entries if isinstance(entry, Leaf))
-        self.step_only = (*env.step_only, *self._leaves)
-        self.step_extras = tuple(entry for entry in entries if isinstance(entry, Extra))
+        extras = tuple(entry for entry in entries if isinstance(entry, Extra))
+        step_only = (*inner.step_only, *self._leaves)
+        self.spec = replace(inner, step_only=step_only, step_extras=extras)
+        self._num_envs, self._rows, self._ends = inner.num_envs, inner.rows, inner.ends
         self._zeros = tuple(
             np.zeros((*self._rows, *leaf.shape), leaf.dtype) for leaf in self._leaves
         )
@@ -198,7 +182,7 @@ class InfoEnv(EnvBatch):
     def truncate_after(self, frames: int) -> bool:
         """See `EnvBatch.truncate_after`."""
         truncates = self._env.truncate_after(frames)
-        self.observation = self._env.observation
+        self.spec = replace(self.spec, observation=self._env.spec.observation)
         return truncates
 
     @property
@@ -218,7 +202,7 @@ class InfoEnv(EnvBatch):
         """See `EnvBatch.current_extras`."""
         values = dict(self._env.current_extras())
         if self._stepped:
-            for extra in self.step_extras:
+            for extra in self.spec.step_extras:
                 rows = self._read(extra.key)
                 values[extra.key] = [None if value is NOTHING else value for value in rows]
         return values
@@ -253,9 +237,9 @@ class InfoEnv(EnvBatch):
         self._stepped = True
         if self._unseen:
             flags = [terminated, truncated]
-            if self.ends:
-                pairs = zip(self._env.observation, observation, strict=False)
-                flags = [array for leaf, array in pairs if leaf.key in self.ends]
+            if self._ends:
+                pairs = zip(self._env.spec.observation, observation, strict=False)
+                flags = [array for leaf, array in pairs if leaf.key in self._ends]
             self._look_for_unseen(any(map(np.any, flags)))
         values = tuple(map(self._array, self._leaves, self._are_plain))
         return self._with(observation, values), reward, terminated, truncated
@@ -287,14 +271,14 @@ class InfoEnv(EnvBatch):
         return (*((observation,) if self._single else observation), *values)
 
     def _array(self, leaf: Leaf, is_plain: Callable[[Any], bool]) -> Array:
-        rows = np.zeros((self.num_envs, *leaf.shape), leaf.dtype)
+        rows = np.zeros((self._num_envs, *leaf.shape), leaf.dtype)
         for row, value in enumerate(self._read(leaf.key)):
             if is_plain(value):
                 rows[row] = value
             elif value is not NOTHING:
                 rows[row] = _conform(value, leaf)
         # The ellipsis keeps an array; the recorder would take a scalar for a real number.
-        return rows if self.batched else rows[0, ...]
+        return rows if self._rows else rows[0, ...]
 
 
 def _plain_numbers(leaf: Leaf) -> Callable[[Any], bool]:

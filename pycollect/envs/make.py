@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -167,6 +169,25 @@ def _inner_envs(env: Any) -> list[Any]:
 __all__ = ["ActionSampler", "Arrays", "EnvBatch", "check_entry", "make_env_batch"]
 
 
+def registering(entry: Any, policy: Any) -> Any:
+    """Return an entry whose TorchRL environments have the transforms that a policy requires."""
+    if isinstance(entry, list):
+        return [partial(_registered, item, policy) for item in entry]
+    return _with_transforms(entry, policy) if is_env(entry) else partial(_registered, entry, policy)
+
+
+def _registered(create_env_fn: Any, policy: Any, **kwargs: Any) -> Any:
+    return _with_transforms(create_env_fn(**kwargs), policy)
+
+
+def _with_transforms(env: Any, policy: Any) -> Any:
+    if not is_torchrl_env(env):
+        return env
+    from pycollect.envs.torchrl import with_policy_transforms
+
+    return with_policy_transforms(env, policy)
+
+
 def make_env_batch(
     create_env_fn: Any,
     create_env_kwargs: Mapping[str, Any] | None = None,
@@ -221,7 +242,7 @@ def make_env_batch(
 
 
 def _check_resets_in_same_step(env: EnvBatch, final_observation: str) -> None:
-    if all(leaf.key != OBSERVATION_VALID for leaf in env.step_only):
+    if all(leaf.key != OBSERVATION_VALID for leaf in env.spec.step_only):
         raise ValueError(
             f"final_observation: expected None, got {final_observation!r}; only vector "
             "environments that reset in the same step (SAME_STEP) may lack last observations, "
@@ -279,7 +300,7 @@ def _make_callables(entry: list[Any], kwargs: dict[str, Any], devices: Devices |
         else:
             batch = CallablesEnv(envs)
         batch.original = envs
-        batch.time_limit = all(map(has_time_limit, envs))
+        batch.spec = replace(batch.spec, time_limit=all(map(has_time_limit, envs)))
         return batch
     except BaseException:
         for env in envs:
@@ -323,20 +344,16 @@ def _wrap(env: Any, vector: tuple[Any, str | None, bool], devices: Devices | Non
         from pycollect.envs.torchrl import make_torchrl_env
 
         return make_torchrl_env(env, devices)
-    if is_compiled_env(env):
-        compiled = CompiledEnvBatch(env)
-        compiled.original, compiled.time_limit = env, has_time_limit(env)
-        return compiled
-    if is_pettingzoo_env(env):
-        agents = PettingZooEnvs([env], batched=False)
-        agents.original = env
-        return agents
     batch: EnvBatch
-    if is_vector_env(env):  # first, because EnvPool's environments are also gymnasium.Env
+    if is_compiled_env(env):
+        batch = CompiledEnvBatch(env)
+    elif is_pettingzoo_env(env):
+        batch = PettingZooEnvs([env], batched=False)
+    elif is_vector_env(env):  # first, because EnvPool's environments are also gymnasium.Env
         check_vector_attributes(env)
         batch = make_vector_env(env, *vector)
     else:
         batch = SingleEnv(env)
     batch.original = env
-    batch.time_limit = has_time_limit(env)
+    batch.spec = replace(batch.spec, time_limit=has_time_limit(env))
     return batch

@@ -68,7 +68,7 @@ def make_vector_env(
     except TensorsFoundError as found:
         arrays = NumpyVectorEnv(env, found.observation)
     batch = _make_batch(arrays, mode, final_is_unknown)
-    if as_arrays or batch.extras or batch.reward != ONE_REWARD:
+    if as_arrays or batch.spec.extras or batch.spec.reward != ONE_REWARD:
         return batch
     return TensorVectorEnv(arrays, batch)
 

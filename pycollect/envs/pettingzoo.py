@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.layout import Key
 from pycollect.envs.agent_rows import ROOT_FLAGS, STEP_COUNT, AgentsRow
-from pycollect.envs.agents import AgentGroup, AgentsSampler, agent_groups
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
+from pycollect.envs.agents import AgentGroup, agent_groups, agents_sampler
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
 from pycollect.envs.info_rows import stacked_entry
+from pycollect.envs.random_actions import Sampler
 from pycollect.envs.single import close_quietly
 from pycollect.envs.spaces import key_name
 
@@ -72,42 +74,42 @@ class PettingZooEnvs(EnvBatch):
     """
 
     def __init__(self, envs: Sequence[Any], batched: bool) -> None:
-        self.num_envs, self.batched = len(envs), batched
-        self.action_space = None
         self._envs = [as_parallel(env) for env in envs]
         self._groups = agent_groups(self._envs[0])
         _check_alike(self._envs, self._groups)
-        self.observation = (
-            *(leaf for group in self._groups for leaf in _observed(group)),
-            *ROOT_FLAGS,
+        groups = self._groups
+        self.spec = EnvSpec(
+            batch_size=(len(envs),) if batched else (),
+            observation=(*(leaf for group in groups for leaf in _observed(group)), *ROOT_FLAGS),
+            ends=tuple(leaf.key for leaf in ROOT_FLAGS),
+            step_only=tuple(group.reward for group in groups),
+            rewards=tuple(group.reward.key for group in groups),
+            action=tuple(leaf for group in groups for leaf in group.action),
+            nodes={key: node for group in groups for key, node in group.nodes.items()},
         )
-        self.ends = tuple(leaf.key for leaf in ROOT_FLAGS)
-        self.step_only = tuple(group.reward for group in self._groups)
-        self.rewards = tuple(leaf.key for leaf in self.step_only)
-        self.action = tuple(leaf for group in self._groups for leaf in group.action)
-        self.nodes = {key: node for group in self._groups for key, node in group.nodes.items()}
-        self._sampler = AgentsSampler(self._groups, self.num_envs, batched)
+        self._batched, self._one_action = batched, len(self.spec.action) == 1
+        self._sampler = agents_sampler(groups, len(envs), batched)
         self._closed = False
         self._make_rows(0)
 
     def _make_rows(self, limit: int) -> None:
-        leaves = (*self.observation, *self.step_only)
-        lead = (self.num_envs,) if self.batched else ()
-        self._buffers = tuple(np.zeros((*lead, *leaf.shape), leaf.dtype) for leaf in leaves)
+        leaves = (*self.spec.observation, *self.spec.step_only)
+        rows = self.spec.rows
+        self._buffers = tuple(np.zeros((*rows, *leaf.shape), leaf.dtype) for leaf in leaves)
         places = {leaf.key: place for place, leaf in enumerate(leaves)}
         self._rows = [
             AgentsRow(
                 env,
                 self._groups,
                 {
-                    key: self._buffers[place][p] if self.batched else self._buffers[place]
+                    key: self._buffers[place][p] if rows else self._buffers[place]
                     for key, place in places.items()
                 },
                 limit,
             )
             for p, env in enumerate(self._envs)
         ]
-        actions = [leaf.key for leaf in self.action]
+        actions = [leaf.key for leaf in self.spec.action]
         self._masked = {  # index of the action: its mask, and the first choice
             actions.index((group.name, "action")): (
                 self._buffers[places[group.name, "action_mask"]],
@@ -131,7 +133,7 @@ class PettingZooEnvs(EnvBatch):
         return (len(self._group_of(key).agents),)
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `SupportsInfo`; an entry (group, k) stacks k of the infos of the group's agents."""
+        """See `EnvBatch.tap_info`; the entry (group, k) stacks k of the infos of its agents."""
 
         def read(key: Key) -> list[Any]:
             agents = self._group_of(key).agents
@@ -141,7 +143,7 @@ class PettingZooEnvs(EnvBatch):
 
     def truncate_after(self, frames: int) -> bool:
         """Truncate all agents of an episode after `frames` steps; add "step_count"."""
-        self.observation = (*self.observation, STEP_COUNT)
+        self.spec = replace(self.spec, observation=(*self.spec.observation, STEP_COUNT))
         self._make_rows(frames)
         return True
 
@@ -157,24 +159,24 @@ class PettingZooEnvs(EnvBatch):
     def random_action(self) -> tuple[torch.Tensor, ...]:
         """Return random actions that the current action masks allow."""
         rng = np.random.default_rng(int(torch.randint(2**62, (), device="cpu")))
-        drawn = [leaf[0] for leaf in self._sampler.draw(1, rng)]
+        drawn = [leaf[0] for leaf in self._sampler(1, rng)]
         for place, (mask, start) in self._masked.items():
             drawn[place][...] = np.where(mask, rng.random(mask.shape), -1.0).argmax(-1) + start
         return tuple(map(torch.from_numpy, drawn))
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset every environment, with one seed each; see `EnvBatch.reset`."""
-        each: Sequence[int | None] = [None] * self.num_envs
+        each: Sequence[int | None] = [None] * len(self._envs)
         if seeds is not None:
-            each = check_seeds(seeds, self.num_envs)
+            each = check_seeds(seeds, len(self._envs))
         for row, seed in zip(self._rows, each, strict=True):
             row.reset(seed)
         return self._buffers
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
         """Step every environment; the next call overwrites the returned buffers."""
-        leaves = action if len(self.action) > 1 else (action,)
-        if not self.batched:
+        leaves = (action,) if self._one_action else action
+        if not self._batched:
             self._rows[0].step(leaves)
         else:
             for p, row in enumerate(self._rows):

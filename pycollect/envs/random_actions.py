@@ -15,6 +15,13 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Draw: TypeAlias = Callable[[tuple[int, ...], np.random.Generator], Array]
 
 
+Rng: TypeAlias = np.random.Generator | Sequence[np.random.Generator]
+"""One generator for all environments, or one per environment."""
+
+Sampler: TypeAlias = Callable[[int, Rng], tuple[Array, ...]]
+"""Draws the random actions of many steps at once; see `ActionSampler.draw`."""
+
+
 class ActionSampler:
     """Draws many actions at a time, with the same distribution as the space's `sample()`.
 
@@ -26,23 +33,17 @@ class ActionSampler:
         num_envs: P.
         batched: Whether actions have the dimension P.
 
-    Attributes:
-        leaves: Leaves of an action, in the order of the arrays that `draw` returns.
-
     Raises:
         ValueError: The space is not supported; see `leaf_spaces`.
     """
 
     def __init__(self, action_space: Space, num_envs: int, batched: bool) -> None:
         pairs = leaf_spaces(action_space, ("action",), "action_space")
-        self.leaves = tuple(leaf for leaf, _ in pairs)
         self._draws = [_make_draw(space) for _, space in pairs]
         self._num_envs = num_envs
         self._batched = batched
 
-    def draw(
-        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
-    ) -> tuple[Array, ...]:
+    def draw(self, steps: int, rng: Rng) -> tuple[Array, ...]:
         """Return the actions of `steps` steps, one array per leaf, in the leaf's dtype.
 
         Args:

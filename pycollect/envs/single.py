@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -12,12 +13,12 @@ from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.data.extras import ExtraValues
-from pycollect.data.frame import ONE_REWARD
 from pycollect.data.layout import Key
 from pycollect.envs.base import (
     Arrays,
     BoolArray,
     EnvBatch,
+    EnvSpec,
     FastStep,
     check_seeds,
     observation_of,
@@ -51,22 +52,25 @@ class SingleEnv(EnvBatch):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.num_envs = 1
-        self.batched = False
-        self.observation = observation_leaves(env.observation_space)
-        self.action = action_leaves(env.action_space)
-        self.action_space = env.action_space
+        self.spec = EnvSpec(
+            batch_size=(),
+            observation=observation_leaves(env.observation_space),
+            action=action_leaves(env.action_space),
+            action_space=env.action_space,
+            extras=observation_extras(env.observation_space),
+        )
         self._env = env
         # Bound once, because each lookup of `env.step` costs as much as a check.
         self._step: Callable[[Any], Any] = env.step
         self._to_action = make_act(env.action_space)
         self._to_arrays = make_observe(env.observation_space)
         self._closed = False
-        self.extras = observation_extras(env.observation_space)
         self._extra_values: Sequence[Any] = ()
-        if self.extras:
+        if self.spec.extras:
             self._keep_extras(make_read_extras(env.observation_space))
-        self.reward = declared_reward(env, lambda: random_step(self)[1]) or ONE_REWARD
+        reward = declared_reward(env, lambda: random_step(self)[1])
+        if reward is not None:
+            self.spec = replace(self.spec, reward=reward)
 
     def _keep_extras(self, read: Callable[[Any], Sequence[Any]]) -> None:
         """Also read the extras of every observation from now on."""
@@ -79,14 +83,14 @@ class SingleEnv(EnvBatch):
         self._to_arrays = observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `SupportsInfo`."""
+        """See `EnvBatch.tap_info`."""
         tap = Tap()
         self._step = tap.wrap(self._step)
         return lambda key: [entry_of(tap.info, key)]
 
     def current_extras(self) -> ExtraValues:
         """See `EnvBatch.current_extras`."""
-        pairs = zip(self.extras, self._extra_values, strict=True)
+        pairs = zip(self.spec.extras, self._extra_values, strict=True)
         return {extra.key: [value] for extra, value in pairs}
 
     @property
@@ -94,7 +98,8 @@ class SingleEnv(EnvBatch):
         """See `EnvBatch.fast_step`; ``None`` if an action or the only observation is nested."""
         space = self._env.observation_space
         is_array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
-        if self._to_action not in (unwrap, same) or not (is_array or len(self.observation) > 1):
+        has_several = len(self.spec.observation) > 1
+        if self._to_action not in (unwrap, same) or not (is_array or has_several):
             return None
         return FastStep(self._step, self._to_arrays, scalars=self._to_action is unwrap)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,30 +79,31 @@ class TensorVectorEnv(EnvBatch):
             whether such a step had a reward other than 0.
     """
 
-    takes_tensors = True
-
     def __init__(self, arrays: NumpyVectorEnv, host: VectorEnvBatch) -> None:
-        self.num_envs, self.batched = host.num_envs, True
-        self.observation, self.step_only = host.observation, host.step_only
-        self.action, self.action_space = host.action, host.action_space
-        self.skips_after_done, self.can_reset = host.skips_after_done, host.can_reset
-        self.device = arrays.device
-        self.device_keys = frozenset(leaf.key for leaf in self.observation)
+        self.spec = spec = replace(
+            host.spec,
+            takes_tensors=True,
+            steps_rows=False,
+            overlaps=False,
+            device=arrays.device,
+            device_keys=frozenset(leaf.key for leaf in host.spec.observation),
+        )
+        self._device = arrays.device
         self.resets_itself = isinstance(host, SameStepEnvBatch)
         self.is_capturable = bool((getattr(arrays, "metadata", None) or {}).get("cudagraph"))
         self._arrays, self._host = arrays, host
         self._flatten = make_flatten(host.api.observation_space)
         self._unflatten = make_unflatten(host.api.action_space)
         self._forms = [
-            (leaf, torch_dtype(leaf.dtype), torch.Size([self.num_envs, *leaf.shape]))
-            for leaf in self.observation
+            (leaf, torch_dtype(leaf.dtype), torch.Size([spec.num_envs, *leaf.shape]))
+            for leaf in spec.observation
         ]
-        self.has_validity = any(leaf.key == OBSERVATION_VALID for leaf in self.step_only)
+        self.has_validity = any(leaf.key == OBSERVATION_VALID for leaf in spec.step_only)
         self._is_plain = not isinstance(host.api.observation_space, spaces.Dict | spaces.Tuple)
-        self._row_shape = torch.Size([self.num_envs])
-        self._all_valid = torch.ones(self.num_envs, 1, dtype=torch.bool, device=self.device)
-        self._done = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        self.mode_evidence = torch.zeros(4, dtype=torch.bool, device=self.device)
+        self._row_shape = torch.Size(spec.batch_size)
+        self._all_valid = torch.ones(spec.num_envs, 1, dtype=torch.bool, device=spec.device)
+        self._done = torch.zeros(spec.num_envs, dtype=torch.bool, device=spec.device)
+        self.mode_evidence = torch.zeros(4, dtype=torch.bool, device=spec.device)
         self._watches_mode = True
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
@@ -128,7 +130,7 @@ class TensorVectorEnv(EnvBatch):
         before, done = self._done, terminated | truncated
         self._done = done
         successor, final, rows = following, None, None
-        watches = self._watches_mode and not _is_capturing(self.device)
+        watches = self._watches_mode and not _is_capturing(self._device)
         if self.resets_itself or watches:
             final = _final(info, done)
         if final is not None:
@@ -152,8 +154,8 @@ class TensorVectorEnv(EnvBatch):
         reward: torch.Tensor,
     ) -> None:
         """Update `mode_evidence`; `before` marks the rows that ended in the previous step."""
-        resetting = before if self.skips_after_done else torch.zeros_like(before)
-        counts = before if self.skips_after_done else done
+        resetting = before if self.spec.skips_after_done else torch.zeros_like(before)
+        counts = before if self.spec.skips_after_done else done
         if final is not None:  # only these rows can differ
             following, successor = tuple(leaf[final[0]] for leaf in following), final[1]
         differs = [
@@ -197,9 +199,9 @@ class TensorVectorEnv(EnvBatch):
         if isinstance(final, np.ndarray) and final.dtype == object:
             return self._with_rows(following, final, ended), None
         values = self._leaves(final)
-        check_final_rows(self._arrays, values, self.num_envs)
+        check_final_rows(self._arrays, values, self.spec.num_envs)
         values = self._fitted(values)
-        if self.device == CPU:  # `nonzero` would synchronize with a device
+        if self._device == CPU:  # `nonzero` would synchronize with a device
             rows = ended.nonzero().squeeze(1)
             return following, (rows, tuple([last[rows] for last in values]))
         pairs = zip(following, values, strict=True)
@@ -269,13 +271,13 @@ class TensorVectorEnv(EnvBatch):
         is_flag = name != "reward"
         if type(value) is torch.Tensor and value.shape == self._row_shape:
             return value if not is_flag or value.dtype is torch.bool else value.bool()
-        row = as_tensor(value).to(self.device)
-        if row.numel() != self.num_envs:
+        row = as_tensor(value).to(self._device)
+        if row.shape.numel() != self._row_shape.numel():
             raise ValueError(
-                f"{name}: expected shape [{self.num_envs}] from {self._arrays}, got "
+                f"{name}: expected shape {list(self._row_shape)} from {self._arrays}, got "
                 f"{list(row.shape)}"
             )
-        row = row.view(self.num_envs)
+        row = row.view(self._row_shape)
         return row.bool() if is_flag else row
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from pycollect._core import Leaf
 from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec
 from pycollect.envs.info import Tap
 from pycollect.envs.info_rows import final_observations, rows_of, rows_of_step
 from pycollect.envs.spaces import Array, conform, make_flatten, make_read_extras
@@ -41,32 +42,33 @@ class VectorEnvBatch(EnvBatch):
     def __init__(
         self, api: VectorApi, *, skips_after_done: bool = False, steps_rows: bool = False
     ) -> None:
-        self.num_envs = api.num_envs
-        self.batched = True
-        self.observation = api.observation
-        self.action = api.action
-        self.action_space = api.action_space
-        self.reward = api.reward
-        self.skips_after_done = skips_after_done
-        self.steps_rows = steps_rows
-        self.overlaps = api.overlaps
-        self.can_reset = not skips_after_done
+        self.spec = EnvSpec(
+            batch_size=(api.num_envs,),
+            observation=api.observation,
+            action=api.action,
+            action_space=api.action_space,
+            reward=api.reward,
+            skips_after_done=skips_after_done,
+            steps_rows=steps_rows,
+            overlaps=api.overlaps,
+            can_reset=not skips_after_done,
+            extras=api.extras,
+        )
         self.api = api
         self._step_api: Callable[..., Any] = api.step
         self._receive_api: Callable[..., Any] = api.receive
         self._step_rows_api: Callable[..., Any] = api.step_rows
-        self._single = len(self.observation) == 1
-        self._one_action = len(self.action) == 1
+        self._single = len(api.observation) == 1
+        self._one_action = len(api.action) == 1
         self._closed = False
-        self.extras = api.extras
         self._flatten = make_flatten(api.observation_space)
         self._watches_mode = True
         self._resetting: BoolArray | None = None  # rows that the next step only resets
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `SupportsInfo`."""
+        """See `EnvBatch.tap_info`."""
         tap = self._tapped()
-        return lambda key: rows_of(tap.info, key, self.num_envs)
+        return lambda key: rows_of(tap.info, key, self.api.num_envs)
 
     def _tapped(self) -> Tap:
         tap = Tap()
@@ -81,7 +83,7 @@ class VectorEnvBatch(EnvBatch):
         return self._by_key(self.api.extra_values)
 
     def _by_key(self, values: list[list[Any]]) -> ExtraValues:
-        return {extra.key: rows for extra, rows in zip(self.extras, values, strict=True)}
+        return {extra.key: rows for extra, rows in zip(self.spec.extras, values, strict=True)}
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all rows; see `EnvBatch.reset`.
@@ -135,7 +137,7 @@ class VectorEnvBatch(EnvBatch):
             elif np.any(reward[self._resetting]):
                 self.warn_of_reward()
         elif ended.any():
-            self._watches_mode = self.skips_after_done
+            self._watches_mode = self.spec.skips_after_done
             self._resetting = ended
             rows = np.flatnonzero(ended)
             final = final_observations(info, ended)
@@ -176,7 +178,7 @@ class VectorEnvBatch(EnvBatch):
             by_row = [self._flatten(final[row]) for row in rows]
             return list(zip(*by_row, strict=True))
         leaves = [np.asarray(leaf) for leaf in self._flatten(final)]
-        check_final_rows(self.api.env, leaves, self.num_envs)
+        check_final_rows(self.api.env, leaves, self.api.num_envs)
         return [leaf[rows] for leaf in leaves]
 
     def reset_done(self, done: BoolArray) -> Arrays:
@@ -185,7 +187,7 @@ class VectorEnvBatch(EnvBatch):
         Raises:
             RuntimeError: `skips_after_done` is set.
         """
-        if self.skips_after_done:
+        if self.spec.skips_after_done:
             raise RuntimeError("reset_done: this vector environment cannot reset single rows")
         return self._arrays(self.api.reset_rows(done))
 
@@ -214,20 +216,19 @@ class SameStepEnvBatch(VectorEnvBatch):
 
     def __init__(self, api: VectorApi, *, can_reset: bool, final_is_unknown: bool = False) -> None:
         super().__init__(api)
-        if final_is_unknown:
-            self._single = False
-            self.step_only = (Leaf(OBSERVATION_VALID, "bool", (1,)),)
-        self._all_valid = np.ones((self.num_envs, 1), np.bool_)
-        self._warns_of_truncation = final_is_unknown
-        self.can_reset = can_reset
-        self._ended = np.zeros(self.num_envs, np.bool_)
+        valid = (Leaf(OBSERVATION_VALID, "bool", (1,)),) if final_is_unknown else ()
+        self.spec = replace(self.spec, can_reset=can_reset, step_only=valid)
+        self._single = self._single and not final_is_unknown
+        self._has_validity = self._warns_of_truncation = final_is_unknown
+        self._all_valid = np.ones((api.num_envs, 1), np.bool_)
+        self._ended = np.zeros(api.num_envs, np.bool_)
         self._after: Leaves = ()
         self._watch_final = True
         self._final_extras: list[list[Any]] | None = None  # if the last step ended rows
         self._read_row = make_read_extras(api.observation_space)
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `SupportsInfo`."""
+        """See `EnvBatch.tap_info`."""
         tap = self._tapped()
         return lambda key: rows_of_step(tap.info, key, self._ended, self.api.reset_info)
 
@@ -239,7 +240,7 @@ class SameStepEnvBatch(VectorEnvBatch):
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all rows; see `VectorEnvBatch.reset`."""
-        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._ended = np.zeros(self.api.num_envs, np.bool_)
         self._final_extras = None
         self._resetting = None
         self._after = self.api.reset(seeds)
@@ -264,13 +265,13 @@ class SameStepEnvBatch(VectorEnvBatch):
         valid = self._all_valid
         if self._ended.any():
             final = final_observations(info, self._ended)
-            if final is None and self.step_only:
+            if final is None and self._has_validity:
                 valid = ~self._ended[:, None]
                 if truncated.any():
                     self.warn_of_truncation()
             else:
                 observation = self._true_next(observation, info, final)
-        if self.step_only:
+        if self._has_validity:
             observation = (*observation, valid)
         return self._arrays(observation), reward, terminated, truncated
 
@@ -294,7 +295,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         rest = done & ~self._ended
         if not rest.any():
             return self._reset_arrays(self._after)
-        if not self.can_reset:
+        if not self.spec.can_reset:
             raise RuntimeError("reset_done: this vector environment cannot reset single rows")
         merged = tuple(np.array(leaf) for leaf in self._after)
         for leaf, fresh in zip(merged, self.api.reset_rows(rest), strict=True):
@@ -303,18 +304,18 @@ class SameStepEnvBatch(VectorEnvBatch):
         return self._reset_arrays(merged)
 
     def _reset_arrays(self, leaves: Leaves) -> Arrays:
-        return self._arrays((*leaves, self._all_valid) if self.step_only else leaves)
+        return self._arrays((*leaves, self._all_valid) if self._has_validity else leaves)
 
     def _true_next(self, observation: Leaves, info: Any, final: Any) -> Leaves:
         rows = np.flatnonzero(self._ended)
         if final is None:
             keys = list(info[rows[0]] if isinstance(info, list | tuple) else info)
             raise ValueError(lacks_final(self.api.env, f", got the keys {keys}"))
-        if self.extras:
+        if self.spec.extras:
             self._final_extras = self._true_next_extras(final, rows)
         result = tuple(np.array(leaf) for leaf in observation)
         for leaf, out, values in zip(
-            self.observation, result, self._final_leaves(final, rows), strict=True
+            self.spec.observation, result, self._final_leaves(final, rows), strict=True
         ):
             for row, value in zip(rows, values, strict=True):
                 out[row] = conform(value, leaf, leaf.shape, f"environment {row}")

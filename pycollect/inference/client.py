@@ -11,8 +11,8 @@ from pycollect._core import Bell, Memory, RolloutControl, ServerSlots, SharedMem
 from pycollect.data.cast import ObservationCast
 from pycollect.data.layout import Key
 from pycollect.data.slabs import MemoryAddress
-from pycollect.envs.base import EnvBatch
-from pycollect.inference.messages import EnvSpec, JoinReply, JoinRequest, PolicyNeeds
+from pycollect.envs.base import EnvSpec
+from pycollect.inference.messages import JoinReply, JoinRequest, PolicyNeeds, checked
 from pycollect.inference.shared_io import ANSWER, SharedIO, rows_of
 from pycollect.policy.calling import CallOptions
 from pycollect.policy.remote import RemotePolicy, RemoteRunner
@@ -46,7 +46,7 @@ class PolicyClient(RemotePolicy):
 
     def runner(
         self,
-        env: EnvBatch,
+        env: EnvSpec,
         current: Mapping[Key, torch.Tensor],
         policy_state: Mapping[Any, Any] | None,
         counts_steps: bool,
@@ -55,7 +55,7 @@ class PolicyClient(RemotePolicy):
     ) -> RemoteRunner:
         """Return a runner that sends requests to the server, after the server has accepted it."""
         forms = tuple((policy_state or {}).items())
-        needs = PolicyNeeds(EnvSpec.of(env), counts_steps, call_options, cast, forms)
+        needs = PolicyNeeds(checked(env), counts_steps, call_options, cast, forms)
         try:
             slot = WorkerSlot(self._slots, self._slot, self._bell)
         except SharedMemoryError as error:
@@ -63,7 +63,7 @@ class PolicyClient(RemotePolicy):
                 "inference: 'central' needs shared memory between workers and the inference server "
                 f"of their machine; use inference=None: {error}"
             ) from error
-        batch = (env.num_envs,) if env.batched else ()
+        batch = env.rows
         first = {key: tensor if batch else tensor[None] for key, tensor in current.items()}
         message, memory = pack(JoinRequest(needs, first), ServerSlots.BYTES)
         answered = slot.ask(message, _BEAT_SECONDS)

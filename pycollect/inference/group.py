@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,12 +11,12 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.layout import Key, dtype_name
-from pycollect.inference.messages import EnvStub, JoinReply, PolicyNeeds
+from pycollect.inference.messages import JoinReply, PolicyNeeds
 from pycollect.inference.shared_io import ANSWER, IOLayout, SharedIO
 from pycollect.inference.states import ServerStates
 from pycollect.policy.calling import GraphPool
 from pycollect.policy.program.steps import show_all
-from pycollect.policy.runner import PolicyRunner, make_policy_runner
+from pycollect.policy.runner import PolicyRunner
 from pycollect.policy.signature import with_action_spec
 from pycollect.policy.states import IS_INIT, STEP_COUNT
 
@@ -81,32 +80,37 @@ class PolicyGroup:
     def _runner(self, rows: int, current: Mapping[Key, torch.Tensor]) -> PolicyRunner:
         """Return the policy bound to the observations of this number of clients."""
         needs, (module, device, explicit, graphs) = self.needs, self._policy
-        env = EnvStub(needs.env, rows)
-        make = partial(
-            make_policy_runner,
-            with_action_spec(module, env),
-            env,
-            current,
-            policy_state=dict(needs.state_forms),
-            counts_steps=needs.counts_steps,
-            call_options=replace(needs.call_options.for_device(device), pool=graphs),
-            device=device,
-            explicit_device=explicit,
-            cast=needs.cast,
-            keeps_states=True,
-        )
+        rows_of_all = (rows * needs.env.num_envs,)
+        env = replace(needs.env, batch_size=rows_of_all, extras=(), step_extras=())
+        policy = with_action_spec(module, env)
+        if policy is None:
+            raise ValueError(
+                "inference: 'central' needs a policy that reads observations, but this one draws "
+                "random actions; use inference=None"
+            )
         try:
-            runner = make()
+            runner = PolicyRunner(
+                policy,
+                env,
+                current,
+                policy_state=dict(needs.state_forms),
+                counts_steps=needs.counts_steps,
+                call_options=replace(needs.call_options.for_device(device), pool=graphs),
+                device=device,
+                explicit_device=explicit,
+                cast=needs.cast,
+                keeps_states=True,
+            )
         except Exception as error:
-            if not needs.env.unsent:
+            unsent = [extra.key for extra in needs.env.extras]
+            if not unsent:
                 raise
             raise ValueError(
                 f"policy: the first call failed. With inference='central', it does not receive "
-                f"{show_all(needs.env.unsent)}, because only tensors of fixed shapes are sent to "
-                f"the policy; use inference=None if it reads them: {error}"
+                f"{show_all(unsent)}, because only tensors of fixed shapes are sent to the policy; "
+                f"use inference=None if it reads them: {error}"
             ) from error
-        _check_runner(runner)
-        assert isinstance(runner, PolicyRunner)
+        _check_outputs(runner)
         return runner
 
     def _layout_of(self, runner: PolicyRunner) -> IOLayout:
@@ -257,13 +261,8 @@ def _numbers_answers(runner: PolicyRunner) -> bool:
     return runner.keeps_states and bool(runner.states)
 
 
-def _check_runner(runner: Any) -> None:
+def _check_outputs(runner: PolicyRunner) -> None:
     """Raise an error for policies that cannot act for several workers."""
-    if not isinstance(runner, PolicyRunner):
-        raise ValueError(
-            "inference: 'central' needs a policy that reads observations, but this one draws "
-            "random actions; use inference=None"
-        )
     if runner.extra_outputs:
         names = [extra.key for extra in runner.extra_outputs]
         raise NotImplementedError(

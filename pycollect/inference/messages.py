@@ -7,7 +7,7 @@ reply may be an exception instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,93 +15,31 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.cast import ObservationCast
-from pycollect.data.layout import Key, Node
+from pycollect.data.layout import Key
 from pycollect.data.slabs import MemoryAddress
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch
+from pycollect.envs.base import EnvSpec
 from pycollect.inference.shared_io import IOLayout
 from pycollect.policy.calling import CallOptions
 from pycollect.policy.program.steps import show_all
 
 
-@dataclass(frozen=True)
-class EnvSpec:
-    """Properties of a worker's environments that a policy needs; can be pickled.
+def checked(env: EnvSpec) -> EnvSpec:
+    """Return the spec of a worker's environments.
 
-    Attributes:
-        num_envs: Number of environments, P.
-        unsent: Keys of observations without a fixed shape, which stay in the worker.
-
-    The other attributes are those of EnvBatch.
+    Raises:
+        NotImplementedError: An action is not a tensor, or an observation is on a device.
     """
-
-    num_envs: int
-    observation: tuple[Leaf, ...]
-    action: tuple[Leaf, ...]
-    action_space: Any
-    ends: tuple[Key, ...]
-    takes_tensors: bool
-    casts_actions: bool
-    passes_states_on: bool
-    nodes: tuple[tuple[Key, Node], ...]
-    unsent: tuple[Key, ...]
-
-    @classmethod
-    def of(cls, env: EnvBatch) -> EnvSpec:
-        """Return the spec of a worker's environments.
-
-        Raises:
-            NotImplementedError: An action is not a tensor, or an observation is on a device.
-        """
-        if extras := [extra.key for extra in env.action_extras]:
-            raise NotImplementedError(
-                "inference: 'central' needs actions that are tensors of fixed shapes, but "
-                f"{show_all(extras)} are other data; use inference=None"
-            )
-        if env.device_keys:
-            raise NotImplementedError(
-                "inference: 'central' needs environments on the CPU, but these are on "
-                f"{env.device}; use inference=None"
-            )
-        return cls(
-            env.num_envs,
-            env.observation,
-            env.action,
-            env.action_space,
-            env.ends,
-            env.takes_tensors,
-            env.casts_actions,
-            env.passes_states_on,
-            tuple(env.nodes.items()),
-            tuple(extra.key for extra in env.extras),
+    if extras := [extra.key for extra in env.action_extras]:
+        raise NotImplementedError(
+            "inference: 'central' needs actions that are tensors of fixed shapes, but "
+            f"{show_all(extras)} are other data; use inference=None"
         )
-
-
-class EnvStub(EnvBatch):
-    """Stands for the environments of several workers when a policy is bound; cannot be stepped."""
-
-    batched = True
-
-    def __init__(self, spec: EnvSpec, workers: int) -> None:
-        self.num_envs = spec.num_envs * workers
-        self.observation, self.action = spec.observation, spec.action
-        self.action_space, self.ends = spec.action_space, spec.ends
-        self.takes_tensors, self.casts_actions = spec.takes_tensors, spec.casts_actions
-        self.passes_states_on, self.nodes = spec.passes_states_on, dict(spec.nodes)
-
-    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Raise NotImplementedError, because the environments are in other processes."""
-        raise NotImplementedError
-
-    def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Raise NotImplementedError, because the environments are in other processes."""
-        raise NotImplementedError
-
-    def reset_done(self, done: BoolArray) -> Arrays:
-        """Raise NotImplementedError, because the environments are in other processes."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Do nothing, because the environments are in other processes."""
+    if env.device_keys:
+        raise NotImplementedError(
+            "inference: 'central' needs environments on the CPU, but these are on "
+            f"{env.device}; use inference=None"
+        )
+    return env
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import cloudpickle
 import torch
 
 from pycollect._core import Bell, ServerSlots
+from pycollect.checks import built_policy
 from pycollect.data.slabs import MemoryAddress
 from pycollect.data.weights import PolicyVersion, Weights, WeightSpec
 from pycollect.inference.options import ServerSettings
 from pycollect.inference.server import InferenceServer
-from pycollect.policy.runner import build
 from pycollect.transport.bells import POLL_SECONDS
 from pycollect.transport.hosted import HostedServer
 from pycollect.transport.spec import WorkerSpec
@@ -37,7 +37,7 @@ class PolicyWorkerMaker:
     def __call__(self, spec: WorkerSpec, policy: bytes) -> PolicyWorker:
         """Make the server for a pickled policy or factory."""
         loaded = cloudpickle.loads(policy)
-        module = build(loaded) if spec.builds_policy else loaded
+        module = built_policy(loaded) if spec.builds_policy else loaded
         server = InferenceServer(self.settings, module, ServerSlots(self.slots), is_owned=True)
         return PolicyWorker(spec.index, server, Bell(self.bell))
 

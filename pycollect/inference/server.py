@@ -16,6 +16,7 @@ from tensordict.nn.probabilistic import set_interaction_type
 
 from pycollect._core import Memory, ServerSlots
 from pycollect.data.devices import CPU, indexed
+from pycollect.data.generators import Generators
 from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.weights import PolicyVersion, Weights, device_of, load_weights, moved_to
 from pycollect.errors import is_interrupt
@@ -26,7 +27,6 @@ from pycollect.inference.timing import CallTiming
 from pycollect.policy.calling import GraphPool
 from pycollect.transport.messages import ErrorReport
 from pycollect.transport.shared_value import pack, unpack
-from pycollect.worker.generators import Generators
 
 
 @dataclass(eq=False)

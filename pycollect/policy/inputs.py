@@ -9,7 +9,7 @@ import torch
 from pycollect.data.cast import ObservationCast
 from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key
-from pycollect.envs.base import EnvBatch
+from pycollect.envs.base import EnvSpec
 from pycollect.policy.program.compile import Act
 from pycollect.policy.states import CollectorEntries, PolicyState, StateForm
 
@@ -39,7 +39,7 @@ class PolicyInputs:
 
     def __init__(
         self,
-        env: EnvBatch,
+        env: EnvSpec,
         current: Mapping[Key, torch.Tensor],
         extras: ExtraValues | None,
         counts_steps: bool,

@@ -13,7 +13,7 @@ from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Kind
 from pycollect.data.layout import Key, dtype_name, is_delivered, torch_dtype
-from pycollect.envs.base import EnvBatch
+from pycollect.envs.base import EnvSpec
 from pycollect.envs.spaces import RESERVED_KEYS, action_cast
 from pycollect.policy.program.compile import Act, Finishers
 from pycollect.policy.program.steps import PolicyOutputError, show, show_all
@@ -137,7 +137,7 @@ def _shaper(
 _RESERVED_ROOTS = RESERVED_KEYS - {"action", "reward"}
 
 
-def check_inputs(keys: Iterable[Key], env: EnvBatch) -> None:
+def check_inputs(keys: Iterable[Key], env: EnvSpec) -> None:
     """Raise ValueError if the environment does not return every key that the policy reads."""
     have = {leaf.key for leaf in env.observation}
     missing = [key for key in keys if key not in have]
@@ -148,7 +148,7 @@ def check_inputs(keys: Iterable[Key], env: EnvBatch) -> None:
         )
 
 
-def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
+def check_output_keys(keys: Iterable[Key], env: EnvSpec) -> None:
     """Check the policy's output keys before its first call.
 
     A policy may write observations, except flags. Raises ValueError if the collector writes a key,
@@ -175,7 +175,7 @@ def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
             )
 
 
-def _is_taken(key: Key, observation: set[Key], extras: set[Key], env: EnvBatch) -> bool:
+def _is_taken(key: Key, observation: set[Key], extras: set[Key], env: EnvSpec) -> bool:
     """Return whether the collector or the environment writes this entry of a batch."""
     if key[0] == "next" and len(key) > 1:
         return key[1:] in observation or key[1] in RESERVED_KEYS - {"action"}
@@ -183,7 +183,7 @@ def _is_taken(key: Key, observation: set[Key], extras: set[Key], env: EnvBatch) 
 
 
 def output_leaves(
-    values: Mapping[Key, torch.Tensor], env: EnvBatch, device: torch.device = CPU
+    values: Mapping[Key, torch.Tensor], env: EnvSpec, device: torch.device = CPU
 ) -> tuple[Leaf, ...]:
     """Return the leaves to record, in the order of `values`, the outputs of a first call.
 
@@ -220,7 +220,7 @@ def _name(device: torch.device) -> str:
     return "the CPU" if device.type == "cpu" else str(device)
 
 
-def _leaf(key: Key, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
+def _leaf(key: Key, tensor: torch.Tensor, env: EnvSpec) -> Leaf:
     shape, batch = tuple(tensor.shape), env.batch_size
     if shape[: len(batch)] != batch:
         expected = ", ".join(map(str, batch))
@@ -235,7 +235,7 @@ def _leaf(key: Key, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
     return Leaf(key, name, shape[len(batch) :])
 
 
-def _action_leaf(leaf: Leaf, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
+def _action_leaf(leaf: Leaf, tensor: torch.Tensor, env: EnvSpec) -> Leaf:
     """Return the leaf with which an action is recorded.
 
     If the environment casts actions, this is the action space's leaf. Otherwise it has the policy's
@@ -272,7 +272,7 @@ def _without_ones(shape: tuple[int, ...]) -> list[int]:
     return [extent for extent in shape if extent != 1]
 
 
-def _has_no_numpy_dtype(action: torch.Tensor, env: EnvBatch) -> bool:
+def _has_no_numpy_dtype(action: torch.Tensor, env: EnvSpec) -> bool:
     return action.dtype is torch.bfloat16 and not env.takes_tensors
 
 

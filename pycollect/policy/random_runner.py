@@ -15,7 +15,8 @@ from tensordict import NestedKey, TensorDictBase
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.layout import Key, torch_dtype
-from pycollect.envs.base import EnvBatch, Sampler
+from pycollect.envs.base import EnvBatch
+from pycollect.envs.random_actions import Rng, Sampler
 from pycollect.policy.outputs import fits
 from pycollect.policy.program.steps import show
 
@@ -102,24 +103,23 @@ class RandomRunner:
     def __init__(
         self,
         env: EnvBatch,
-        rng: np.random.Generator | Sequence[np.random.Generator] | None = None,
+        rng: Rng | None = None,
         outputs: tuple[Leaf, ...] | None = None,
         current: Mapping[Key, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         self.rng = rng
-        self.outputs = env.action if outputs is None else outputs
-        self._env = env
-        self._to_rows = partial(_tensor_rows, env.device) if env.takes_tensors else _array_rows
-        self._batch = (env.num_envs,) if env.batched else ()
-        places = {leaf.key: place for place, leaf in enumerate(env.action)}
+        self._env, self._spec = env, (spec := env.spec)
+        self.outputs = spec.action if outputs is None else outputs
+        self._to_rows = partial(_tensor_rows, spec.device) if spec.takes_tensors else _array_rows
+        places = {leaf.key: place for place, leaf in enumerate(spec.action)}
         self._places = [places.get(leaf.key) for leaf in self.outputs]
-        self.extra_outputs = env.action_extras
+        self.extra_outputs = spec.action_extras
         self.extra_values = env.draw_extras
         self._casts: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._fillers = [self._filler(leaf, current) for leaf in self.outputs]
         self._dtypes = [torch_dtype(leaf.dtype) for leaf in self.outputs]
         self._reshapes = [
-            place is not None and leaf.shape != env.action[place].shape
+            place is not None and leaf.shape != spec.action[place].shape
             for leaf, place in zip(self.outputs, self._places, strict=True)
         ]
         self._has_other_shapes = any(self._reshapes)
@@ -140,7 +140,7 @@ class RandomRunner:
 
     def _check_shapes(self) -> None:
         for leaf, place, reshapes in zip(self.outputs, self._places, self._reshapes, strict=True):
-            drawn = self._env.action[place] if reshapes and place is not None else leaf
+            drawn = self._spec.action[place] if reshapes and place is not None else leaf
             if not fits(leaf.shape, drawn, ()):
                 raise ValueError(
                     f"init_random_frames: random actions have the shape {list(drawn.shape)} of the "
@@ -168,7 +168,7 @@ class RandomRunner:
         """Return the outputs of each step, in new memory, with fillers for other leaves."""
         if self.rng is None:  # torch.manual_seed makes a run repeatable, as with TorchRL
             self.rng = np.random.default_rng(int(torch.randint(2**62, (), device="cpu")))
-        arrays = sampler.draw(steps, self.rng)
+        arrays = sampler(steps, self.rng)
         columns = [
             (filler,) * steps
             if place is None
@@ -182,11 +182,11 @@ class RandomRunner:
 
         If only the dtypes differ, `act` casts the observation into the returned tensor.
         """
-        shape, dtype = (*self._batch, *leaf.shape), torch_dtype(leaf.dtype)
+        shape, dtype = (*self._spec.rows, *leaf.shape), torch_dtype(leaf.dtype)
         observed = current.get(leaf.key)
         if observed is not None and (observed.shape, observed.dtype) == (shape, dtype):
             return observed
-        device = self._env.device if self._env.takes_tensors else "cpu"
+        device = self._spec.device if self._spec.takes_tensors else "cpu"
         value = torch.zeros(shape, dtype=dtype, device=device)
         if observed is not None and observed.shape == shape:
             self._casts.append((value, observed))

@@ -12,7 +12,7 @@ from pycollect._core import Leaf, RolloutControl
 from pycollect.data.cast import ObservationCast
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.layout import Key
-from pycollect.envs.base import EnvBatch
+from pycollect.envs.base import EnvSpec
 from pycollect.policy.calling import CallOptions
 from pycollect.policy.states import PolicyState
 
@@ -79,7 +79,7 @@ class RemotePolicy(ABC):
     @abstractmethod
     def runner(
         self,
-        env: EnvBatch,
+        env: EnvSpec,
         current: Mapping[Key, torch.Tensor],
         policy_state: Mapping[Any, Any] | None,
         counts_steps: bool,

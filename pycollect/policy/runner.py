@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues, Kind
 from pycollect.data.layout import Key, is_delivered
 from pycollect.data.weights import check_on_device
-from pycollect.envs.base import EnvBatch
+from pycollect.envs.base import EnvBatch, EnvSpec
 from pycollect.policy.calling import UNCHANGED, CallOptions
 from pycollect.policy.device_transfer import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs
@@ -75,7 +75,7 @@ class PolicyRunner:
     def __init__(
         self,
         policy: Any,
-        env: EnvBatch,
+        env: EnvSpec,
         current: Mapping[Key, torch.Tensor],
         policy_state: Mapping[Any, Any] | None = None,
         extras: ExtraValues | None = None,
@@ -87,6 +87,11 @@ class PolicyRunner:
         cast: ObservationCast | None = None,
         keeps_states: bool = False,
     ) -> None:
+        if not callable(policy) or isinstance(policy, type):
+            raise TypeError(
+                "policy: expected a TensorDictModule, an nn.Module, a callable or None, got "
+                f"{policy!r}"
+            )
         self.policy = policy
         self._env = env
         self._call_options = call_options
@@ -338,14 +343,10 @@ def make_policy_runner(
             raise ValueError("policy_state: policy=None has no states; omit policy_state")
         return RandomRunner(env, rng)
     if isinstance(policy, RemotePolicy):
-        return policy.runner(env, current, policy_state, counts_steps, call_options, cast)
-    if not callable(policy) or isinstance(policy, type):
-        raise TypeError(
-            f"policy: expected a TensorDictModule, an nn.Module, a callable or None, got {policy!r}"
-        )
+        return policy.runner(env.spec, current, policy_state, counts_steps, call_options, cast)
     return PolicyRunner(
         policy,
-        env,
+        env.spec,
         current,
         policy_state,
         extras,
@@ -357,14 +358,3 @@ def make_policy_runner(
         cast,
         keeps_states,
     )
-
-
-def build(factory: Callable[[], Any]) -> Any:
-    """Call a policy factory; TypeError if it does not return a policy."""
-    policy = factory()
-    if not callable(policy) or isinstance(policy, type):
-        raise TypeError(
-            f"policy_factory: expected a function that returns a module or a callable, but it "
-            f"returned {policy!r}"
-        )
-    return policy

@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from pycollect.data.layout import Key
-from pycollect.envs.base import EnvBatch
+from pycollect.envs.base import EnvSpec
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_inputs, check_output_keys
 from pycollect.policy.program.callables import wants_tensordict, wrap
@@ -24,7 +24,7 @@ Forms: TypeAlias = dict[Key, Sequence[StateForm]]
 
 
 def to_program(
-    policy: Any, env: EnvBatch, trusted: bool = False, states: Iterable[Any] = ()
+    policy: Any, env: EnvSpec, trusted: bool = False, states: Iterable[Any] = ()
 ) -> Program | None:
     """Return the policy as a program, or ``None`` if it has to be called with a TensorDict.
 
@@ -86,7 +86,7 @@ def declared_states(
     return forms
 
 
-def is_env_state(key: Key, env: EnvBatch) -> bool:
+def is_env_state(key: Key, env: EnvSpec) -> bool:
     """Return whether the key is the next value of a state that the environment passes on."""
     if not env.passes_states_on or key[0] != "next":
         return False
@@ -123,7 +123,7 @@ def _keys_of(policy: Any, program: Program | None) -> tuple[Sequence[Key] | None
     return [as_key(key) for key in policy.in_keys], [as_key(key) for key in policy.out_keys]
 
 
-def _extra_keys(env: EnvBatch) -> list[Key]:
+def _extra_keys(env: EnvSpec) -> list[Key]:
     return [extra.key for extra in (*env.extras, *env.action_extras)]
 
 
@@ -141,21 +141,24 @@ def _has_is_init_key(policy: Any) -> bool:
 _NOISE = ("torchrl.modules.tensordict_module.exploration", "AdditiveGaussianModule")
 
 
-def with_action_spec(policy: Any, env: EnvBatch) -> Any:
+def with_action_spec(policy: Any, env: EnvSpec, specs: Any = None) -> Any:
     """Set the environment's action spec in a policy that needs it, and return the policy.
 
     A `RandomPolicy` without a spec gets the spec of a TorchRL environment. For other environments,
     ``None`` is returned, the policy of random actions. Modules that add noise get the bounds of the
-    action.
+    action. The method `rand_step` of a TorchRL environment becomes its `rand_action`, because the
+    collector itself makes the step.
     """
+    if getattr(policy, "__name__", "") == "rand_step" and hasattr(policy, "__self__"):
+        policy = getattr(policy.__self__, "rand_action", policy)
     set_spec = getattr(policy, "set_action_spec_from_env", None)
     if set_spec is not None and policy.action_spec is None:
-        if env.specs is None:
+        if specs is None:
             return None
-        set_spec(env.specs)
+        set_spec(specs)
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
         if any(_name(kind) == _NOISE for kind in type(module).__mro__) and module._spec is None:
-            spec = _action_spec(env)
+            spec = _action_spec(env, specs)
             if spec is not None:
                 module.spec = spec
     return policy
@@ -165,10 +168,10 @@ def _name(kind: type) -> tuple[str, str]:
     return kind.__module__, kind.__qualname__
 
 
-def _action_spec(env: EnvBatch) -> Any:
+def _action_spec(env: EnvSpec, specs: Any) -> Any:
     """Return TorchRL's spec of one environment's action; ``None`` for a space other than Box."""
-    if env.specs is not None:
-        return env.specs.action_spec_unbatched
+    if specs is not None:
+        return specs.action_spec_unbatched
     if not isinstance(env.action_space, spaces.Box):
         return None
     from pycollect.envs.torchrl.specs import bounded  # the module is TorchRL's: it is installed

@@ -17,7 +17,7 @@ from torch import nn
 
 from pycollect._core import Leaf
 from pycollect.data.layout import Key, dtype_name
-from pycollect.envs.base import EnvBatch
+from pycollect.envs.base import EnvSpec
 from pycollect.policy.program.steps import as_key, show
 
 IS_INIT: Key = ("is_init",)
@@ -40,8 +40,8 @@ class CollectorEntries:
             The Recorder updates `is_init` and `step_count`.
     """
 
-    def __init__(self, env: EnvBatch, counts_steps: bool) -> None:
-        self._shape = (env.num_envs, 1) if env.batched else (1,)
+    def __init__(self, env: EnvSpec, counts_steps: bool) -> None:
+        self._shape = (*env.rows, 1)
         self._first: dict[Key, bool | int] = {IS_INIT: True}
         if not env.own_flags:
             self._first.update(dict.fromkeys(_FLAGS, False))
@@ -106,21 +106,20 @@ class StateForm:
     initial: torch.Tensor
     draw: Callable[[], torch.Tensor] | None = None
 
-    def state(self, key: Key, env: EnvBatch, device: torch.device) -> PolicyState:
+    def state(self, key: Key, env: EnvSpec, device: torch.device) -> PolicyState:
         """Create the state with this form on a device, with its first values."""
         leaf = Leaf(key, dtype_name(self.initial.dtype), self.shape)
         initial = self.initial
         if self.draw is not None:
             initial = self.drawn(env)
-        lead = (env.num_envs,) if env.batched else ()
-        current = initial.expand((*lead, *self.shape)).clone()
+        current = initial.expand((*env.rows, *self.shape)).clone()
         return PolicyState(leaf, current.contiguous().to(device), initial.to(device))
 
-    def drawn(self, env: EnvBatch) -> torch.Tensor:
+    def drawn(self, env: EnvSpec) -> torch.Tensor:
         """Draw first values for every environment, [*frame] or [P, *frame]."""
         assert self.draw is not None
         value = self.draw()
-        if not env.batched or value.shape != self.shape:
+        if not env.batch_size or value.shape != self.shape:
             return value.clone()
         return torch.stack([value, *(self.draw() for _ in range(env.num_envs - 1))])
 
@@ -139,7 +138,7 @@ class StateFormFinder:
         TypeError: A key of `policy_state` is not a string or a tuple of strings.
     """
 
-    def __init__(self, policy: Any, env: EnvBatch, policy_state: Mapping[Any, Any] | None) -> None:
+    def __init__(self, policy: Any, env: EnvSpec, policy_state: Mapping[Any, Any] | None) -> None:
         self._policy = policy
         self._policy_state = {
             as_key(key): _check_value(key, value) for key, value in (policy_state or {}).items()
@@ -147,7 +146,7 @@ class StateFormFinder:
         self._primed, self._failures = _primed_forms(policy, env)
 
     def find(
-        self, read: Iterable[Key] | None, written: Iterable[Key], env: EnvBatch
+        self, read: Iterable[Key] | None, written: Iterable[Key], env: EnvSpec
     ) -> dict[Key, Sequence[StateForm]]:
         """Return the states of a policy that reads and writes these keys, with possible forms.
 
@@ -267,7 +266,7 @@ def _layer_forms(policy: Any) -> list[StateForm]:
     return [_zero_form(shape, dtype) for shape, dtype in shapes]
 
 
-def _primed_forms(policy: Any, env: EnvBatch) -> tuple[dict[Key, StateForm], list[str]]:
+def _primed_forms(policy: Any, env: EnvSpec) -> tuple[dict[Key, StateForm], list[str]]:
     """Return the forms of the modules' primers by key, and the errors of failed primers."""
     forms: dict[Key, StateForm] = {}
     failures: list[str] = []
@@ -285,7 +284,7 @@ def _primed_forms(policy: Any, env: EnvBatch) -> tuple[dict[Key, StateForm], lis
     return forms, failures
 
 
-def _forms_of_primer(primer: Any, env: EnvBatch) -> dict[Key, StateForm]:
+def _forms_of_primer(primer: Any, env: EnvSpec) -> dict[Key, StateForm]:
     specs = getattr(primer, "primers", None)
     if specs is None:
         return {}
@@ -295,7 +294,7 @@ def _forms_of_primer(primer: Any, env: EnvBatch) -> dict[Key, StateForm]:
     }
 
 
-def _form_of_spec(primer: Any, name: Any, spec: Any, env: EnvBatch) -> StateForm:
+def _form_of_spec(primer: Any, name: Any, spec: Any, env: EnvSpec) -> StateForm:
     shape = tuple(spec.shape)
     lead = len(primer.primers.shape) or (0 if primer.expand_specs else len(env.batch_size))
     if lead and shape[:lead] == env.batch_size:  # the primer's shape includes the batch shape

@@ -114,9 +114,9 @@ class WorkerHost:
         worker = self._built
         return WorkerInfo(
             leaves=worker.leaves,
-            num_envs=worker.env.num_envs,
-            num_seeds=worker.env.num_seeds,
-            batch_size=worker.env.batch_size,
+            num_envs=worker.num_envs,
+            num_seeds=worker.num_seeds,
+            batch_size=worker.batch_size,
             steps=worker.steps,
             pid=os.getpid(),
             node=socket.gethostname(),
@@ -158,8 +158,8 @@ class WorkerHost:
         """Call the post-collect hook with views of the slab, so that its changes are delivered."""
         hook = worker.post_collect_hook
         if hook is not None:
-            tensors = rows.tensors(worker.env.batch_size, worker.leaves.keys)
-            shape = [*worker.env.batch_size, tensors[TRAJ_IDS].shape[-1]]
+            tensors = rows.tensors(worker.batch_size, worker.leaves.keys)
+            shape = [*worker.batch_size, tensors[TRAJ_IDS].shape[-1]]
             hook(to_tensordict(tensors, shape))
 
     def _take_published(self, worker: Hosted) -> None:
@@ -192,6 +192,7 @@ class WorkerHost:
 
     def _run(self, call: bytes) -> bytes:
         function, arguments = cloudpickle.loads(call)
+        self._take_published(self._built)  # the function sees the newest weights
         self._built.version = self._version
         data: bytes = cloudpickle.dumps(function(self._built, *arguments))
         return data
@@ -234,7 +235,7 @@ def _copy_to_slab(on_device: Mapping[Key, torch.Tensor], worker: Hosted, rows: S
     """Copy tensors of a rollout into the slab, and clear the cells after its end."""
     if not on_device:
         return
-    lead = worker.env.batch_size
+    lead = worker.batch_size
     tensors = rows.tensors(lead, worker.leaves.keys, whole=True)
     for key, recorded in on_device.items():
         steps = recorded.shape[len(lead)]

@@ -10,22 +10,14 @@ import cloudpickle
 import torch
 
 from pycollect._core import Placement, RolloutControl, Slab
+from pycollect.checks import built_policy
 from pycollect.data.frame import BatchLeaves
+from pycollect.data.generators import GeneratorState
 from pycollect.data.weights import Weights, WeightSpec
-from pycollect.policy.runner import build
 from pycollect.transport.spec import WorkerSpec
-from pycollect.worker.generators import GeneratorState
 from pycollect.worker.options import PRE
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.worker import Worker
-
-
-class NoEnvs:
-    """Stand in for the environments of a server; see :class:`HostedEnvs`."""
-
-    num_envs = 0
-    num_seeds = 0
-    batch_size = ()
 
 
 class HostedServer(ABC):
@@ -34,7 +26,8 @@ class HostedServer(ABC):
     It lets the code that starts, calls, updates and ends workers do the same with servers.
     """
 
-    env = NoEnvs()
+    num_envs = num_seeds = 0
+    batch_size: tuple[int, ...] = ()
     leaves = BatchLeaves((), ())
     steps = 0
     bounded = False
@@ -122,7 +115,7 @@ class SingleWorker(Worker):
             spec.index,
             spec.entry,
             spec.env_kwargs,
-            build(policy_or_factory) if spec.builds_policy else policy_or_factory,
+            built_policy(policy_or_factory) if spec.builds_policy else policy_or_factory,
             spec.options,
             spec.incarnation,
         )

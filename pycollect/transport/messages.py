@@ -172,7 +172,7 @@ def unpacked_report(plain: tuple[Any, ...]) -> RolloutReport:
 
     The generator states stay pickled, because they are rarely read.
     """
-    frames, version, episodes, seconds, stepped, slow_paths, extras, generators, *of_team = plain
+    frames, version, episodes, seconds, stepped, slow_paths, extras, generators, *of_nest = plain
     return RolloutReport(
         frames,
         version,
@@ -182,7 +182,7 @@ def unpacked_report(plain: tuple[Any, ...]) -> RolloutReport:
         slow_paths,
         None if extras is None else Lazy(extras),
         None if generators is None else Lazy(generators),
-        *of_team,
+        *of_nest,
     )
 
 

@@ -12,27 +12,11 @@ import torch
 from pycollect._core import Placement, RolloutControl, Slab
 from pycollect.data.devices import CPU
 from pycollect.data.frame import BatchLeaves
+from pycollect.data.generators import GeneratorState, NestState
 from pycollect.data.weights import NO_WEIGHT_SPEC, Weights, WeightSpec
 from pycollect.envs.registrations import Registered, program_registrations
-from pycollect.worker.generators import GeneratorState, NestState
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import RolloutReport
-
-
-class HostedEnvs(Protocol):
-    """The environments of a worker, as the driver sees them."""
-
-    @property
-    def num_envs(self) -> int:
-        """Number of environments."""
-
-    @property
-    def num_seeds(self) -> int:
-        """Number of seeds that a reset takes."""
-
-    @property
-    def batch_size(self) -> tuple[int, ...]:
-        """Batch dimensions of the environments; () for a single environment."""
 
 
 class Hosted(Protocol):
@@ -46,8 +30,16 @@ class Hosted(Protocol):
     post_collect_hook: Callable[[Any], Any] | None
 
     @property
-    def env(self) -> HostedEnvs:
-        """The worker's environments."""
+    def num_envs(self) -> int:
+        """Number of environments."""
+
+    @property
+    def num_seeds(self) -> int:
+        """Number of seeds that a reset of the environments takes."""
+
+    @property
+    def batch_size(self) -> tuple[int, ...]:
+        """Batch dimensions of the environments; () for a single environment."""
 
     @property
     def weights(self) -> WeightSpec:

@@ -26,7 +26,7 @@ class DeviceRecorder:
         env: The environments.
         leaves: Leaves of a batch.
         current: Current observation by key, [*frame], or [P, *frame] for a batch. This class
-            updates the entries of `env.device_keys`.
+            updates the entries of `env.spec.device_keys`.
         states: States of the policy, on the device. This class updates them.
     """
 
@@ -39,13 +39,13 @@ class DeviceRecorder:
         states: Sequence[PolicyState],
     ) -> None:
         self._host = recorder
-        self._device = env.device
-        self._lead = (env.num_envs,) if env.batched else ()
-        self._size = env.batch_size
+        self._device = env.spec.device
+        self._lead = env.spec.rows
+        self._size = env.spec.batch_size
         self._leaves = leaves
         self._recorded = {leaf.key for leaf in leaves.all}
-        staying = env.device_keys
-        keys = [leaf.key for leaf in (*env.observation, *env.step_only)]
+        staying = env.spec.device_keys
+        keys = [leaf.key for leaf in (*env.spec.observation, *env.spec.step_only)]
         self._observed = [(at, key, current[key]) for at, key in enumerate(keys) if key in staying]
         self._host_places = [at for at, key in enumerate(keys) if key not in staying]
         self._states = states

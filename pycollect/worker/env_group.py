@@ -47,16 +47,16 @@ def placement_of(leaves: BatchLeaves | NoLeaves, envs: int, steps: int) -> Place
 def current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
     """Create memory for the current observation, [*obs] for one environment, [P, *obs] for a batch.
 
-    Entries of `env.device_keys` are on the environment's device, others on the CPU.
+    Entries of `spec.device_keys` are on the environment's device, others on the CPU.
     """
-    batch = (env.num_envs,) if env.batched else ()
+    spec = env.spec
     return {
         leaf.key: torch.zeros(
-            (*batch, *leaf.shape),
+            (*spec.rows, *leaf.shape),
             dtype=torch_dtype(leaf.dtype),
-            device=env.device if leaf.key in env.device_keys else CPU,
+            device=spec.device if leaf.key in spec.device_keys else CPU,
         )
-        for leaf in env.observation
+        for leaf in spec.observation
     }
 
 
@@ -120,7 +120,7 @@ class EnvGroup:
                 counts_steps=bool(cut),
                 call_options=self._call_options,
                 device=device,
-                output_device=indexed(env.device) if env.device_keys else None,
+                output_device=indexed(env.spec.device) if env.spec.device_keys else None,
                 explicit_device=options.devices.policy_device is not None,
             )
         if isinstance(self.runner, RemoteRunner):
@@ -136,22 +136,22 @@ class EnvGroup:
         return RandomRunner(self.env, outputs=outputs, current=self._current)
 
     def _leaves(self) -> BatchLeaves:
-        env, options, runner = self.env, self._options, self.runner
+        spec, options, runner = self.env.spec, self._options, self.runner
         return BatchLeaves(
-            observation=env.observation,
+            observation=spec.observation,
             outputs=runner.outputs,
             states=tuple(state.leaf for state in runner.states if state.recorded),
-            step_only=env.step_only,
-            root_only=env.root_only,
-            reward=env.reward,
-            own_flags=env.own_flags,
+            step_only=spec.step_only,
+            root_only=spec.root_only,
+            reward=spec.reward,
+            own_flags=spec.own_flags,
             is_init=runner.is_init is not None,
             step_count=bool(self._cut),
             policy_version=options.track_policy_version,
-            mask=env.skips_after_done or options.mask,
-            dummies=env.skips_after_done,
+            mask=spec.skips_after_done or options.mask,
+            dummies=spec.skips_after_done,
             extras=self._extras.all,
-            nodes=env.nodes,
+            nodes=spec.nodes,
             compact=options.compact,
         )
 
@@ -166,12 +166,12 @@ class EnvGroup:
         if not self._options.stays:
             return self.leaves
         if isinstance(self.env, TensorVectorEnv):
-            return self.leaves if self.env.device == CPU else NoLeaves()
+            return self.leaves if self.env.spec.device == CPU else NoLeaves()
         return self._on_host
 
     @property
     def _on_host(self) -> BatchLeaves:
-        staying = self.env.device_keys
+        staying = self.env.spec.device_keys
         return self.leaves.without(staying) if staying else self.leaves
 
     def record_into(self, layout: Layout, first: int, envs: int) -> None:
@@ -192,9 +192,9 @@ class EnvGroup:
             self.recorder = self.device_recorder = self._make_tensor_recorder(env)
         else:
             self.recorder = self._make_recorder(
-                layout, () if env.takes_tensors else places, first, envs
+                layout, () if env.spec.takes_tensors else places, first, envs
             )
-            if env.device_keys:
+            if env.spec.device_keys:
                 self.device_recorder = DeviceRecorder(
                     self.recorder, env, self.leaves, self._current, runner.states
                 )
@@ -202,7 +202,7 @@ class EnvGroup:
         self._records.restart(self._first)
         del self._first
         take: Callable[..., Any] = self._records.take
-        self._take = _taking_tensors(take, places) if env.takes_tensors else take
+        self._take = _taking_tensors(take, places) if env.spec.takes_tensors else take
 
     def _make_tensor_recorder(self, env: TensorVectorEnv) -> TensorRecorder:
         runner = self.runner
@@ -214,24 +214,24 @@ class EnvGroup:
     def _make_recorder(
         self, layout: Layout, given: Sequence[int], first: int, envs: int
     ) -> Recorder:
-        env, runner, leaves = self.env, self.runner, self._on_host
-        fast_step = env.fast_step
-        falls_behind = self._falls_behind(alone=envs == env.num_envs)
+        spec, runner, leaves = self.env.spec, self.runner, self._on_host
+        fast_step = self.env.fast_step
+        falls_behind = self._falls_behind(alone=envs == spec.num_envs)
         live = set(runner.inputs)
         observations: list[tuple[Key, Any, bool]] = [
             (leaf.key, self._current[leaf.key], leaf.key in live) for leaf in leaves.observation
         ]
-        observations += [(leaf.key, None, False) for leaf in env.step_only]
+        observations += [(leaf.key, None, False) for leaf in spec.step_only]
         states = runner.states if leaves.states else ()
         written = {leaf.key for leaf in leaves.all}
         return Recorder(
             layout,
             observations,
             [leaf.key for leaf in leaves.outputs],
-            envs=env.num_envs,
-            batched=env.batched,
+            envs=spec.num_envs,
+            batched=bool(spec.batch_size),
             max_frames_per_traj=self._cut,
-            skips_after_done=env.skips_after_done or falls_behind,
+            skips_after_done=spec.skips_after_done or falls_behind,
             leaves_out_dummies=falls_behind,
             set_truncated=self._options.set_truncated,
             states=[(own.leaf.key, own.current, own.initial, own.recorded) for own in states],
@@ -241,8 +241,8 @@ class EnvGroup:
             scalars=fast_step is not None and fast_step.scalars,
             convert=None if fast_step is None else fast_step.convert,
             elsewhere=[leaf.key for leaf in self.slab_leaves.all if leaf.key not in written],
-            ends=env.ends,
-            rewards=env.rewards,
+            ends=spec.ends,
+            rewards=spec.rewards,
             all_envs=envs,
             first_env=first,
         )
@@ -258,7 +258,7 @@ class EnvGroup:
             alone: Whether the worker has only this group.
         """
         is_alternating = self.has_remote_policy and not alone
-        return self.env.steps_rows and not self.leaves.extras and not is_alternating
+        return self.env.spec.steps_rows and not self.leaves.extras and not is_alternating
 
     @property
     def has_remote_policy(self) -> bool:
@@ -305,7 +305,9 @@ class EnvGroup:
     def alternating_calls(self) -> Calls:
         """The functions of a step if those of another group are called in between."""
         env, runner = self.env, self._acting
-        calls = self.calls._replace(overlapped=(env.send, env.receive) if env.overlaps else None)
+        calls = self.calls
+        if env.spec.overlaps:
+            calls = calls._replace(overlapped=(env.send, env.receive))
         if isinstance(runner, RemoteRunner):
             return calls._replace(request=runner.request)
         if runner.reuses_memory or isinstance(runner, RandomRunner):
@@ -316,9 +318,10 @@ class EnvGroup:
     def _can_capture(self) -> bool:
         """Whether a CUDA graph may contain all steps of a rollout."""
         env, graphed = self.env, self._call_options.graphed
-        if graphed is None or not isinstance(env, TensorVectorEnv) or env.device != self._device:
+        if graphed is None or not isinstance(env, TensorVectorEnv):
             return False
-        return env.is_capturable and not waits_for_device(env, self._cut)
+        on_device = env.spec.device == self._device
+        return on_device and env.is_capturable and not waits_for_device(env, self._cut)
 
     def roll_captured(self, steps: int) -> bool:
         """Make the rollout by replaying a CUDA graph; return False if that is not possible."""
@@ -344,7 +347,7 @@ class EnvGroup:
             return recorder.complete(packs=True)
 
         warmup = max(int((self._call_options.graphed or {}).get("warmup", 1)), 1)
-        return CapturedWork(roll, self.env.device, warmup)
+        return CapturedWork(roll, self.env.spec.device, warmup)
 
     def catch_up(self) -> None:
         """Step environments that lag because they reset themselves, until every row is full."""
@@ -374,7 +377,7 @@ class EnvGroup:
         """Names of the slow paths that the rollout takes, see ``stats()``."""
         slow = {
             "policy_tensordict": self._acting.slow_path,
-            "env_tensordict": self.env.takes_tensors,
+            "env_tensordict": self.env.spec.takes_tensors,
             "extras": bool(self.leaves.extras),
         }
         return tuple(name for name, is_slow in slow.items() if is_slow)

@@ -28,9 +28,9 @@ class ExtrasRecorder:
     """
 
     def __init__(self, env: EnvBatch) -> None:
-        self._env = env
-        self._following = (*env.extras, *env.step_extras)
-        self._ended = np.zeros(env.num_envs, np.bool_)
+        self._env, self._spec = env, env.spec
+        self._following = (*env.spec.extras, *env.spec.step_extras)
+        self._ended = np.zeros(env.spec.num_envs, np.bool_)
         self._columns: tuple[_Columns, _Columns] = {}, {}  # at the root and under "next"
         self._output_values: ExtraValues = {}
         self.current: ExtraValues = {}
@@ -39,19 +39,19 @@ class ExtrasRecorder:
     @property
     def all(self) -> tuple[Extra, ...]:
         """All extras of a batch."""
-        root = (*self._env.extras, *self.outputs)
+        root = (*self._spec.extras, *self.outputs)
         extras = (*root, *(extra.under_next() for extra in self._following))
         return tuple({extra.key: extra for extra in extras if is_delivered(extra.key)}.values())
 
     def restart(self) -> None:
         """Read the extras of the first observation after a reset of all environments."""
-        self._ended = np.zeros(self._env.num_envs, np.bool_)
+        self._ended = np.zeros(self._spec.num_envs, np.bool_)
         values = self._read()
-        self.current.update({extra.key: values[extra.key] for extra in self._env.extras})
+        self.current.update({extra.key: values[extra.key] for extra in self._spec.extras})
 
     def begin(self) -> None:
         """Begin a rollout."""
-        root = (*self._env.extras, *self.outputs)
+        root = (*self._spec.extras, *self.outputs)
         self._columns = {e.key: [] for e in root}, {e.key: [] for e in self._following}
 
     def finish(self, steps: int) -> Extras:
@@ -59,7 +59,7 @@ class ExtrasRecorder:
 
         Cells after the end of a stopped rollout are ``None``.
         """
-        envs, extras = self._env.num_envs, Extras()
+        envs, extras = self._spec.num_envs, Extras()
         for lead, columns in zip(((), ("next",)), self._columns, strict=True):
             for key, frames in columns.items():
                 if is_delivered(key):
@@ -120,7 +120,7 @@ class ExtrasRecorder:
             root = self._with_outputs()
         # Copies, because users may write into their batches.
         current = {key: private_copies(following[key]) for key in self.current}
-        if self._env.skips_after_done:
+        if self._spec.skips_after_done:
             dummies, self._ended = self._ended, (np.asarray(terminated) | truncated) & ~self._ended
             root, following = _cleared(root, dummies), _cleared(following, dummies)
         for values, columns in ((root, self._columns[0]), (following, self._columns[1])):
@@ -144,7 +144,7 @@ class ExtrasRecorder:
         }
 
     def _absent(self, extra: Extra) -> list[Any]:
-        return [extra.absent() for _ in range(self._env.num_envs)]
+        return [extra.absent() for _ in range(self._spec.num_envs)]
 
 
 def _cleared(extras: ExtraValues, dummies: BoolArray) -> ExtraValues:

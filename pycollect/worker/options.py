@@ -13,7 +13,6 @@ from pycollect import checks as check
 from pycollect.arguments import argument, asked, flag, made_of
 from pycollect.data.cast import ObservationCast
 from pycollect.data.devices import Devices
-from pycollect.envs.groups import check_env_groups
 from pycollect.envs.info import InfoKeys, check_info_keys
 from pycollect.envs.vector_api import parse_autoreset
 from pycollect.policy.calling import CallOptions
@@ -74,7 +73,7 @@ class WorkerOptions:
     )
     env_groups: int = argument(
         1,
-        check_env_groups,
+        check.check_env_groups,
         """With 2, one half of the environments steps while the policy acts for the other half.
         `create_env_fn` is called once per half, or is a list of two callables. Each call returns a
         vector environment that steps in other threads or processes, such as AsyncVectorEnv, EnvPool
@@ -129,6 +128,13 @@ class WorkerOptions:
     )
     track_policy_version: bool = argument(  # WeightOptions has its text and its check
         False, lambda _, value: bool(value), accepts="bool"
+    )
+    registers: bool = flag(
+        False,
+        """Append to TorchRL environments the transforms that TorchRL's recurrent modules in the
+        policy require: an InitTracker and the primers of their states. Without them, the collector
+        keeps these states itself. No effect with ``inference="central"``.""",
+        name="auto_register_policy_transforms",
     )
     num_threads: int | None = argument(
         None,

@@ -13,8 +13,8 @@ import cloudpickle
 import torch
 
 from pycollect.data.extras import Extras
+from pycollect.data.generators import GeneratorState, NestState
 from pycollect.data.layout import Key
-from pycollect.worker.generators import GeneratorState, NestState
 
 T = TypeVar("T")
 

@@ -75,11 +75,12 @@ class TensorRecorder:
         set_truncated: bool,
     ) -> None:
         self._env, self._leaves, self._runner = env, leaves, runner
+        self._spec = spec = env.spec
         self._cut, self._set_truncated = cut, set_truncated
-        self._device, self._envs = env.device, env.num_envs
-        self._carried = [(leaf, current[leaf.key]) for leaf in env.observation]
+        self._device, self._envs = spec.device, spec.num_envs
+        self._carried = [(leaf, current[leaf.key]) for leaf in spec.observation]
         self._carried += [(state.leaf, state.current) for state in runner.states]
-        self._trajectories = DeviceTrajectories(env.num_envs, env.device)
+        self._trajectories = DeviceTrajectories(spec.num_envs, spec.device)
         self._steps, self._step = 0, 0
         self._roots: list[torch.Tensor | None] = [None] * len(self._carried)
         self.plan: list[list[_Copy]] = []
@@ -89,17 +90,17 @@ class TensorRecorder:
         self._is_complete = False
         self._pending: PendingCounts | None = None
         self._packed: PackedBatch | None = None
-        self._no_flag = torch.zeros((), dtype=torch.bool, device=env.device)
+        self._no_flag = torch.zeros((), dtype=torch.bool, device=spec.device)
         self._constants = {
             MASK: ~self._no_flag,
-            _VERSION: torch.zeros((), dtype=torch.int64, device=env.device),
+            _VERSION: torch.zeros((), dtype=torch.int64, device=spec.device),
         }
         self._episodes: list[Episode] = []
         self._skips, self._lacks_final = self._flags(), self._flags()
-        self._counts = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+        self._counts = torch.zeros(spec.num_envs, dtype=torch.int64, device=spec.device)
         self._waits = waits_for_device(env, cut)
         self._counts_steps = bool(cut) or runner.step_count is not None
-        self.done: BoolArray = np.zeros(env.num_envs, np.bool_)
+        self.done: BoolArray = np.zeros(spec.num_envs, np.bool_)
         self.frames = 0
 
     def _flags(self) -> torch.Tensor:
@@ -114,7 +115,7 @@ class TensorRecorder:
 
     def restart(self, observation: Arrays) -> None:
         """Start new trajectories after a reset of all environments; see :class:`Recorder`."""
-        firsts = [*observation[: len(self._env.observation)]]
+        firsts = [*observation[: len(self._spec.observation)]]
         firsts += [state.initial for state in self._runner.states]
         for (_, current), first in zip(self._carried, firsts, strict=True):
             current.copy_(first)
@@ -142,14 +143,15 @@ class TensorRecorder:
         """Make the memory of rollouts with `steps` steps, and plan the copies of each step."""
         self._steps = steps
         self._memory: dict[Key, torch.Tensor] = {}
-        env, outputs = self._env, self._leaves.outputs
-        following = [leaf for leaf, _ in self._carried[: len(env.observation)]]
-        following += [*env.step_only, *(leaf for leaf, _ in self._carried[len(env.observation) :])]
+        spec, outputs = self._spec, self._leaves.outputs
+        following = [leaf for leaf, _ in self._carried[: len(spec.observation)]]
+        states = [leaf for leaf, _ in self._carried[len(spec.observation) :]]
+        following += [*spec.step_only, *states]
         targets = [self._cells(leaf.key, leaf.dtype, leaf.shape, steps) for leaf in outputs]
         targets += [
             self._cells(("next", *leaf.key), leaf.dtype, leaf.shape, steps) for leaf in following
         ]
-        self._next_cells = [self._memory.get(("next", *leaf.key)) for leaf in env.observation]
+        self._next_cells = [self._memory.get(("next", *leaf.key)) for leaf in spec.observation]
         targets += [self._cells(_REWARD, "float32", (), steps)]
         targets += [self._cells(key, "bool", (), steps) for key in (_TERMINATED, _TRUNCATED)]
         # The observation for the next step is its root, unless the policy writes that entry.
@@ -166,7 +168,7 @@ class TensorRecorder:
             for step in range(steps)
         ]
         self._advance = _copies([target for _, target in self._carried])
-        self._valid = self._cells(MASK, "bool", (), steps) if env.skips_after_done else None
+        self._valid = self._cells(MASK, "bool", (), steps) if spec.skips_after_done else None
         self._counted = self._cells(("step_count",), "int64", (), steps) if self._cut else None
 
     def _cells(self, key: Key, dtype: str, frame: Sequence[int], steps: int) -> torch.Tensor | None:
@@ -220,7 +222,7 @@ class TensorRecorder:
         """Return truncation flags, flags of new trajectories, and how many rows to reset."""
         env, step = self._env, self._step
         fresh = ended = done
-        if env.skips_after_done:
+        if env.spec.skips_after_done:
             assert self._valid is not None
             valid = torch.logical_not(self._skips, out=self._valid[step])
             done = ended = done & valid
@@ -250,7 +252,7 @@ class TensorRecorder:
     def reset(self, observation: Arrays) -> None:
         """Begin new trajectories in the environments of `done`; see :class:`Recorder`."""
         rows = torch.from_numpy(self.done).to(self._device)
-        firsts = [*observation[: len(self._env.observation)]]
+        firsts = [*observation[: len(self._spec.observation)]]
         firsts += [state.initial for state in self._runner.states]
         for (_, current), first, cells in zip(self._carried, firsts, self._roots, strict=True):
             torch.where(_rows_like(rows, current), first, current, out=current)
@@ -403,7 +405,7 @@ def waits_for_device(env: TensorVectorEnv, cut: int) -> bool:
     Args:
         cut: Maximum length of a trajectory; 0: no limit.
     """
-    return bool(cut) or not (env.resets_itself or env.skips_after_done)
+    return bool(cut) or not (env.resets_itself or env.spec.skips_after_done)
 
 
 def _copies(targets: Sequence[torch.Tensor | None]) -> list[_Copy]:

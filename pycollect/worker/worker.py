@@ -15,15 +15,15 @@ from tensordict.nn.probabilistic import set_interaction_type
 from pycollect._core import RolloutControl, Slab
 from pycollect.data.devices import CPU, Devices, indexed, why_not
 from pycollect.data.extras import Extras, pickled_extras
+from pycollect.data.generators import Generators, GeneratorState
 from pycollect.data.layout import dotted
 from pycollect.data.weights import Weights, WeightSpec, device_of, load_weights, moved_to
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.groups import make_groups
-from pycollect.envs.make import make_env_batch
+from pycollect.envs.make import make_env_batch, registering
 from pycollect.policy.remote import RemotePolicy
 from pycollect.policy.signature import with_action_spec
 from pycollect.worker.env_group import EnvGroup, placement_of
-from pycollect.worker.generators import Generators, GeneratorState
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import Lazy, RolloutReport, StepTimer, WorkerSeconds
 from pycollect.worker.rollout_loop import (
@@ -54,6 +54,9 @@ class Worker:
     Attributes:
         env: The environments.
         groups: Groups of these environments, each with its own recorder.
+        num_envs: Number of environments.
+        num_seeds: Number of seeds that a reset of the environments takes.
+        batch_size: Batch dimensions of the environments; () for a single environment.
         pre_collect_hook: Function that is called before each rollout. Initially the option's.
     """
 
@@ -79,11 +82,13 @@ class Worker:
             options.init_fn()
         is_remote = isinstance(policy, RemotePolicy)
         as_arrays = is_remote or options.env_groups > 1
+        if options.registers and not is_remote:
+            entry = registering(entry, policy)
         make = partial(self._make_envs, env_kwargs, as_arrays)
         self.env = make_groups(entry, options.env_groups, make, remote_policy=is_remote)
         try:
             first = self.env.groups[0]
-            policy = with_action_spec(policy, first)
+            policy = with_action_spec(policy, first.spec, first.specs)
             self._policy_device = _policy_device_of(policy, options.devices, first)
             self.policy = moved_to(policy, self._policy_device)
             self._build(options)
@@ -108,7 +113,9 @@ class Worker:
     def _build(self, options: WorkerOptions) -> None:
         cut = options.max_frames_per_traj
         envs = self.env.groups
-        if cut and not self.env.can_reset:
+        self.num_envs, self.batch_size = self.env.spec.num_envs, self.env.spec.batch_size
+        self.num_seeds = self.env.num_seeds
+        if cut and not self.env.spec.can_reset:
             raise ValueError(
                 "max_frames_per_traj: this vector environment is not known to support reset_mask, "
                 "so single rows cannot be reset; use another environment, or a list of callables"
@@ -119,7 +126,7 @@ class Worker:
         if options.set_truncated and not all(map(_can_truncate, envs)):
             raise ValueError(
                 "set_truncated: expected an environment with a flag 'truncated', got "
-                f"{[dotted(leaf.key) for leaf in envs[0].observation]}; call its "
+                f"{[dotted(leaf.key) for leaf in envs[0].spec.observation]}; call its "
                 "add_truncated_keys()"
             )
         with self._settings():
@@ -131,7 +138,7 @@ class Worker:
         self.slab_leaves = self.groups[0].slab_leaves
         self.set_share(options.frames)
         for group, first in zip(self.groups, self._firsts, strict=True):
-            group.record_into(self.placement.layout, first, self.env.num_envs)
+            group.record_into(self.placement.layout, first, self.num_envs)
 
     def _policy_of(self, place: int) -> Any:
         """Return the policy of one group: a remote policy has one for each group."""
@@ -141,27 +148,27 @@ class Worker:
     @property
     def _firsts(self) -> list[int]:
         """Indices of each group's first environment."""
-        return list(accumulate([env.num_envs for env in self.env.groups[:-1]], initial=0))
+        return list(accumulate([env.spec.num_envs for env in self.env.groups[:-1]], initial=0))
 
     def set_share(self, frames: int) -> None:
         """Set the number of frames per rollout, see `WorkerOptions.frames`."""
-        self.steps = -(-frames // self.env.num_envs)
-        self.placement = placement_of(self.slab_leaves, self.env.num_envs, self.steps)
+        self.steps = -(-frames // self.num_envs)
+        self.placement = placement_of(self.slab_leaves, self.num_envs, self.steps)
 
     @property
     def batch_shape(self) -> list[int]:
         """Shape of a rollout: [T] for one environment, [P, T] for a batch."""
-        return [*self.env.batch_size, self.steps]
+        return [*self.batch_size, self.steps]
 
     @property
     def device(self) -> torch.device:
         """Device of the environments."""
-        return self.env.device
+        return self.env.spec.device
 
     @property
     def acting_device(self) -> torch.device:
         """Device of the policy, or of the environments if the policy is on the CPU."""
-        return self.env.device if self._policy_device == CPU else self._policy_device
+        return self.env.spec.device if self._policy_device == CPU else self._policy_device
 
     @property
     def weights(self) -> WeightSpec:
@@ -171,7 +178,7 @@ class Worker:
     @property
     def bounded(self) -> bool:
         """Whether every episode has a maximum length."""
-        return bool(self.options.max_frames_per_traj) or self.env.time_limit
+        return bool(self.options.max_frames_per_traj) or self.env.spec.time_limit
 
     @property
     def seconds(self) -> WorkerSeconds:
@@ -268,7 +275,7 @@ class Worker:
         plain_order, timed_order = (
             PhaseSchedule.of(
                 [StepPhases.of(group_calls) for group_calls in each],
-                remote_envs=all(group.env.overlaps for group in self.groups),
+                remote_envs=all(group.env.spec.overlaps for group in self.groups),
                 remote_policy=self.groups[0].has_remote_policy,
             )
             for each in (calls, timed)
@@ -285,7 +292,7 @@ class Worker:
         for group, first in zip(self.groups, self._firsts, strict=True):
             group_seeds = seeds
             if seeds is not None and len(self.groups) > 1:
-                group_seeds = seeds[first : first + group.env.num_envs]
+                group_seeds = seeds[first : first + group.env.spec.num_envs]
             group.restart(group_seeds)
 
     def _reset_if_due(self) -> None:
@@ -306,14 +313,14 @@ class Worker:
         self._set_action_generators(
             [
                 np.random.default_rng(np.random.SeedSequence(root, spawn_key=(self.index, p)))
-                for p in range(self.env.num_envs)
+                for p in range(self.num_envs)
             ]
         )
         self.reset(seeds)
 
     def _set_action_generators(self, generators: Sequence[np.random.Generator]) -> None:
         for group, first in zip(self.groups, self._firsts, strict=True):
-            group.random.rng = generators[first : first + group.env.num_envs]
+            group.random.rng = generators[first : first + group.env.spec.num_envs]
 
     def resume(self, state: GeneratorState, seeds: Sequence[int]) -> None:
         """Restore the generators, and reset all environments with `env.num_seeds` seeds."""
@@ -344,7 +351,8 @@ class Worker:
         self._must_reset = True  # if this raises, the next rollout begins with a reset
         with self._settings():
             for group, first in zip(self.groups, self._firsts, strict=True):
-                group_rows = [row - first for row in rows if 0 <= row - first < group.env.num_envs]
+                last = first + group.env.spec.num_envs
+                group_rows = [row - first for row in rows if first <= row < last]
                 if group_rows:
                     group.reset_rows(group_rows)
         self._must_reset = due
@@ -397,7 +405,7 @@ def _policy_device_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.dev
     """Return the device that the policy is called on; ValueError if it is not available."""
     if isinstance(policy, RemotePolicy):
         return CPU
-    device = devices.policy_device or device_of(policy) or env.device
+    device = devices.policy_device or device_of(policy) or env.spec.device
     reason = why_not(device)
     if reason:
         raise ValueError(
@@ -407,15 +415,16 @@ def _policy_device_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.dev
 
 
 def _can_truncate(env: EnvBatch) -> bool:
-    return not env.own_flags or any(leaf.key[-1] == "truncated" for leaf in env.observation)
+    spec = env.spec
+    return not spec.own_flags or any(leaf.key[-1] == "truncated" for leaf in spec.observation)
 
 
 def _check_step_count_is_free(envs: Sequence[EnvBatch]) -> None:
     """Refuse environments with an entry "step_count", which the collector would add."""
     for env in envs:
-        keys = [leaf.key for leaf in (*env.observation, *env.step_only)]
-        keys += [extra.key for extra in (*env.extras, *env.step_extras)]
-        if not env.own_flags and any(key[0] == "step_count" for key in keys):
+        keys = [leaf.key for leaf in (*env.spec.observation, *env.spec.step_only)]
+        keys += [extra.key for extra in (*env.spec.extras, *env.spec.step_extras)]
+        if not env.spec.own_flags and any(key[0] == "step_count" for key in keys):
             raise ValueError(
                 "max_frames_per_traj: the environment already has an entry 'step_count', which "
                 "this argument would add; rename the entry with a wrapper, or limit the episodes "

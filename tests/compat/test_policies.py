@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ with warnings.catch_warnings():
     from program_envs import ENVS
     from program_policies import POLICIES
     from torchrl.collectors import Collector
+    from torchrl.envs import GymEnv, InitTracker, SerialEnv, TransformedEnv
 
 FRAMES = 60
 
@@ -93,6 +95,38 @@ def test_batch_norm(training: bool) -> None:
             torch.testing.assert_close(
                 our_batch["action"], their_batch["action"], rtol=0, atol=1e-5
             )
+
+
+pendulum = partial(GymEnv, "Pendulum-v1")
+
+
+@pytest.mark.parametrize("made_by", ["policy", "policy_factory"])
+def test_transforms_that_a_policy_requires_are_appended(made_by: str) -> None:
+    """The environment shows them, once, and the frames are TorchRL's."""
+    batches = []
+    for cls in (Collector, pycollect.Collector):
+        make = POLICIES["GRU"]
+        given = {made_by: make() if made_by == "policy" else make}
+        env = pendulum()
+        assert "is_init" not in env.full_observation_spec.keys(True, True)
+        torch.manual_seed(0)
+        collector = cls(env, **given, frames_per_batch=4, auto_register_policy_transforms=True)
+        keys = list(collector.env.full_observation_spec.keys(True, True))
+        assert {"is_init", "recurrent_state"} <= set(keys)
+        assert all(own.parent is not None for own in collector.env.transform)
+        batches.append(next(iter(collector)))
+        collector.shutdown()
+    ours, theirs = (set(td.keys(True, True)) for td in reversed(batches))
+    assert ours == theirs
+    env = SerialEnv(2, lambda: TransformedEnv(pendulum(), InitTracker()))
+    with pycollect.Collector(
+        env, POLICIES["GRU"](), frames_per_batch=4, auto_register_policy_transforms=True
+    ) as collector:
+        keys = list(collector.env.full_observation_spec.keys(True, True))
+        assert keys.count("is_init") == 1
+        assert "recurrent_state" in keys
+    with pycollect.Collector(pendulum(), POLICIES["GRU"](), frames_per_batch=4) as collector:
+        assert "is_init" not in collector.env.full_observation_spec.keys(True, True)
 
 
 class Row(nn.Module):

@@ -277,6 +277,41 @@ def test_counts_are_theirs(case: str) -> None:
     assert theirs.items() <= collector.stats("aggregate").items()
 
 
+PROGRESS = (
+    "stepped_frames",
+    "trajectory_completed_frames",
+    "trajectory_pending_frames",
+    "replay_written_frames",
+    "completed_trajectories",
+)
+
+
+def test_progress_of_trajectories_is_counted_and_restored() -> None:
+    """Trajectories have 5 frames, batches 12: the newer TorchRL counts the same."""
+
+    def progress(collector: Any) -> list[int]:
+        counts = collector.stats()
+        assert counts.items() >= {name: collector.stats("both")[name] for name in PROGRESS}.items()
+        return [counts[name] for name in PROGRESS]
+
+    given: dict[str, Any] = {"max_frames_per_traj": 5, "total_frames": -1}
+    write: dict[str, Any] = {"replay_write_mode": "trajectory", **given}
+    with made(pycollect, "Collector", replay_buffer=[], **write) as collector:
+        assert progress(collector) == [0] * 5
+        seen = [progress(collector) for _ in range(2) if collector.next() is None]
+        state = collector.state_dict()
+    assert seen == [[12, 10, 2, 10, 2], [24, 20, 4, 20, 4]]
+    assert progress(collector) == [24, 20, 0, 20, 4]  # after the shutdown
+    with made(pycollect, "Collector", replay_buffer=[], **write) as collector:
+        collector.load_state_dict(state)
+        assert progress(collector) == [24, 20, 0, 20, 4]
+        collector.next()
+        assert progress(collector) == [36, 30, 2, 30, 6]
+    with made(pycollect, "Collector", **given) as collector:
+        collector.next()
+        assert progress(collector) == [12, 0, 0, 0, 0]
+
+
 def test_flat_counts_of_workers() -> None:
     with made(pycollect, "Collector") as collector:
         collector.next()

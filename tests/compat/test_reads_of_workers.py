@@ -83,6 +83,38 @@ def only_ours(collector: Any) -> None:
 
 
 @pytest.mark.processes
+def test_the_buffer_is_asked_once_per_worker() -> None:
+    with made(pycollect, "MultiAsyncCollector", [probed] * 2, replay_buffer=[1, 2]) as collector:
+        assert collector.map_fn("replay_buffer.__len__") == [2, 2]
+        assert collector.map_fn("replay_buffer.append", [(5,), (6,)]) == [None, None]
+        assert collector.get_distant_attr("replay_buffer[3]") == [6, 6]
+        with pytest.raises(AttributeError, match=r"replay_buffer\.nothing"):
+            collector.get_distant_attr("replay_buffer.nothing")
+
+
+VERSIONED = [
+    pytest.param("MultiSyncCollector", {}, marks=pytest.mark.processes),
+    pytest.param("MultiAsyncCollector", {"inference": "central"}, marks=pytest.mark.processes),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), VERSIONED)
+def test_workers_report_the_version_of_their_weights(name: str, arguments: dict[str, Any]) -> None:
+    with made(pycollect, name, [probed] * 2, total_frames=-1, **arguments) as collector:
+        assert collector.worker_policy_versions() == {0: 0, 1: 0}
+        collector.update_policy_weights_()
+        assert collector.worker_policy_versions() == {0: 1, 1: 1}
+        if arguments:  # one inference server has the weights
+            return
+        weights = TensorDict.from_module(linear()).data * 0 + 3.0
+        collector.update_policy_weights_(weights, worker_ids=[1])
+        assert collector.worker_policy_versions() == {0: 1, 1: 2}
+        assert collector.policy_version == 2
+        collector.next()  # a rollout from before the updates
+        assert collector.get_distant_attr("policy.module.bias")[1].item() == 3.0
+
+
+@pytest.mark.processes
 def test_a_worker_that_does_not_answer_is_replaced_and_told() -> None:
     kwargs = {"total_frames": -1, "worker_timeout": 1.0}
     with made(pycollect, "MultiSyncCollector", [probed] * 2, **kwargs) as collector:

@@ -151,6 +151,20 @@ def test_in_process(entry: Any, ndim: int, arguments: dict[str, Any]) -> None:
     assert_same_contents(ours, theirs)
 
 
+@pytest.mark.parametrize("write", [{}, {"trajs_per_write": 1}], ids=str)
+@pytest.mark.parametrize("entry", [one, two])
+def test_the_write_mode_selects_whole_trajectories(entry: Any, write: dict[str, Any]) -> None:
+    """TorchRL 0.14.1 has no `replay_write_mode`; there, `trajs_per_batch` writes the same."""
+    ours, theirs, rollouts = (buffer() for _ in range(3))
+    write = {"max_frames_per_traj": 5, **write}
+    states = in_process(Collector, entry, theirs, trajs_per_batch=1, **write)
+    mode: dict[str, Any] = {"replay_write_mode": "trajectory", **write}
+    assert in_process(pycollect.Collector, entry, ours, **mode) == states
+    assert_same_contents(ours, theirs)
+    in_process(pycollect.Collector, entry, rollouts, replay_write_mode="rollout")
+    assert rollouts[:].numel() == BATCHES * SHARE > len(ours)
+
+
 def test_single_steps_in_storages_of_two_dimensions() -> None:
     whole, steps = buffer(2), buffer(2)
     in_process(pycollect.Collector, two, whole)

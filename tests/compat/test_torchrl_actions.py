@@ -175,6 +175,20 @@ def test_torchs_seed_decides_random_actions(collector_class: Any, policy: str | 
     assert not torch.equal(first, other)
 
 
+def test_a_random_step_is_a_random_action() -> None:
+    """TorchRL's collector makes two steps per frame, one of them in the policy."""
+    counting = partial(mock.CountingEnv, max_steps=100)
+    for cls in (Collector, pycollect.Collector):
+        env = SerialEnv(2, counting)
+        collector = cls(env, env.rand_step, frames_per_batch=20, total_frames=20)
+        (td,) = list(collector)
+        collector.shutdown()
+        assert td.shape == (2, 10)
+        counts, actions = td["next", "observation"][..., -1, 0], td["action"].sum((-2, -1))
+        assert torch.equal(counts, actions) == (cls is pycollect.Collector)
+        assert (counts >= actions).all()
+
+
 def test_an_environment_that_was_just_reset_is_not_reset_again() -> None:
     resets = {}
     for kind in (Collector, pycollect.Collector):

@@ -172,7 +172,7 @@ def test_a_list_is_stepped_by_a_serial_env() -> None:
     theirs = collect(Collector, lambda: SerialEnv(2, fns))
     ours = collect(pycollect.SyncDataCollector, lambda: fns)
     assert_alike(ours, theirs)
-    assert make_env_batch([mock.CountingEnv]).batch_size == (1,)
+    assert make_env_batch([mock.CountingEnv]).spec.batch_size == (1,)
 
 
 @pytest.mark.parametrize("entry", ["instance", "callable", "class", "EnvCreator"])

@@ -233,6 +233,12 @@ TEST_CASE("a replaced worker starts new trajectories") {
   CHECK(renumbered(ids, 0, {0, 3}, 1) == Values{1, 2});
 }
 
+TEST_CASE("a rollout without steps has no ids, and no address") {
+  TrajectoryIds ids;
+  ids.renumber(0, TensorView::contiguous(nullptr, DType::int64, {3, 0}));
+  CHECK(ids.next() == 0);
+}
+
 TEST_CASE("invalid ids are refused and change nothing") {
   TrajectoryIds ids;
   renumbered(ids, 0, {4, 4, 4, 4}, 2);
@@ -249,7 +255,17 @@ TEST_CASE("invalid ids are refused and change nothing") {
   CHECK_THROWS_AS(ids.renumber(1, view({2, 2})), std::invalid_argument);
   CHECK_THROWS_AS(ids.renumber(1, TensorView::contiguous(values.data(), DType::int32, {2, 2})),
                   std::invalid_argument);
+  constexpr std::int64_t kMost = (std::int64_t{1} << 62) - 1;
+  values = {kMost - 1, kMost, kMost + 1, std::numeric_limits<std::int64_t>::max()};
+  for (std::ptrdiff_t first : {1, 2, 3}) {  // sums of larger ids would not fit in 64 bits
+    CHECK_REFUSED(ids.renumber(1, TensorView::contiguous(values.data() + first, DType::int64,
+                                                         {1, 4 - first})),
+                  "ids", std::invalid_argument);
+  }
+  CHECK_REFUSED(ids.issue(kMost), "count", std::invalid_argument);
   CHECK(ids.state() == before);
+  ids.renumber(1, view({1, 2}));
+  CHECK(values[1] == ids.next() - 1);
 }
 
 TEST_CASE("a state is restored and checked") {
@@ -259,6 +275,7 @@ TEST_CASE("a state is restored and checked") {
   CHECK(renumbered(copy, 3, {1, 2, 0, 1}, 2) == renumbered(ids, 3, {1, 2, 0, 1}, 2));
   CHECK(copy.state() == ids.state());
   CHECK_THROWS_AS(TrajectoryIds({-1, {}}), std::invalid_argument);
+  CHECK_THROWS_AS(TrajectoryIds({std::int64_t{1} << 62, {}}), std::invalid_argument);
   CHECK_THROWS_AS(TrajectoryIds({1, {{0, {{0}, {1}}}}}), std::invalid_argument);
   CHECK_THROWS_AS(TrajectoryIds({1, {{0, {{0, 1}, {0}}}}}), std::invalid_argument);
   CHECK_THROWS_AS(TrajectoryIds({1, {{0, {{-1}, {0}}}}}), std::invalid_argument);

@@ -49,6 +49,12 @@ TEST_CASE("invalid layouts are refused") {
   CHECK_REFUSED(Layout({{{"a", "b"}, DType::int8, {}}, {{"a"}, DType::int8, {}}}), "leaves",
                 std::invalid_argument);
   CHECK_THROWS_AS(Layout({{{"a"}, DType::int8, {-1}}}), std::invalid_argument);
+  // Three more dimensions would not fit, nor would the strides of an empty frame.
+  const std::vector<std::int64_t> ones(Dims::kMaxRank - 2, 1);
+  CHECK_REFUSED(Layout({{{"a"}, DType::int8, Dims(std::span(ones))}}), "leaves",
+                std::invalid_argument);
+  constexpr std::int64_t kLarge = std::int64_t{1} << 40;
+  CHECK_THROWS_AS(Layout({{{"a"}, DType::int8, {0, kLarge, kLarge}}}), std::length_error);
 }
 
 TEST_CASE("leaves are placed in order, aligned, and inside the slab") {

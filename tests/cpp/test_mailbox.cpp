@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <span>
@@ -11,6 +12,7 @@
 
 #include "pycollect/detail/mailbox.h"
 #include "pycollect/shared_memory.h"
+#include "refused.h"
 
 using namespace pycollect;
 
@@ -75,6 +77,41 @@ TEST_CASE("messages that are too long and missing messages are refused") {
   CHECK(p.driver.ask(bytes("")) == 4);
   CHECK_THROWS_AS(Mailbox(0), std::invalid_argument);
   CHECK_THROWS_AS(WorkerMailbox(p.bell.address(), p.bell.address()), std::invalid_argument);
+  SharedAddress end = p.bell.address();
+  end.bytes = 0;
+  CHECK_REFUSED(Bell(end), "bell", std::invalid_argument);
+}
+
+TEST_CASE("numbers that the other process overwrites are not used as addresses") {
+  Pair p;
+  const auto memory = attach_memory(p.driver.address());
+  const auto numbers = std::span(reinterpret_cast<std::uint64_t*>(memory->data()), 64);
+  p.driver.ask(bytes("one"));
+  for (const std::uint64_t capacity : {std::uint64_t{0}, std::uint64_t{1} << 40}) {
+    numbers[1] = capacity;
+    CHECK(text(p.worker.question()) == "one");
+  }
+  p.worker.answer(bytes("1"));
+  for (std::uint64_t& number : numbers.subspan(8, 16)) {
+    number = 7;  // more questions and answers than there are
+  }
+  CHECK(p.driver.answered() == 1);
+  CHECK(text(p.driver.take_answer()) == "1");
+  CHECK_THROWS_AS(p.driver.take_answer(), std::logic_error);
+}
+
+TEST_CASE("a published message is read after its numbers were overwritten") {
+  Pair p;
+  const auto memory = attach_memory(p.driver.address());
+  const auto numbers = std::span(reinterpret_cast<std::uint64_t*>(memory->data()), 64);
+  p.driver.publish(bytes("one"));
+  const auto length = std::find(numbers.begin(), numbers.end(), 3);
+  REQUIRE(length[-1] == 2);  // the edition
+  *length = kAskBytes + 1;
+  CHECK_THROWS_AS(p.worker.published(), std::runtime_error);
+  length[-1] = 5;  // as during a write
+  p.driver.publish(bytes("two"));
+  CHECK(text(p.worker.published()) == "two");
 }
 
 TEST_CASE("the stop number never decreases") {

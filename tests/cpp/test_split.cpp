@@ -219,6 +219,7 @@ TEST_CASE("the mask, and padding with another value, into strided targets") {
   std::vector<std::int16_t> ids{1, 1, 0, 2, 2, 2};
   plan.pad(TensorView::contiguous(ids.data(), DType::int16, {2, 3, 1}), -1);
   CHECK(ids == std::vector<std::int16_t>{1, 1, -1, 2, 2, 2});
+  plan.pad(TensorView::contiguous(nullptr, DType::int16, {2, 3, 0}), -1);  // no address either
 }
 
 TEST_CASE("invalid arguments are refused") {

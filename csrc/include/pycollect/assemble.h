@@ -54,9 +54,9 @@ void compact(ThreadPool& pool, std::byte* target, const Placement& joined,
 // Maps the trajectory ids of workers to global ids, which are unique over all workers and the whole
 // run. Global ids have no gaps and are given in the order in which trajectories are seen.
 //
-// A worker numbers the trajectories of each of its environments: ids >= 0 that grow with time. All
-// frames of a trajectory have the same id, also if it continues in the next rollout. Uncollected
-// cells have -1. Not thread-safe.
+// A worker numbers the trajectories of each of its environments: ids >= 0 and below 2^62 that grow
+// with time. All frames of a trajectory have the same id, also if it continues in the next rollout.
+// Uncollected cells have -1. Not thread-safe.
 class TrajectoryIds {
  public:
   // The part of the state that belongs to one worker: for each environment, the local and the
@@ -94,7 +94,7 @@ class TrajectoryIds {
   void renumber(std::int64_t worker, const TensorView& ids, Known known = Known::nothing);
 
   // Numbers `count` new trajectories, whose ids the caller writes; returns the first of their ids.
-  // Throws std::invalid_argument for a negative count.
+  // Throws std::invalid_argument for a negative count, and if an id would not be below 2^62.
   std::int64_t issue(std::int64_t count);
 
   // Call this when a worker was replaced: its open trajectories end, and its local ids start again.

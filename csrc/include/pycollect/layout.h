@@ -28,8 +28,9 @@ struct Leaf {
 
 class Layout {
  public:
-  // Throws std::invalid_argument if there is no leaf, or if a key is empty, occurs twice, or lies
-  // inside another key.
+  // Throws std::invalid_argument if there is no leaf, if a key is empty, occurs twice, or lies
+  // inside another key, or if a frame has more than Dims::kMaxRank - 3 dimensions. Throws
+  // std::length_error if a stride does not fit in 64 bits.
   explicit Layout(std::vector<Leaf> leaves);
 
   std::span<const Leaf> leaves() const { return leaves_; }

@@ -53,13 +53,15 @@ std::int64_t bytes_for(std::int64_t capacity) {
                      checked_mul(capacity, sizeof(AskSlot) + sizeof(AnswerSlot)));
 }
 
-AskSlot& ask_slot(MailboxPages& pages, std::uint64_t number) {
-  return reinterpret_cast<AskSlot*>(&pages + 1)[number % pages.capacity];
+// Each end keeps its own copy of the capacity, because the other process could change the number in
+// the shared memory.
+AskSlot& ask_slot(MailboxPages& pages, std::uint64_t capacity, std::uint64_t number) {
+  return reinterpret_cast<AskSlot*>(&pages + 1)[number % capacity];
 }
 
-AnswerSlot& answer_slot(MailboxPages& pages, std::uint64_t number) {
+AnswerSlot& answer_slot(MailboxPages& pages, std::uint64_t capacity, std::uint64_t number) {
   auto* asks = reinterpret_cast<AskSlot*>(&pages + 1);
-  return reinterpret_cast<AnswerSlot*>(asks + pages.capacity)[number % pages.capacity];
+  return reinterpret_cast<AnswerSlot*>(asks + capacity)[number % capacity];
 }
 
 void check_length(std::span<const std::byte> message, std::size_t most) {
@@ -76,13 +78,17 @@ void write(Slot<bytes>& slot, std::span<const std::byte> message) {
   std::copy(message.begin(), message.end(), slot.message);
 }
 
+void check_read(std::uint64_t length, std::size_t most) {
+  if (length > most) {
+    throw std::runtime_error("mailbox: expected a message of at most " + std::to_string(most) +
+                             " bytes, got " + std::to_string(length));
+  }
+}
+
 template <std::size_t bytes>
 Message read(const Slot<bytes>& slot) {
   const std::uint64_t length = slot.length;  // read once: the other process could change it
-  if (length > bytes) {
-    throw std::runtime_error("mailbox: expected a message of at most " + std::to_string(bytes) +
-                             " bytes, got " + std::to_string(length));
-  }
+  check_read(length, bytes);
   return {slot.message, slot.message + length};
 }
 
@@ -103,7 +109,11 @@ std::int64_t checked_capacity(std::int64_t capacity) {
 
 Bell::Bell() : memory_(share_memory(sizeof(BellPage))) { new (memory_->data()) BellPage(); }
 
-Bell::Bell(const SharedAddress& address) : memory_(attach_memory(address)) {}
+Bell::Bell(const SharedAddress& address) : memory_(attach_memory(address)) {
+  if (memory_->bytes() < static_cast<std::int64_t>(sizeof(BellPage))) {
+    throw std::invalid_argument("bell: expected the address of a bell, got other memory");
+  }
+}
 
 std::uint64_t Bell::count() const {
   return page_in(*memory_).rings.load(std::memory_order_acquire);
@@ -152,27 +162,29 @@ bool Bell::wait_knock(std::uint64_t heard, Seconds timeout, std::uint64_t number
 }
 
 Mailbox::Mailbox(std::int64_t capacity)
-    : memory_(share_memory(bytes_for(checked_capacity(capacity)))) {
-  new (memory_->data())
-      MailboxPages{.magic = MailboxPages::kMagic, .capacity = static_cast<std::uint64_t>(capacity)};
+    : memory_(share_memory(bytes_for(checked_capacity(capacity)))),
+      capacity_(static_cast<std::uint64_t>(capacity)) {
+  new (memory_->data()) MailboxPages{.magic = MailboxPages::kMagic, .capacity = capacity_};
 }
 
 MailboxPages& Mailbox::pages() const { return pages_in(*memory_); }
 
 std::uint64_t Mailbox::ask(std::span<const std::byte> message) {
   owner_.check();
-  if (asked_ - taken_ >= pages().capacity) {
-    throw std::logic_error("ask: expected at most " + std::to_string(pages().capacity) +
+  if (asked_ - taken_ >= capacity_) {
+    throw std::logic_error("ask: expected at most " + std::to_string(capacity_) +
                            " questions without a taken answer; call take_answer()");
   }
-  write(ask_slot(pages(), asked_ + 1), message);
+  write(ask_slot(pages(), capacity_, asked_ + 1), message);
   ++asked_;
   pages().asked.store(asked_, std::memory_order_release);
   futex::wake_all(pages().asked);
   return asked_;
 }
 
-std::uint64_t Mailbox::answered() const { return pages().done.load(std::memory_order_acquire); }
+std::uint64_t Mailbox::answered() const {
+  return std::min(pages().done.load(std::memory_order_acquire), asked_);
+}
 
 bool Mailbox::has_answer() const { return answered() > taken_; }
 
@@ -180,7 +192,7 @@ Message Mailbox::take_answer() {
   if (!has_answer()) {
     throw std::logic_error("take_answer: expected an answer, got none; see has_answer()");
   }
-  Message message = read(answer_slot(pages(), taken_ + 1));
+  Message message = read(answer_slot(pages(), capacity_, taken_ + 1));
   ++taken_;
   return message;
 }
@@ -197,17 +209,18 @@ void Mailbox::publish(std::span<const std::byte> message) {
   owner_.check();
   check_length(message, kAskBytes);
   MailboxPages& to = pages();
-  const std::uint64_t edition = to.edition.load(std::memory_order_relaxed);
+  // Odd, whatever another process has written there.
+  const std::uint64_t edition = to.edition.load(std::memory_order_relaxed) | 1;
   // A reader that sees any of the new words also sees the odd edition, because each store releases
   // it.
-  to.edition.store(edition + 1, std::memory_order_relaxed);
+  to.edition.store(edition, std::memory_order_relaxed);
   to.length.store(message.size(), std::memory_order_release);
   for (std::size_t at = 0; at < message.size(); at += sizeof(std::uint64_t)) {
     std::uint64_t word = 0;
     std::memcpy(&word, message.data() + at, std::min(sizeof(word), message.size() - at));
     to.words[at / sizeof(word)].store(word, std::memory_order_release);
   }
-  to.edition.store(edition + 2, std::memory_order_release);
+  to.edition.store(edition + 1, std::memory_order_release);
 }
 
 std::uint64_t Mailbox::steps() const { return pages().steps.load(std::memory_order_relaxed); }
@@ -215,9 +228,10 @@ std::uint64_t Mailbox::steps() const { return pages().steps.load(std::memory_ord
 WorkerMailbox::WorkerMailbox(const SharedAddress& mailbox, const SharedAddress& bell)
     : memory_(attach_memory(mailbox)), bell_(bell) {
   const auto size = static_cast<std::size_t>(memory_->bytes());
-  if (size < sizeof(MailboxPages) || pages().magic != MailboxPages::kMagic ||
-      pages().capacity < 1 || pages().capacity > size ||
-      bytes_for(static_cast<std::int64_t>(pages().capacity)) != memory_->bytes()) {
+  const bool is_mailbox = size >= sizeof(MailboxPages) && pages().magic == MailboxPages::kMagic;
+  capacity_ = is_mailbox ? pages().capacity : 0;
+  if (capacity_ < 1 || capacity_ > size ||
+      bytes_for(static_cast<std::int64_t>(capacity_)) != memory_->bytes()) {
     throw std::invalid_argument("mailbox: expected the address of a mailbox, got other memory");
   }
 }
@@ -238,7 +252,7 @@ Message WorkerMailbox::question() const {
   if (pages().asked.load(std::memory_order_acquire) <= answered_) {
     throw std::logic_error("question: expected an unanswered question, got none; see wait_ask()");
   }
-  return read(ask_slot(pages(), number()));
+  return read(ask_slot(pages(), capacity_, number()));
 }
 
 void WorkerMailbox::answer(std::span<const std::byte> message) {
@@ -246,7 +260,7 @@ void WorkerMailbox::answer(std::span<const std::byte> message) {
   if (pages().asked.load(std::memory_order_acquire) <= answered_) {
     throw std::logic_error("answer: expected an unanswered question, got none; see wait_ask()");
   }
-  write(answer_slot(pages(), number()), message);
+  write(answer_slot(pages(), capacity_, number()), message);
   ++answered_;
   pages().done.store(answered_, std::memory_order_release);
   bell_.ring();
@@ -257,13 +271,14 @@ Message WorkerMailbox::published() const {
   while (true) {
     const std::uint64_t edition = from.edition.load(std::memory_order_acquire);
     const std::uint64_t length = from.length.load(std::memory_order_acquire);
-    if (edition % 2 == 0 && length <= kAskBytes) {
-      Message message(length);
-      for (std::size_t at = 0; at < length; at += sizeof(std::uint64_t)) {
+    if (edition % 2 == 0) {
+      Message message(std::min<std::uint64_t>(length, kAskBytes));
+      for (std::size_t at = 0; at < message.size(); at += sizeof(std::uint64_t)) {
         const std::uint64_t word = from.words[at / sizeof(word)].load(std::memory_order_acquire);
-        std::memcpy(message.data() + at, &word, std::min(sizeof(word), length - at));
+        std::memcpy(message.data() + at, &word, std::min(sizeof(word), message.size() - at));
       }
       if (from.edition.load(std::memory_order_relaxed) == edition) {
+        check_read(length, kAskBytes);
         return message;
       }
     }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchrl.envs import GymLikeEnv, SerialEnv, TransformedEnv
+from torchrl.modules.utils.utils import _maybe_append_env_transforms_from_module
 
 from pycollect.data.devices import CPU, Devices
 from pycollect.envs.base import EnvBatch
@@ -13,7 +15,7 @@ from pycollect.envs.torchrl.adapter import TorchRLEnv, has_time_limit
 from pycollect.envs.torchrl.gym import unwrapped
 from pycollect.envs.torchrl.serial import split_serial
 
-__all__ = ["inner_envs", "make_torchrl_batch", "make_torchrl_env"]
+__all__ = ["inner_envs", "make_torchrl_batch", "make_torchrl_env", "with_policy_transforms"]
 
 
 def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
@@ -33,10 +35,8 @@ def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
     device = env.device or CPU
     known = unwrapped(env) or (split_serial(env) if device.type == "cpu" else None)
     batch = TorchRLEnv(env) if known is None else known
-    batch.original = env
-    batch.device = device
-    batch.specs = env
-    batch.time_limit = has_time_limit(env)
+    batch.original = batch.specs = env
+    batch.spec = replace(batch.spec, device=device, time_limit=has_time_limit(env))
     return batch
 
 
@@ -44,6 +44,15 @@ def make_torchrl_batch(envs: Sequence[Any], devices: Devices | None = None) -> E
     """Make an EnvBatch [P, ...] of several `EnvBase` with TorchRL's SerialEnv."""
     serial = SerialEnv(len(envs), [lambda env=env: env for env in envs])
     return make_torchrl_env(serial, devices)
+
+
+def with_policy_transforms(env: Any, policy: Any) -> Any:
+    """Return an `EnvBase` with the transforms that TorchRL's modules in the policy require.
+
+    These are an InitTracker and the primers of recurrent states, unless the environment's specs
+    already have their keys.
+    """
+    return _maybe_append_env_transforms_from_module(env, policy)
 
 
 def inner_envs(env: Any) -> list[Any]:

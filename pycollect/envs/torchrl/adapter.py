@@ -25,7 +25,7 @@ from pycollect.data.frame import FLAGS
 from pycollect.data.layout import Key, dtype_name, torch_dtype
 from pycollect.data.transfer import Fetch
 from pycollect.envs import gymnasium_support as time_limit
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, check_seeds
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
 from pycollect.envs.single import close_quietly
 from pycollect.envs.torchrl.specs import (
     as_key,
@@ -115,57 +115,57 @@ class TorchRLEnv(EnvBatch):
     entries, so that recurrent states and all policy outputs reach the environment.
     """
 
-    takes_tensors = True
-    casts_actions = False
-    passes_states_on = True
-
     def __init__(self, env: EnvBase) -> None:
         check_device(env)
         self._env: Any = env
-        self.device = env.device or CPU
+        self._device = env.device or CPU
         self._closed = False
-        self.batched = bool(env.batch_size)
-        self.num_envs = env.batch_size.numel()
-        self.action_space = None
         self._size = tuple(env.batch_size)
         self._carrier: Any = None  # the root of the next step
         self._last_td: Any = None  # result of the last call: the carrier, or its "next"
         self._read_specs()
 
     def _read_specs(self) -> None:
-        env = self._env
-        self.observation = observation_leaves(env)
-        flags = spec_leaves(env.full_done_spec, env.batch_size)
-        self.ends = tuple(leaf.key for leaf in flags)
-        rewards = spec_leaves(env.full_reward_spec, env.batch_size)
-        self.rewards = tuple(leaf.key for leaf in rewards)
-        observations = tuple(leaf for leaf in self.observation if leaf.key not in self.ends)
-        self.root_only, changed = changed_by_hooks(env, observations, (*self.ends, *self.rewards))
-        self.step_only = (*rewards, *changed)
-        if self._is_on_device:  # except flags, because the host needs them to decide about resets
-            keys = {leaf.key for leaf in observations if leaf.key[-1] not in FLAGS}
-            self.device_keys = frozenset(keys - self.root_only)
-        self.action = spec_leaves(env.full_action_spec, env.batch_size)
-        self._action_names = [name_of(leaf.key) for leaf in self.action]
-        self._gather_action = self._gather_on_device(self.action)
-        self.bind_outputs(self.action)
+        env, size = self._env, self._env.batch_size
+        observation = observation_leaves(env)
+        ends = tuple(leaf.key for leaf in spec_leaves(env.full_done_spec, size))
+        reward_leaves = spec_leaves(env.full_reward_spec, size)
+        rewards = tuple(leaf.key for leaf in reward_leaves)
+        others = tuple(leaf for leaf in observation if leaf.key not in ends)
+        root_only, changed = changed_by_hooks(env, others, (*ends, *rewards))
+        staying = {leaf.key for leaf in others if leaf.key[-1] not in FLAGS}  # resets need flags
         specs = (env.observation_spec, env.full_done_spec, env.full_reward_spec)
-        self.extras = tuple(
-            extra for spec in specs[:2] for extra in spec_extras(spec, env.batch_size)
+        self.spec = spec = EnvSpec(
+            batch_size=tuple(size),
+            observation=observation,
+            action=spec_leaves(env.full_action_spec, size),
+            ends=ends,
+            rewards=rewards,
+            step_only=(*reward_leaves, *changed),
+            root_only=root_only,
+            takes_tensors=True,
+            casts_actions=False,
+            passes_states_on=True,
+            time_limit=has_time_limit(env),
+            extras=tuple(extra for part in specs[:2] for extra in spec_extras(part, size)),
+            step_extras=spec_extras(env.full_reward_spec, size),
+            action_extras=spec_extras(env.full_action_spec, size),
+            nodes=spec_nodes((*specs, env.full_action_spec), size),
+            device=self._device,
+            device_keys=frozenset(staying - root_only) if self._is_on_device else frozenset(),
         )
-        self.step_extras = spec_extras(env.full_reward_spec, env.batch_size)
-        self.action_extras = spec_extras(env.full_action_spec, env.batch_size)
-        self._leaves_of_extras = _leaves_in_nodes(self.extras, (*self.observation, *self.step_only))
-        self.nodes = spec_nodes((*specs, env.full_action_spec), env.batch_size)
-        self._gather_root = self._gather(self.observation)
-        self._gather_next = self._gather((*self.observation, *self.step_only))
-        self._gather_both = self._merging()
-        rows = (self.num_envs,) if self.batched else ()
+        self._action_names = [name_of(leaf.key) for leaf in spec.action]
+        self._gather_action = self._gather_on_device(spec.action)
+        self.bind_outputs(spec.action)
+        stepped = (*observation, *spec.step_only)
+        self._leaves_of_extras = _leaves_in_nodes(spec.extras, stepped)
+        self._gather_root, self._gather_next = self._gather(observation), self._gather(stepped)
+        self._gather_both, self._has_root_only = self._merging(), bool(root_only)
         self._no_rewards = tuple(
-            torch.zeros((*rows, *leaf.shape), dtype=torch_dtype(leaf.dtype), device=CPU)
-            for leaf in self.step_only
+            torch.zeros((*spec.rows, *leaf.shape), dtype=torch_dtype(leaf.dtype), device=CPU)
+            for leaf in spec.step_only
         )
-        self._draws_by_spec = _draws_by_spec(env) and not self.action_extras
+        self._draws_by_spec = _draws_by_spec(env) and not spec.action_extras
         self.resets_separately = _resets_separately(env)
         self._has_hooks = has_hooks(env)
         self._checks_types = env.run_type_checks
@@ -182,8 +182,8 @@ class TorchRLEnv(EnvBatch):
         gather = self._gather_on_device(leaves)
         if not self._is_on_device:
             return gather
-        fetch = Fetch(accelerator(self.device), self.device)
-        places = [i for i, leaf in enumerate(leaves) if leaf.key not in self.device_keys]
+        fetch = Fetch(accelerator(self._device), self._device)
+        places = [i for i, leaf in enumerate(leaves) if leaf.key not in self.spec.device_keys]
 
         def gather_and_fetch(td: TensorDictBase) -> tuple[torch.Tensor, ...]:
             values = list(gather(td))
@@ -195,10 +195,11 @@ class TorchRLEnv(EnvBatch):
 
     def _merging(self) -> Callable[[TensorDictBase, TensorDictBase], tuple[torch.Tensor, ...]]:
         """Return a function that reads `root_only` leaves from the root, others from "next"."""
-        root_only = [leaf for leaf in self.observation if leaf.key in self.root_only]
-        rest = [leaf for leaf in self.observation if leaf.key not in self.root_only]
-        gather_root, gather_next = self._gather(root_only), self._gather((*rest, *self.step_only))
-        are_root_only = [leaf.key in self.root_only for leaf in self.observation]
+        spec = self.spec
+        are_root_only = [leaf.key in spec.root_only for leaf in spec.observation]
+        root_only = [leaf for leaf in spec.observation if leaf.key in spec.root_only]
+        rest = [leaf for leaf in spec.observation if leaf.key not in spec.root_only]
+        gather_root, gather_next = self._gather(root_only), self._gather((*rest, *spec.step_only))
 
         def merge(following: TensorDictBase, root: TensorDictBase) -> tuple[torch.Tensor, ...]:
             roots, nexts = iter(gather_root(root)), iter(gather_next(following))
@@ -209,7 +210,7 @@ class TorchRLEnv(EnvBatch):
 
     @property
     def _is_on_device(self) -> bool:
-        return self.device.type != "cpu"
+        return self._device.type != "cpu"
 
     def _gather_on_device(self, leaves: Sequence[Leaf]) -> Gather:
         names = [name_of(leaf.key) for leaf in leaves]
@@ -217,11 +218,6 @@ class TorchRLEnv(EnvBatch):
             return make_take(names)
         dims = len(self._size) - 1
         return lambda td: tuple([td.get(name).flatten(0, dims) for name in names])
-
-    @property
-    def batch_size(self) -> tuple[int, ...]:
-        """Batch size of the TorchRL environment."""
-        return self._size
 
     @property
     def num_seeds(self) -> int:
@@ -273,7 +269,7 @@ class TorchRLEnv(EnvBatch):
 
     def current_extras(self) -> ExtraValues:
         """See `EnvBatch.current_extras`."""
-        values = read_values(self._last_td, (*self.extras, *self.step_extras), self._size)
+        values = read_values(self._last_td, (*self.spec.extras, *self.spec.step_extras), self._size)
         for key, names in self._leaves_of_extras.items():
             values[key] = [node.exclude(*names) for node in values[key]]
         return values
@@ -285,7 +281,7 @@ class TorchRLEnv(EnvBatch):
 
     def draw_extras(self) -> ExtraValues:
         """Return the extras that `rand_action` drew last; see `EnvBatch.draw_extras`."""
-        return read_values(self._carrier, self.action_extras, self._size)
+        return read_values(self._carrier, self.spec.action_extras, self._size)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all environments, after `env.set_seed` with the first seed if there are any."""
@@ -294,7 +290,7 @@ class TorchRLEnv(EnvBatch):
             self._env.set_seed(first, static_seed=bool(others) and set(others) == {first})
         with torch.no_grad():
             self._carrier = self._last_td = self._env.reset()
-        check_root(self._carrier, self.observation)
+        check_root(self._carrier, self.spec.observation)
         return (*self._gather_root(self._carrier), *self._no_rewards)
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
@@ -311,7 +307,7 @@ class TorchRLEnv(EnvBatch):
             if self._has_hooks:
                 stepped, self._carrier = env._post_step_mdp_hooks(stepped, self._carrier)
         self._last_td = following = stepped.get("next")
-        if self.root_only:
+        if self._has_root_only:
             return self._gather_both(following, self._carrier), None, None, None
         return self._gather_next(following), None, None, None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,9 @@ from torchrl.envs import GymEnv, GymWrapper
 
 from pycollect._core import Leaf
 from pycollect.data.layout import Key
-from pycollect.envs.base import Arrays, EnvBatch, Sampler, check_seeds
+from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, check_seeds
 from pycollect.envs.gymnasium_support import quicken
+from pycollect.envs.random_actions import Sampler
 from pycollect.envs.single import SingleEnv, close_quietly, same, unwrap
 from pycollect.envs.spaces import Array
 from pycollect.envs.torchrl.specs import check_device, spec_leaves
@@ -51,6 +52,11 @@ class InnerSpec:
     action: Leaf
     decode: Decode
     observation: Sequence[tuple[Leaf, Encode | None]]
+
+    def applied_to(self, inner: EnvSpec) -> EnvSpec:
+        """Return the EnvSpec of the inner environments, in TorchRL's keys and encodings."""
+        observation = tuple(leaf for leaf, _ in self.observation)
+        return replace(inner, observation=observation, action=(self.action,), casts_actions=False)
 
     def encoded(self, observe: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return a function like `observe` that also encodes the leaves."""
@@ -197,16 +203,13 @@ class Unwrapped(SingleEnv):
         spec: Result of `inner_spec` for `env`.
     """
 
-    casts_actions = False
-
     def __init__(self, env: Any, spec: InnerSpec) -> None:
         quicken(env._env)
         super().__init__(env._env)
         self._wrapper = env
-        self.observation = tuple(leaf for leaf, _ in spec.observation)
-        self.action = (spec.action,)
+        self.spec = spec.applied_to(self.spec)
         self._decode = spec.decode
-        self.bind_outputs(self.action)
+        self.bind_outputs(self.spec.action)
         self._to_arrays = spec.encoded(self._to_arrays)
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
@@ -220,7 +223,7 @@ class Unwrapped(SingleEnv):
 
     def action_sampler(self) -> Sampler:
         """Return a sampler of the inner environment's actions in TorchRL's encoding."""
-        return one_hot_sampler(super().action_sampler(), self.action_space, self.action[0])
+        return one_hot_sampler(super().action_sampler(), self.spec)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset the environment, after TorchRL's `set_seed` if there is a seed."""
@@ -240,26 +243,13 @@ def action_leaf(outputs: Sequence[Leaf]) -> Leaf:
     return next(leaf for leaf in outputs if leaf.key == ("action",))
 
 
-def one_hot_sampler(sampler: Sampler, space: Any, leaf: Leaf) -> Sampler:
-    """Return a sampler that encodes drawn actions as one-hot vectors if the leaf requires it."""
-    one_hot = isinstance(space, spaces.Discrete) and leaf.shape
-    return OneHotSampler(sampler, leaf) if one_hot else sampler
-
-
-class OneHotSampler(Sampler):
-    """Draws one-hot vectors of the indices that another sampler draws."""
-
-    def __init__(self, indices: Sampler, leaf: Leaf) -> None:
-        self.leaves = (leaf,)
-        self._indices = indices
-        self._rows = np.eye(leaf.shape[0], dtype=leaf.dtype)
-
-    def draw(
-        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
-    ) -> tuple[Array, ...]:
-        """See `Sampler.draw`."""
-        (indices,) = self._indices.draw(steps, rng)
-        return (self._rows[indices],)
+def one_hot_sampler(sampler: Sampler, spec: EnvSpec) -> Sampler:
+    """Return a sampler that encodes drawn actions as one-hot vectors if the action requires it."""
+    (leaf,) = spec.action
+    if not isinstance(spec.action_space, spaces.Discrete) or not leaf.shape:
+        return sampler
+    rows = np.eye(leaf.shape[0], dtype=leaf.dtype)
+    return lambda steps, rng: (rows[sampler(steps, rng)[0]],)
 
 
 def _encoder(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEn
 from pycollect._core import Leaf
 from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key, torch_dtype
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, check_seeds
 from pycollect.envs.callables import CallablesEnv
+from pycollect.envs.random_actions import Sampler
 from pycollect.envs.single import close_quietly, same
 from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks
 from pycollect.envs.torchrl.gym import InnerSpec, action_leaf, inner_spec, one_hot_sampler
@@ -71,12 +73,13 @@ def _are_alike(spec: InnerSpec, other: InnerSpec | None) -> bool:
 
 
 def _is_plain(row: TorchRLEnv, first: TorchRLEnv) -> bool:
+    spec = row.spec
     return (
         row.resets_separately
-        and not (row.extras or row.step_extras or row.action_extras or row.nodes)
-        and row.observation == first.observation
-        and row.step_only == first.step_only
-        and row.action == first.action
+        and not (spec.extras or spec.step_extras or spec.action_extras or spec.nodes)
+        and spec.observation == first.spec.observation
+        and spec.step_only == first.spec.step_only
+        and spec.action == first.spec.action
     )
 
 
@@ -94,18 +97,15 @@ class UnwrappedRows(CallablesEnv):
         spec: InnerSpec of each of its environments.
     """
 
-    casts_actions = False
-
     def __init__(self, env: Any, spec: InnerSpec) -> None:
         super().__init__([child._env for child in env._envs])
         self._serial = env
-        self.observation = tuple(leaf for leaf, _ in spec.observation)
+        self.spec = spec.applied_to(self.spec)
         self._buffers = tuple(
-            np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.observation
+            np.zeros((*self.spec.rows, *leaf.shape), leaf.dtype) for leaf in self.spec.observation
         )
-        self.action = (spec.action,)
         self._decode = spec.decode
-        self.bind_outputs(self.action)
+        self.bind_outputs(self.spec.action)
         self._observe = [spec.encoded(observe) for observe in self._observe]
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
@@ -116,7 +116,7 @@ class UnwrappedRows(CallablesEnv):
 
     def action_sampler(self) -> Sampler:
         """Return a sampler of the inner environments' actions in TorchRL's encoding."""
-        return one_hot_sampler(super().action_sampler(), self.action_space, self.action[0])
+        return one_hot_sampler(super().action_sampler(), self.spec)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all environments, after TorchRL's `set_seed` if there are seeds."""
@@ -139,37 +139,27 @@ class SerialRows(EnvBatch):
         rows: Its environments, with equal leaves.
     """
 
-    batched = True
-    takes_tensors = True
-    casts_actions = False
-    passes_states_on = True
-
     def __init__(self, env: Any, rows: Sequence[TorchRLEnv]) -> None:
         self._serial = env
         self._rows = rows
         self._closed = False
-        self.num_envs = len(rows)
-        self.action_space = None
-        self.action = rows[0].action
-        self._take_leaves()
+        self._take_spec()
 
-    def _take_leaves(self) -> None:
-        """Copy the leaves of the first row, and allocate buffers for all rows."""
-        self.observation, self.step_only = self._rows[0].observation, self._rows[0].step_only
-        self.rewards = self._rows[0].rewards
-        count = self.num_envs
+    def _take_spec(self) -> None:
+        """Copy the spec of the first row, and allocate buffers for all rows."""
+        count = len(self._rows)
+        self.spec = replace(self._rows[0].spec, batch_size=(count,))
         self._buffers = tuple(
             torch.zeros((count, *leaf.shape), dtype=torch_dtype(leaf.dtype), device="cpu")
-            for leaf in (*self.observation, *self.step_only)
+            for leaf in (*self.spec.observation, *self.spec.step_only)
         )
         self._views = [tuple(buffer[i] for buffer in self._buffers) for i in range(count)]
-        self.ends = self._rows[0].ends
 
     def truncate_after(self, frames: int) -> bool:
         """Truncate each row separately; see `TorchRLEnv.truncate_after`."""
         for row in self._rows:
             row.truncate_after(frames)
-        self._take_leaves()
+        self._take_spec()
         return True
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
@@ -185,7 +175,7 @@ class SerialRows(EnvBatch):
     def random_action(self) -> tuple[torch.Tensor, ...]:
         """Return one step's actions of all rows, drawn as the SerialEnv draws them."""
         spec = self._serial.input_spec["full_action_spec"]
-        return tuple(draw(spec[name_of(leaf.key)]) for leaf in self.action)
+        return tuple(draw(spec[name_of(leaf.key)]) for leaf in self.spec.action)
 
     def current_extras(self) -> ExtraValues:
         """Return an empty dict, because rows have no extras."""

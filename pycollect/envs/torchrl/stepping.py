@@ -335,9 +335,9 @@ def _gym_step(env: Any) -> Step | None:
     if spec is None or env.device not in (None, CPU):
         return None
     batch = Unwrapped(env, spec)
-    if any(len(leaf.key) > 1 for leaf in batch.observation):
+    if any(len(leaf.key) > 1 for leaf in batch.spec.observation):
         return None
-    inner, leaves, device = batch.step, batch.observation, env.device
+    inner, leaves, device = batch.step, batch.spec.observation, env.device
     last_form: Any = None  # dtype and shape; random actions may differ from a policy's
 
     def step(root: Any) -> Any:

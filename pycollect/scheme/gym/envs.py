@@ -43,13 +43,14 @@ class GymEnvs:
         seed: int | None = None,
     ) -> None:
         self._env = make_env_batch(entry, env_kwargs)
-        if self._env.reward.shape != (1,):
+        spec = self._env.spec
+        if spec.reward.shape != (1,):
             self._env.close()
             raise ValueError(
                 "entry: expected environments with one reward per step, got "
-                f"{self._env.reward.shape[0]} from {entry!r}; combine them with a wrapper"
+                f"{spec.reward.shape[0]} from {entry!r}; combine them with a wrapper"
             )
-        if self._env.skips_after_done or not self._env.batched or self._env.own_flags:
+        if spec.skips_after_done or not spec.batch_size or spec.own_flags:
             self._env.close()
             raise ValueError(
                 "entry: expected a list of callables, or a Gymnasium vector environment whose rows "
@@ -57,7 +58,7 @@ class GymEnvs:
             )
         self._device = device
         self._seed = seed
-        self.num_envs = self._env.num_envs
+        self.num_envs = spec.num_envs
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, int)
 
@@ -109,7 +110,7 @@ class GymEnvs:
         Args:
             action: A single tensor ``[P, ...]``; ``[P, 1]`` is also accepted for a Discrete space.
         """
-        (leaf,) = self._env.action
+        (leaf,) = self._env.spec.action
         chosen = action.detach().cpu().numpy().reshape(self.num_envs, *leaf.shape)
         cast = action_cast(leaf, chosen.dtype)
         arrays, reward, terminated, truncated = self._env.step(cast(chosen))
@@ -143,7 +144,7 @@ class GymEnvs:
 
     def _tensors(self, arrays: Any) -> Tree:
         """Copy arrays to tensors, because environments may overwrite their arrays."""
-        leaves = self._env.observation
+        leaves = self._env.spec.observation
         if len(leaves) == 1 and len(leaves[0].key) == 1:
             return torch.tensor(np.asarray(arrays), device=self._device)
         values = arrays if len(leaves) > 1 else (arrays,)

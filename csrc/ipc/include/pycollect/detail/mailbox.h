@@ -37,7 +37,8 @@ class Bell {
  public:
   // Creates a bell. Throws as share_memory() does.
   Bell();
-  // Attaches the bell of another process. Throws as attach_memory() does.
+  // Attaches the bell of another process. Throws as attach_memory() does, and std::invalid_argument
+  // if the memory is too small for a bell.
   explicit Bell(const SharedAddress& address);
 
   const SharedAddress& address() const { return *memory_->address(); }
@@ -103,6 +104,7 @@ class Mailbox {
   MailboxPages& pages() const;
   std::shared_ptr<Memory> memory_;
   OwningProcess owner_;
+  std::uint64_t capacity_;
   std::uint64_t asked_ = 0;
   std::uint64_t taken_ = 0;
 };
@@ -135,6 +137,7 @@ class WorkerMailbox {
   std::shared_ptr<Memory> memory_;
   OwningProcess owner_;
   Bell bell_;
+  std::uint64_t capacity_ = 0;
   std::uint64_t answered_ = 0;
 };
 

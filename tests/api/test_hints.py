@@ -1,0 +1,214 @@
+"""Errors that name the remedy: pickling by value, limits, and unsuitable rewards or policies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from collect_support import (
+    ASYNC,
+    IN_PROCESS,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    NEST_STACK,
+    STACK,
+    Way,
+    collecting,
+    marked,
+)
+from envs_for_tests import CountingEnv
+from gymnasium import spaces
+from raising import refused, warned
+from torch import nn
+
+from pycollect import MultiSyncDataCollector, SyncDataCollector
+
+REMOTE_WAYS = marked(MULTI_STACK, MULTI_ASYNC[0], STACK, ASYNC[0], NEST_STACK)
+WAYS = marked(IN_PROCESS, MULTI_STACK, STACK)
+
+
+def env_without_name() -> Any:
+    """Return a class that is pickled by value; cloudpickle misses the name in its string."""
+
+    class Local(CountingEnv):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            eval("CountingEnv")
+            return super().reset(seed=seed, options=options)
+
+    return Local
+
+
+@pytest.mark.parametrize("way", REMOTE_WAYS)
+def test_a_name_that_an_environment_lacks_in_a_worker_is_explained(way: Way) -> None:
+    entry = env_without_name()
+    with (
+        pytest.raises(NameError, match="pickled"),
+        collecting(way, lambda worker: entry, frames=8) as collector,
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize("way", marked(MULTI_STACK, STACK, central=False))
+def test_a_name_that_a_policy_lacks_in_a_worker_is_explained(way: Way) -> None:
+    def act(observation: Any) -> Any:
+        return eval("torch").zeros(observation.shape[:-1])
+
+    with (
+        pytest.raises(NameError, match="pickled"),
+        collecting(way, lambda worker: CountingEnv, act, frames=8) as collector,
+    ):
+        collector.next()
+
+
+def fails_of_a_name() -> Any:
+    raise NameError("name 'mine' is not defined")
+
+
+@pytest.mark.processes
+def test_other_errors_of_names_are_left_alone() -> None:
+    with pytest.raises(NameError, match=r"^name 'mine' is not defined$"):
+        MultiSyncDataCollector([fails_of_a_name], None, frames_per_batch=8)
+
+
+@pytest.mark.processes
+def test_the_limit_of_processes_is_named() -> None:
+    full = BlockingIOError(11, "Resource temporarily unavailable")
+    with (
+        mock.patch("multiprocessing.util.spawnv_passfds", side_effect=full),
+        pytest.raises(OSError, match="RLIMIT_NPROC"),
+    ):
+        MultiSyncDataCollector([CountingEnv], None, frames_per_batch=8, start_method="spawn")
+
+
+def test_the_bytes_of_an_allocation_that_fails_are_named() -> None:
+    program = """
+import resource, sys
+from envs_for_tests import CountingEnv
+from pycollect import SyncDataCollector
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.RLIM_INFINITY))
+try:
+    SyncDataCollector(CountingEnv, None, frames_per_batch=1 << 27).next()
+except MemoryError as error:
+    assert "frames_per_batch" in str(error) and str(56 << 27) in str(error), error
+    print("named")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "named\n", done.stderr
+
+
+class TwoRewards(CountingEnv):
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, np.array([reward, reward], np.float32), *rest
+
+
+class TwoRewardsOfDict(gymnasium.Env[Any, Any]):
+    """An environment of dict observations, which takes the general code path for steps."""
+
+    observation_space: Any = spaces.Dict(a=spaces.Box(-9, 9, (1,)), b=spaces.Box(-9, 9, (1,)))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {name: np.zeros(1, np.float32) for name in "ab"}, {}
+
+    def step(self, action: Any) -> Any:
+        return self.reset()[0], np.zeros(2), False, False, {}
+
+
+class TwoRewardsPerRow(gymnasium.vector.VectorWrapper):
+    def step(self, actions: Any) -> Any:
+        observation, reward, *rest = super().step(actions)
+        return observation, np.stack([reward, reward], -1), *rest
+
+
+def rows_of_two_rewards() -> Any:
+    return TwoRewardsPerRow(gymnasium.vector.SyncVectorEnv([CountingEnv, CountingEnv]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "entry",
+    [
+        TwoRewards,
+        [TwoRewards, TwoRewards],
+        TwoRewardsOfDict,
+        [TwoRewardsOfDict, TwoRewardsOfDict],
+        rows_of_two_rewards,
+    ],
+)
+def test_several_rewards_per_step_name_the_reward_space(way: Way, entry: Any) -> None:
+    with (
+        refused(ValueError, "reward") as caught,
+        collecting(way, lambda worker: entry, frames=8) as collector,
+    ):
+        collector.next()
+    assert "reward_space" in str(caught.value)
+
+
+class Net(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, hidden)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.layer(observation).argmax(-1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "policy",
+    [Net, partial(Net, 2), partial(Net, hidden=2), lambda: Net(2), lambda observation, hidden: 0],
+    ids=["class", "partial", "partial by name", "function", "two arguments"],
+)
+def test_what_makes_a_policy_names_policy_factory(way: Way, policy: Any) -> None:
+    with (
+        refused((TypeError, ValueError), "policy") as caught,
+        collecting(way, lambda worker: CountingEnv, policy, frames=8) as collector,
+    ):
+        collector.next()
+    assert "policy_factory" in str(caught.value)
+
+
+class Texts(gymnasium.Env[Any, Any]):
+    observation_space: Any = spaces.Dict(
+        image=spaces.Box(0, 1, (2,)), direction=spaces.Discrete(4), mission=spaces.Text(9)
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"image": np.zeros(2, np.float32), "direction": 1, "mission": "go"}, {}
+
+    def step(self, action: Any) -> Any:
+        return self.reset()[0], 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("names", ["mission", "image, mission", "image, direction, mission, more"])
+def test_a_policy_over_tensors_that_asks_for_a_text_is_shown_all_keys(names: str) -> None:
+    policy = eval(f"lambda {names}: 0")
+    with refused(TypeError, "policy") as caught:
+        SyncDataCollector(Texts, policy, frames_per_batch=8)
+    for word in ("'image'", "'direction'", "'mission'", "TensorDict"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.processes
+def test_frames_that_workers_do_not_share_equally_speak_of_workers() -> None:
+    with (
+        warned("frames_per_batch") as said,
+        MultiSyncDataCollector([CountingEnv] * 2, None, frames_per_batch=5),
+    ):
+        pass
+    assert any("workers" in str(own.message) for own in said)
+    with (
+        warned("frames_per_batch") as said,
+        SyncDataCollector([[CountingEnv] * 2], None, frames_per_batch=5),
+    ):
+        pass
+    assert not any("workers" in str(own.message) for own in said)

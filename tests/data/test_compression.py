@@ -1,0 +1,97 @@
+"""Rollouts that are compressed leaf by leaf for transport."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from collect_support import elsewhere
+from envs_for_tests import PixelEnv
+from raising import refused
+from tensordict import TensorDictBase
+
+from pycollect import DistributedDataCollector, RayCollector
+from pycollect._core import Leaf
+from pycollect.data.compression import PackedBuffer
+from pycollect.data.frame import BatchLeaves
+from pycollect.data.slabs import leaf_sizes, make_pool
+from pycollect.transport.messages import opened_slab, packed_slab
+from pycollect.worker.env_group import placement_of
+
+
+def test_a_slab_comes_back_as_it_was() -> None:
+    leaves = BatchLeaves(
+        observation=(Leaf(("observation",), "uint8", (84, 84)),),
+        outputs=(Leaf(("action",), "float32", (3,)),),
+    )
+    slab = make_pool(placement_of(leaves, 2, 10), 1).acquire()
+    whole = slab.array()
+    whole[:] = 0
+    sizes = leaf_sizes(slab)
+    assert sum(sizes) == whole.nbytes
+    assert len(sizes) == len(leaves.layout().leaves) + 1  # includes headers
+    noise = np.random.default_rng(0).integers(0, 256, whole.nbytes // 2, np.uint8)
+    whole[: len(noise)] = noise
+    packed = packed_slab(slab)
+    assert isinstance(packed, PackedBuffer)
+    assert packed.data.nbytes < 0.8 * whole.nbytes
+    assert (opened_slab(packed) == whole).all()
+    assert opened_slab(whole) is whole
+
+
+def test_it_is_refused_where_lz4_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    with refused(ImportError, "compress"):
+        RayCollector([lambda: None], frames_per_batch=5, compress=True)
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PackedBuffer]]:
+    """Record the packed rollouts that arrive in this process."""
+    seen: list[PackedBuffer] = []
+    opened = PackedBuffer.open
+
+    def noting(self: PackedBuffer, argument: str) -> Any:
+        seen.append(self)
+        return opened(self, argument)
+
+    monkeypatch.setattr(PackedBuffer, "open", noting)
+    yield seen
+
+
+NEST = {"collector_class": "sync", "num_workers_per_collector": 2}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [{}, NEST], ids=["alone", "with processes"])
+def test_ranks_elsewhere_give_the_same_batches(
+    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def batches(**arguments: Any) -> list[TensorDictBase]:
+        with (
+            elsewhere(),
+            DistributedDataCollector(
+                [PixelEnv] * 2,
+                None,
+                frames_per_batch=40,
+                total_frames=120,
+                sync=True,
+                launcher="mp",
+                **kind,
+                **arguments,
+            ) as collector,
+        ):
+            collector.set_seed(3)
+            return [batch.clone() for batch in collector]
+
+    plain = batches()
+    with counted(monkeypatch) as packed:
+        compressed = batches(compress=True)
+    assert len(packed) == 6
+    assert all(own.data.nbytes < sum(own.sizes) / 4 for own in packed)
+    assert len(plain) == len(compressed) == 3
+    assert all((one == other).all() for one, other in zip(plain, compressed, strict=True))

@@ -1,0 +1,374 @@
+"""SIGINT at any moment: collected frames come in the next batch, or the ledger reports a loss."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from collect_support import (
+    CENTRAL,
+    CENTRAL_ASYNC,
+    IN_PROCESS,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    STEPS,
+    FrameOracle,
+    Way,
+    collecting,
+    marked,
+    parity_policy,
+)
+from echo_envs import LENGTHS, EchoEnv, echo_fns
+from test_restarts import check_ledger, endless, kill
+from torch import nn
+
+from pycollect import SyncDataCollector
+from pycollect._core import Uninterrupted
+from pycollect.driver import assembly, in_process
+from pycollect.driver import stream as base
+from pycollect.driver.accounts import Statistics
+from pycollect.driver.workers import WorkerGroup
+from pycollect.transport import channel
+
+OF_PROCESSES = (MULTI_STACK, MULTI_ASYNC[0], CENTRAL, CENTRAL_ASYNC)
+
+
+def interrupt(*_: Any) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+class TestUninterrupted:
+    def test_an_interrupt_comes_at_the_outermost_end(self) -> None:
+        done = []
+
+        def block() -> None:
+            with Uninterrupted():
+                with Uninterrupted():
+                    interrupt()
+                    done.append("inner")
+                done.append("outer")
+
+        with pytest.raises(KeyboardInterrupt):
+            block()
+        assert done == ["inner", "outer"]
+
+    def test_afterwards_it_comes_at_once_again(self) -> None:
+        with Uninterrupted():
+            pass
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+
+    def test_an_error_passes_through(self) -> None:
+        with pytest.raises(ZeroDivisionError, match="own words"), Uninterrupted():
+            raise ZeroDivisionError("own words")
+
+    def test_the_programs_own_handler_is_called_at_the_end(self) -> None:
+        seen: list[str] = []
+        before = signal.signal(signal.SIGINT, lambda *_: seen.append("handled"))
+        try:
+            with Uninterrupted():
+                interrupt()
+                seen.append("inside")
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert seen == ["inside", "handled"]
+
+    def test_every_handler_of_the_program_is_deferred(self, time_limit: None) -> None:
+        done = []
+
+        def block() -> None:
+            with Uninterrupted():
+                signal.raise_signal(signal.SIGUSR1)
+                done.append("inside")
+
+        with pytest.raises(TimeoutError):
+            block()
+        assert done == ["inside"]
+
+    def test_a_fork_by_another_thread_has_the_programs_handlers(self) -> None:
+        """The thread that defers signals does not exist in the child."""
+        before = signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
+        children: list[int] = []
+
+        def fork() -> None:
+            child = os.fork()
+            if child == 0:
+                signal.raise_signal(signal.SIGUSR1)
+                os._exit(1)
+            children.append(child)
+
+        try:
+            with Uninterrupted():
+                thread = threading.Thread(target=fork)
+                thread.start()
+                thread.join()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7
+
+    def test_another_thread_defers_nothing(self) -> None:
+        inside, over = threading.Event(), threading.Event()
+
+        def block() -> None:
+            with Uninterrupted():
+                inside.set()
+                over.wait()
+
+        thread = threading.Thread(target=block)
+        thread.start()
+        try:
+            inside.wait()
+            with pytest.raises(KeyboardInterrupt):
+                interrupt()
+        finally:
+            over.set()
+            thread.join()
+
+
+def raise_limit(number: int, frame: Any) -> None:
+    raise TimeoutError("the program's time limit")
+
+
+@pytest.fixture
+def time_limit() -> Iterator[None]:
+    """Make SIGUSR1 raise TimeoutError, as programs do with SIGALRM."""
+    before = signal.signal(signal.SIGUSR1, raise_limit)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+class LimitedEnv(EchoEnv):
+    """An environment that receives one signal during a step or a reset."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(0, LENGTHS)
+        self._left, self._where = 3, where
+
+    def _arrive(self, where: str) -> None:
+        self._left -= where == self._where
+        if self._left == 0:
+            self._left = -1
+            signal.raise_signal(signal.SIGUSR1)
+
+    def reset(self, **arguments: Any) -> Any:
+        self._arrive("reset")
+        return super().reset(**arguments)
+
+    def step(self, action: Any) -> Any:
+        self._arrive("step")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("where", ["step", "reset"])
+@pytest.mark.parametrize("trajs", [0, 2])
+def test_a_time_limit_within_an_environment_of_this_process(
+    time_limit: None, where: str, trajs: int
+) -> None:
+    """The error is raised once, its rollout is discarded, and the next call collects another."""
+    with SyncDataCollector(
+        partial(LimitedEnv, where), frames_per_batch=STEPS, trajs_per_batch=trajs or None
+    ) as collector:
+        with pytest.raises(TimeoutError):
+            deque(collector, 0)
+        frames = int(collector.next()["next", "done"].numel())
+        total = collector.ledger()["total"]
+    assert frames >= STEPS or trajs
+    assert total["reasons"].get("incomplete", 0) == STEPS
+    assert total["issued"] == total["delivered"] + total["in_flight"] + total["lost"]
+
+
+class LimitedPolicy(nn.Module):
+    """A policy with action 0 that receives a signal during one of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 30
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGUSR1)
+        return torch.zeros(observation.shape[:-1], dtype=torch.int64)
+
+
+@pytest.mark.processes
+def test_a_time_limit_within_a_policy_that_is_called_here(time_limit: None) -> None:
+    with collecting(CENTRAL, endless, LimitedPolicy(), frames=STEPS) as collector:
+        with pytest.raises(TimeoutError):
+            deque(collector, 0)
+        for _ in range(3):
+            collector.next()
+        check_ledger(collector)
+        assert collector.ledger()["total"]["lost"] == 0
+
+
+@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, MULTI_ASYNC[0]))
+def test_a_batch_that_a_time_limit_interrupted_comes_next(
+    monkeypatch: pytest.MonkeyPatch, time_limit: None, way: Way
+) -> None:
+    check_interrupted(monkeypatch, way, base, "assemble", signal.SIGUSR1, TimeoutError)
+
+
+def test_an_error_of_the_environment_is_no_interrupt() -> None:
+    """A TimeoutError from the environment itself is raised again by every later call."""
+    with SyncDataCollector(partial(LateEnv, 0), frames_per_batch=STEPS) as collector:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                collector.next()
+
+
+class LateEnv(EchoEnv):
+    """An environment with a step that raises TimeoutError and keeps the caller's frame."""
+
+    def step(self, action: Any) -> Any:
+        return self.simulated()
+
+    def simulated(self, level: int = 2) -> Any:
+        frame = sys._getframe(1)
+        raise TimeoutError(f"the simulator does not answer: {level}, {frame.f_lineno}")
+
+
+def check_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+    way: Way,
+    module: Any,
+    name: str,
+    number: signal.Signals = signal.SIGINT,
+    error: type[BaseException] = KeyboardInterrupt,
+) -> None:
+    """Interrupt the fourth of seven calls: no frame is lost, and none comes twice."""
+    oracle, envs = FrameOracle(), len(echo_fns(0))
+    with collecting(way, echo_fns, parity_policy(), frames=STEPS * envs) as collector:
+        for at in range(6):
+            if at == 3:
+                with monkeypatch.context() as patch:
+                    patch_once(patch, module, name, number)
+                    with pytest.raises(error):
+                        collector.next()
+            oracle.check(way.rows(collector.next(), envs, True))
+        total = collector.ledger()["total"]
+        assert collector.stats()["batches"] == 6
+    assert total["lost"] == 0
+    assert (
+        total["delivered"] == oracle.frames == 6 * STEPS * envs * (way.workers if way.sync else 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (assembly, "_numbering"),  # while joining
+        (assembly, "Batch"),  # after all rollouts are copied
+        (base, "assemble"),  # during delivery
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[0]))
+def test_a_batch_of_processes_that_was_interrupted_comes_next(
+    monkeypatch: pytest.MonkeyPatch, way: Way, module: Any, name: str
+) -> None:
+    check_interrupted(monkeypatch, way, module, name)
+
+
+@pytest.mark.parametrize("module", [in_process, base], ids=["joining", "delivering"])
+def test_a_batch_of_this_process_that_was_interrupted_comes_next(
+    monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    name = "Batch" if module is in_process else "assemble"
+    check_interrupted(monkeypatch, IN_PROCESS, module, name)
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(own, id=own.name, marks=pytest.mark.processes) for own in OF_PROCESSES]
+)
+def test_an_answer_that_was_being_read_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    check_interrupted(monkeypatch, way, channel, "unpack")
+
+
+@pytest.mark.parametrize("way", [IN_PROCESS, *marked(MULTI_STACK, MULTI_ASYNC[0])])
+@pytest.mark.parametrize("trajs", [None, 2])
+def test_a_finished_batch_that_was_interrupted_comes_next(
+    monkeypatch: pytest.MonkeyPatch, way: Way, trajs: int | None
+) -> None:
+    """The interrupt arrives when the batch is finished and the time of the call is recorded."""
+    with collecting(
+        way, echo_fns, parity_policy(), frames=20 * STEPS, trajs_per_batch=trajs
+    ) as own:
+        frames = 0
+        for _ in range(4):
+            frames += count(own.next())
+            with monkeypatch.context() as patch:
+                patch_once(patch, Statistics, "left")
+                with pytest.raises(KeyboardInterrupt):
+                    own.next()
+            frames += count(own.next())
+        total = own.ledger()["total"]
+        assert (total["delivered"], total["reasons"].get("incomplete", 0)) == (frames, 0)
+        assert own.stats()["frames"] == frames
+
+
+@pytest.mark.parametrize("way", [IN_PROCESS, *marked(MULTI_STACK, MULTI_ASYNC[0])])
+def test_a_batch_whose_processing_was_interrupted_is_lost_by_name(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """A batch that `postproc` has already changed is not passed to it again."""
+    frames, lost = 0, 0
+    with collecting(way, echo_fns, parity_policy(), frames=20 * STEPS) as own:
+        for _ in range(3):
+            frames += count(own.next())
+            with monkeypatch.context() as patch:
+                patch_once(patch, base, "finish")
+                with pytest.raises(KeyboardInterrupt):
+                    own.next()
+            lost += 20 * STEPS if way is IN_PROCESS else 0
+        total = own.ledger()["total"]
+        assert total["delivered"] == frames == own.stats()["frames"]
+        assert total["reasons"]["incomplete"] >= lost
+
+
+def count(batch: Any) -> int:
+    mask = batch.get(("collector", "mask"), None)
+    return int(batch.numel() if mask is None else mask.sum())
+
+
+@pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[0]))
+def test_a_worker_whose_replacement_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """The worker is replaced once, and its pending frames are lost once."""
+    with collecting(way, endless, parity_policy(), frames=STEPS) as collector:
+        collector.next()
+        kill(collector, 1)
+        with monkeypatch.context() as patch:
+            patch_once(patch, WorkerGroup, "restart")
+            with pytest.raises(KeyboardInterrupt):
+                deque(collector, 0)
+        for _ in range(6):
+            collector.next()
+        check_ledger(collector)
+        workers = collector.stats()["workers"]
+        assert [workers[index]["restarts"] for index in (0, 1)] == [0, 1]
+
+
+def patch_once(
+    patch: pytest.MonkeyPatch, module: Any, name: str, number: signal.Signals = signal.SIGINT
+) -> None:
+    """Make the next call of a function send a signal to this process."""
+    whole = getattr(module, name)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        patch.setattr(module, name, whole)
+        signal.raise_signal(number)
+        return whole(*args, **kwargs)
+
+    patch.setattr(module, name, interrupted)

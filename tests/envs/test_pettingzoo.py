@@ -1,0 +1,647 @@
+"""PettingZoo environments: groups of agents, frame by frame, with every collector."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from agent_envs import (
+    AGENTS,
+    GROUPS,
+    KINDS,
+    Crowd,
+    acts,
+    choices,
+    crowd_fns,
+    flags_of,
+    is_shown,
+    length_of,
+    reward_of,
+)
+from collect_support import (
+    ASYNC,
+    CENTRAL,
+    CENTRAL_ASYNC,
+    IN_PROCESS,
+    MULTI_0,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    MULTI_TIME,
+    STACK,
+    STEPS,
+    Way,
+    collecting,
+    marks_of,
+    of_ranks,
+)
+from collect_support import (
+    GROUPS as IN_GROUPS,
+)
+from gymnasium import spaces
+from raising import refused
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+
+from pycollect import AsyncBatchedCollector, MultiStep, SyncDataCollector, split_trajectories
+from pycollect.envs.make import make_env_batch
+
+FLAGS = ("done", "terminated", "truncated")
+Cursor = tuple[int, int]
+
+
+def choose(observation: torch.Tensor) -> torch.Tensor:
+    """Return (episode + step + agent) % 3."""
+    return observation[..., 1:4].sum(-1).long() % 3
+
+
+def choose_allowed(mask: torch.Tensor) -> torch.Tensor:
+    return mask.long().argmax(-1)
+
+
+def policy_of(kind: str) -> Any:
+    if kind == "masked":
+        return TensorDictModule(choose_allowed, [("agent", "action_mask")], [("agent", "action")])
+    if kind == "different":
+        return act_apart
+    return TensorDictModule(choose, [("agent", "observation")], [("agent", "action")])
+
+
+def act_apart(td: TensorDictBase) -> TensorDictBase:
+    """Act on a TensorDict, as a plain function."""
+    where, step = td["scout", "observation", "where"], td["tank_1", "observation"]
+    td["scout", "action", "go"] = where[..., 1:3].double() / 100
+    td["scout", "action", "turn"] = where[..., 2].long() % 2
+    td["tank_0", "action"] = choose(td["tank_0", "observation"])
+    td["tank_1", "action"] = torch.stack([step % 2, step % 3], -1)
+    return td
+
+
+class CrowdOracle:
+    """Check every frame against a model of each environment.
+
+    Args:
+        kind: Kind of the environments.
+        policy: Whether `policy_of` acts; otherwise actions are random.
+        limit: Value of `max_frames_per_traj`.
+    """
+
+    def __init__(self, kind: str, policy: bool = True, limit: int = 0) -> None:
+        self.kind, self.policy, self.limit = kind, policy, limit
+        self.next: dict[int, Cursor] = {}  # environment number: (episode, step) of its next frame
+        self.ids: dict[Cursor, int] = {}
+        self.frames = 0
+
+    def check(self, rows: Sequence[tuple[Any, int, Any]]) -> None:
+        """Check one batch, in the form that `Way.rows` returns."""
+        for _, _, td in rows:
+            first = next(iter(GROUPS[self.kind]))
+            number, episode, step = self._at(td[0], first)
+            expected = self.next.get(number, (0, 0))
+            assert (episode, step) == expected, f"env {number}"
+            for frame in td.unbind(0):
+                self._frame(number, frame, first)
+        assert sorted(self.ids.values()) == list(range(len(self.ids)))
+
+    def _at(self, frame: Any, group: str) -> Cursor | Any:
+        shown = frame[group, "observation"]
+        if self.kind in ("different", "masked"):
+            shown = shown["where" if self.kind == "different" else "observation"]
+        return tuple(int(x) for x in shown[0][:3])
+
+    def _frame(self, number: int, frame: Any, first: str) -> None:
+        episode, step = self.next.get(number, (0, 0))
+        assert self._at(frame, first) == (number, episode, step)
+        cut = step + 1 == self.limit
+        for group, agents in GROUPS[self.kind].items():
+            for i, agent in enumerate(agents):
+                index = AGENTS[self.kind].index(agent)
+                at, place = (number, episode, step), f"{agent} of {(number, episode, step)}"
+                self._shown(frame[group][i], agent, index, at, False, place)
+                self._shown(frame["next", group][i], agent, index, (*at[:2], step + 1), cut, place)
+                self._reward(frame, group, i, index, (episode, step), place)
+        self._root(number, frame, (episode, step), cut)
+        over = step + 1 == length_of(episode) or cut
+        self.next[number] = (episode + 1, 0) if over else (episode, step + 1)
+        self.frames += 1
+
+    def _shown(
+        self, td: Any, agent: str, index: int, at: tuple[int, int, int], cut: bool, place: str
+    ) -> None:
+        number, episode, step = at
+        there = is_shown(self.kind, index, episode, step)
+        plain = [number, episode, step, index] if there else [0, 0, 0, 0]
+        observation = td["observation"]
+        if self.kind == "masked":
+            assert observation["observation"].tolist() == plain, place
+            allowed = choices(index, step) if acts(self.kind, index, episode, step) else [True] * 3
+            assert td["action_mask"].tolist() == allowed, place
+        elif agent == "scout":
+            assert observation["where"].tolist() == plain, place
+            assert int(observation["deep", "step"]) == step, place
+        elif agent == "tank_1":
+            assert int(observation) == step, place
+        else:
+            assert observation.tolist() == plain, place
+        assert bool(td["mask"]) == acts(self.kind, index, episode, step), place
+        terminated, truncated = flags_of(self.kind, index, episode, step)
+        truncated |= cut
+        assert td["terminated"].tolist() == [terminated], place
+        assert td["truncated"].tolist() == [truncated], place
+        assert td["done"].tolist() == [terminated or truncated], place
+
+    def _reward(self, frame: Any, group: str, i: int, index: int, at: Cursor, place: str) -> None:
+        episode, step = at
+        expected = 0.0
+        if is_shown(self.kind, index, episode, step + 1):
+            acted = acts(self.kind, index, episode, step)
+            action = frame[group, "action"][i]
+            values = action.values(True, True) if isinstance(action, TensorDictBase) else [action]
+            total = float(sum(value.sum() for value in values))
+            expected = reward_of(index, step + 1, total if acted else 0.0)
+            if acted and self.policy and group == "agent" and self.kind != "masked":
+                assert int(action) == (episode + step + index) % 3, place
+        assert frame["next", group, "reward"][i].item() == pytest.approx(expected), place
+
+    def _root(self, number: int, frame: Any, at: Cursor, cut: bool) -> None:
+        episode, step = at
+        over = step + 1 == length_of(episode)
+        terminated = over and episode % 2 == 0
+        truncated = cut or (over and episode % 2 == 1)
+        expected = {"terminated": terminated, "truncated": truncated, "done": over or cut}
+        for flag in FLAGS:
+            assert frame[flag].tolist() == [False]
+            assert frame["next", flag].tolist() == [expected[flag]], (number, at, flag)
+        if self.limit:
+            assert frame["step_count"].tolist() == [step]
+            assert frame["next", "step_count"].tolist() == [step + 1]
+        own = int(frame["collector", "traj_ids"])
+        assert self.ids.setdefault((number, episode), own) == own
+
+
+def check(
+    way: Way, kind: str, policy: Any, *, listed: bool = True, limit: int = 0, batches: int = 3
+) -> None:
+    envs = 3 if listed else 1
+    oracle = CrowdOracle(kind, policy is not None, limit)
+    with collecting(
+        way,
+        lambda worker: crowd_fns(kind, worker) if listed else crowd_fns(kind, worker)[0],
+        policy,
+        frames=envs * STEPS,
+        max_frames_per_traj=limit or None,
+    ) as collector:
+        for _ in range(batches):
+            td = collector.next()
+            assert td.shape == way.shape(envs, listed, STEPS)
+            for group, agents in GROUPS[kind].items():
+                assert td[group].shape == td["next", group].shape == (*td.shape, len(agents))
+            oracle.check(way.rows(td, envs, listed))
+        assert oracle.frames == collector.stats()["frames"] or not way.sync
+
+
+@pytest.mark.parametrize("acting", [True, False], ids=["policy", "random"])
+@pytest.mark.parametrize("limit", [0, 2])
+@pytest.mark.parametrize("listed", [True, False], ids=["list", "one"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_frame_in_process(kind: str, listed: bool, limit: int, acting: bool) -> None:
+    policy = policy_of(kind) if acting else None
+    check(IN_PROCESS, kind, policy, listed=listed, limit=limit, batches=5)
+
+
+WAYS: list[tuple[Way, str, bool, int]] = [
+    (MULTI_STACK, "leaves", True, 0),
+    (MULTI_0, "alike", False, 2),
+    (MULTI_TIME, "different", True, 0),
+    (MULTI_ASYNC[1], "joins", True, 2),
+    (MULTI_ASYNC[2], "masked", False, 0),
+    (CENTRAL, "leaves", True, 2),
+    (CENTRAL, "different", False, 0),
+    (CENTRAL_ASYNC, "joins", True, 0),
+    (IN_GROUPS, "masked", True, 0),
+    *((way, "leaves", True, 0) for way in of_ranks(MULTI_STACK)),
+    (STACK, "leaves", True, 0),
+    (ASYNC[1], "different", False, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "listed", "limit"),
+    [pytest.param(*case, marks=marks_of(case[0]), id=f"{case[0].name} {case[1]}") for case in WAYS],
+)
+def test_every_frame_in_every_way(way: Way, kind: str, listed: bool, limit: int) -> None:
+    check(way, kind, policy_of(kind), listed=listed, limit=limit)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["leaves", "masked"])
+def test_random_actions_in_processes(kind: str) -> None:
+    check(MULTI_STACK, kind, None)
+
+
+@pytest.mark.processes
+def test_batches_of_any_environments() -> None:
+    oracle = CrowdOracle("leaves")
+    with AsyncBatchedCollector(
+        crowd_fns("leaves", 0, 4),
+        policy=policy_of("leaves"),
+        frames_per_batch=28,
+        total_frames=28 * 4,
+        transition_chunk_size=STEPS,
+    ) as collector:
+        for td in collector:
+            assert td.shape == (28,)
+            rows = [(None, 0, row) for row in td.split(STEPS)]
+            oracle.check(rows)
+            assert {int(row["env_index"][0]) for *_, row in rows} <= set(range(4))
+    assert oracle.frames == 28 * 4
+
+
+def collector_of(kind: str = "alike", policy: Any = None, **arguments: Any) -> SyncDataCollector:
+    arguments = {"frames_per_batch": 16, "total_frames": -1, **arguments}
+    return SyncDataCollector(partial(Crowd, 0, kind), policy, **arguments)
+
+
+class TestLayout:
+    def test_one_environment_may_be_passed_itself(self) -> None:
+        env = Crowd()
+        with SyncDataCollector(env, policy_of("alike"), frames_per_batch=8) as collector:
+            CrowdOracle("alike").check([(None, 0, collector.next())])
+            assert collector.env is env
+        assert env.closed == 1
+
+    def test_names_that_end_in_a_number_are_one_group(self) -> None:
+        class Named(Crowd):
+            def __init__(self) -> None:
+                super().__init__()
+                self.possible_agents = ["a_0", "b", "a_1", "b_c", "7", "_d".strip("_")]
+
+        env = make_env_batch(Named)
+        actions = {leaf.key: leaf.shape for leaf in env.spec.action}
+        env.close()
+        assert actions == {
+            ("a", "action"): (2,),
+            ("b", "action"): (1,),
+            ("b_c", "action"): (1,),
+            ("7", "action"): (1,),
+            ("d", "action"): (1,),
+        }
+
+    def test_agents_whose_observations_differ_in_bounds_alone_are_one_group(self) -> None:
+        env = Crowd()
+        env.observation_space = lambda agent: spaces.Box(  # type: ignore[method-assign]
+            -1.0, 1.0 + int(agent[-1]), (4,), np.float32
+        )
+        assert [leaf.key for leaf in make_env_batch(env).spec.action] == [("agent", "action")]
+
+    def test_statistics_are_of_episodes_and_add_the_rewards_of_all_agents(self) -> None:
+        with collector_of(policy=policy_of("alike"), frames_per_batch=8) as collector:
+            td = collector.next()
+            stats = collector.stats()
+        assert stats["episodes"] == 3
+        rewards = td["next", "agent", "reward"].sum((-1, -2))
+        returns = [float(part.sum()) for part in rewards.split([3, 1, 4])]
+        assert stats["episode_return"] == pytest.approx(np.mean(returns))
+
+    def test_trajectories(self) -> None:
+        with collector_of("leaves", policy_of("leaves"), split_trajs=True) as collector:
+            td = collector.next()
+        assert td["collector", "mask"].sum(-1).tolist() == [3, 1, 4, 3, 1, 4]
+        assert td["agent", "mask"].shape == (6, 4, 3)
+
+    def test_splitting_is_by_the_flags_of_the_episode(self) -> None:
+        with collector_of("leaves", policy_of("leaves")) as collector:
+            td = collector.next()
+        split = split_trajectories(td.exclude("collector"))
+        assert split["mask"].sum(-1).tolist() == [3, 1, 4, 3, 1, 4]
+
+    def test_complete_trajectories(self) -> None:
+        with collector_of("leaves", policy_of("leaves"), trajs_per_batch=3) as collector:
+            td = collector.next()
+        assert td["collector", "mask"].sum(-1).tolist() == [3, 1, 4]
+
+    def test_compact_batches_keep_flags_and_rewards(self) -> None:
+        with collector_of(policy=policy_of("alike"), compact_obs=True) as collector:
+            keys = set(collector.next()["next", "agent"].keys())
+        assert keys == {"reward", *FLAGS}
+
+    def test_multi_step_rewards(self) -> None:
+        with collector_of(
+            policy=policy_of("alike"), postproc=MultiStep(gamma=0.5, n_steps=2)
+        ) as collector:
+            td = collector.next()
+        with collector_of(policy=policy_of("alike")) as collector:
+            plain = collector.next()
+        rewards = plain["next", "agent", "reward"]
+        assert torch.allclose(td["next", "agent", "reward"][0], rewards[0] + 0.5 * rewards[1])
+
+    def test_the_last_frame_may_be_flagged_as_truncated(self) -> None:
+        with collector_of(set_truncated=True, frames_per_batch=6) as collector:
+            td = collector.next()
+        assert td["next", "agent", "truncated"][-1].all()
+        assert td["next", "truncated"][-1].all()
+        assert td["next", "done"][-1].all()
+
+    def test_a_policy_may_read_flags_mask_and_count(self) -> None:
+        def act(mask: torch.Tensor, done: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+            assert not (mask & done.squeeze(-1)).any()
+            return (count + torch.zeros_like(mask)).long() % 3
+
+        keys = [("agent", "mask"), ("agent", "done"), "step_count"]
+        policy = TensorDictModule(act, keys, [("agent", "action")])
+        with collector_of("leaves", policy, max_frames_per_traj=9) as collector:
+            td = collector.next()
+        assert td["agent", "action"][:, 0].tolist() == [0, 1, 2, 0, 0, 1, 2, 0] * 2
+
+
+class TestSeeds:
+    def test_each_environment_gets_a_seed_of_its_own(self) -> None:
+        envs = [Crowd(i) for i in range(3)]
+        with SyncDataCollector([partial(_same, env) for env in envs], frames_per_batch=3) as c:
+            c.set_seed(5)
+            seeds = [env.seeds[-1] for env in envs]
+        assert len({*seeds}) == 3
+        assert None not in seeds
+
+    @pytest.mark.parametrize("kind", ["alike", "masked"])
+    def test_random_actions_are_repeated(self, kind: str) -> None:
+        batches = []
+        for _ in range(2):
+            with collector_of(kind) as collector:
+                collector.set_seed(3)
+                batches.append(collector.next()["agent", "action"])
+        assert torch.equal(*batches)
+        assert len(batches[0].unique()) == 3
+
+
+def _same(env: Crowd) -> Crowd:
+    return env
+
+
+class Informed(Crowd):
+    """A crowd whose infos have numbers: a float, two ints, and a text."""
+
+    def step(self, actions: Any) -> Any:
+        *values, infos = super().step(actions)
+        for agent in infos:
+            place = self.possible_agents.index(agent)
+            infos[agent] = {
+                "note": self.steps + 10.0 * place,
+                "deep": {"pair": np.array([self.episode, place])},
+                "name": agent,
+            }
+            if not self.agents:
+                infos[agent]["last"] = self.steps
+        return *values, infos
+
+
+INFOS = {("agent", "note"): torch.float32, ("agent", "deep", "pair"): None}
+
+
+SLOW_WAYS = [
+    pytest.param(way, marks=[*marks_of(way), pytest.mark.slow]) for way in (CENTRAL, STACK)
+]
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("way", [IN_PROCESS, MULTI_STACK, *SLOW_WAYS])
+def test_infos_of_agents(way: Way, listed: bool) -> None:
+    def entry(worker: int) -> Any:
+        return (
+            [partial(Informed, kind="leaves")] * 2 if listed else partial(Informed, kind="leaves")
+        )
+
+    keys = {**INFOS, ("agent", "last"): torch.int64}
+    policy = policy_of("leaves")
+    with collecting(way, entry, policy, frames=way.workers * 20, info_keys=keys) as collector:
+        td = collector.next()
+    assert td["next", "agent", "deep", "pair"].shape == (*td.shape, 3, 2)
+    assert td["next", "agent", "last"].dtype == torch.int64
+    for frame in td.reshape(-1).unbind(0):
+        shown = frame["next", "agent", "observation"]
+        there = shown.any(-1)
+        steps = torch.where(there, shown[:, 2] + 10 * torch.arange(3), 0)
+        assert torch.equal(frame["next", "agent", "note"], steps)
+        assert torch.equal(frame["next", "agent", "deep", "pair"], shown[:, [1, 3]].long())
+        last = shown[:, 2] * bool(frame["next", "done"])
+        assert torch.equal(frame["next", "agent", "last"], last.long())
+
+
+def test_infos_and_a_limit_of_steps() -> None:
+    with SyncDataCollector(
+        Informed, None, frames_per_batch=12, info_keys=INFOS, max_frames_per_traj=2
+    ) as collector:
+        td = collector.next()
+    assert td["next", "step_count"].max() == 2
+    assert torch.equal(
+        td["next", "agent", "note"],
+        td["next", "step_count"] + 10.0 * torch.arange(3),
+    )
+
+
+def test_infos_with_action_masks() -> None:
+    with SyncDataCollector(
+        partial(Informed, kind="masked"), None, frames_per_batch=12, info_keys=INFOS
+    ) as collector:
+        td = collector.next()
+    shown = td["next", "agent", "observation", "observation"]
+    assert torch.equal(td["next", "agent", "deep", "pair"], shown[..., [1, 3]].long())
+
+
+CHOSEN = {"last": ["agent_2"], "first": ["agent_1", "agent_0"]}
+
+
+@pytest.mark.parametrize("way", [IN_PROCESS, *SLOW_WAYS])
+def test_groups_of_the_environments_choice(way: Way) -> None:
+    class Grouped(Crowd):
+        group_map = CHOSEN
+
+    def act(last: torch.Tensor, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return choose(last), choose(first)
+
+    keys = [[(name, key) for name in CHOSEN] for key in ("observation", "action")]
+    policy = TensorDictModule(act, *keys)
+    with collecting(way, lambda worker: Grouped, policy, frames=way.workers * 20) as collector:
+        td = collector.next()
+    for frame in td.reshape(-1).unbind(0):
+        for name, agents in CHOSEN.items():
+            shown, following = frame[name, "observation"], frame["next", name, "observation"]
+            assert [f"agent_{int(i)}" for i in shown[:, 3]] == agents
+            assert torch.equal(frame[name, "action"], choose(shown))
+            for agent, (_, _, step, index), action, reward in zip(
+                agents, following, frame[name, "action"], frame["next", name, "reward"], strict=True
+            ):
+                assert reward == reward_of(int(index), int(step), float(action)), agent
+
+
+class TestRefused:
+    def test_lists_of_unlike_environments(self) -> None:
+        with refused(ValueError, "create_env_fn"):
+            make_env_batch([partial(Crowd, 0, "alike"), partial(Crowd, 0, "different")])
+
+    def test_lists_with_environments_of_gymnasium(self) -> None:
+        from envs_for_tests import CountingEnv
+
+        for fns in ([Crowd, CountingEnv], [CountingEnv, Crowd]):
+            with refused(TypeError, "create_env_fn"):
+                make_env_batch(fns)
+
+    def test_one_environment_in_two_places(self) -> None:
+        env = Crowd()
+        with refused(ValueError, "create_env_fn"):
+            make_env_batch([lambda: env, lambda: env])
+
+    @pytest.mark.parametrize("names", [[], ["done"], ["_hidden"], ["a", "b", "a"]])
+    def test_names_of_agents(self, names: list[str]) -> None:
+        env = Crowd()
+        env.possible_agents = names
+        with refused(ValueError, "possible_agents" if names else "create_env_fn"):
+            make_env_batch(env)
+
+    def test_an_environment_without_possible_agents(self) -> None:
+        base = type("ParallelEnv", (), {"__module__": "pettingzoo.utils.env"})
+        with refused(ValueError, "create_env_fn") as caught:
+            make_env_batch(type("Mine", (base,), {}))
+        assert "possible_agents" in str(caught.value)
+
+    def test_agents_that_were_not_announced(self) -> None:
+        class Strangers(Crowd):
+            def step(self, actions: Any) -> Any:
+                result = super().step(actions)
+                self.agents = [*self.agents, "stranger"]
+                return result
+
+        collector = SyncDataCollector(Strangers, policy_of("alike"), frames_per_batch=4)
+        with collector, refused(ValueError, "possible_agents") as caught:
+            collector.next()
+        assert "stranger" in str(caught.value)
+
+    def test_spaces_without_a_fixed_shape(self) -> None:
+        env = Crowd()
+        for name in ("observation_space", "action_space"):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(env, name, lambda agent: spaces.Text(5))
+                with refused(ValueError, name):
+                    make_env_batch(env)
+
+    @pytest.mark.parametrize(
+        "what", ["agents gone", "no observation", "no dict", "no flags", "rewards"]
+    )
+    def test_steps_that_contradict_themselves(self, what: str) -> None:
+        class Broken(Crowd):
+            def step(self, actions: Any) -> Any:
+                observations, rewards, *flags, infos = super().step(actions)
+                if what == "agents gone":
+                    self.agents = []
+                elif what == "no observation":
+                    del observations["agent_1"]
+                elif what == "no dict":
+                    observations = list(observations.values())
+                elif what == "no flags":
+                    flags = [False, False]
+                else:
+                    rewards = {agent: [1.0, 2.0] for agent in rewards}
+                return observations, rewards, *flags, infos
+
+        kind = TypeError if what in ("no dict", "no flags") else ValueError
+        name = {"no observation": "observation", "rewards": "reward"}.get(what, "step")
+        collector = SyncDataCollector(Broken, policy_of("alike"), frames_per_batch=4)
+        with collector, refused(kind, name):
+            collector.next()
+
+    def test_turn_based_environments_that_cannot_be_converted(self) -> None:
+        env = Crowd()
+        env.agent_iter = lambda: iter(())  # type: ignore[attr-defined]
+        with refused(ValueError, "create_env_fn") as caught:
+            make_env_batch(env)
+        assert "PettingZooWrapper" in str(caught.value)
+
+    def test_action_masks_in_infos(self) -> None:
+        class Informed(Crowd):
+            def reset(self, seed: int | None = None, options: Any = None) -> Any:
+                observations, _ = super().reset(seed, options)
+                return observations, {"agent_1": {"action_mask": np.ones(3, np.int8)}}
+
+        env = make_env_batch(Informed)
+        with refused(ValueError, "action_mask"):
+            env.reset()
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {("note",): None},
+            {("other", "note"): None},
+            {("agent", "reward"): None},
+            {("agent", "action"): "float32"},
+            {("agent", "absent"): None},
+            {("agent", "name"): None},
+        ],
+    )
+    def test_info_keys(self, keys: Any) -> None:
+        with refused(ValueError, "info_keys"):
+            make_env_batch(Informed, info_keys=keys)
+
+    @pytest.mark.parametrize(
+        "chosen",
+        [
+            ["agent_0"],
+            {"all": "agent_0"},
+            {"all": ["agent_0", "agent_1"]},
+            {"all": ["agent_0", "agent_1", "agent_2"], "more": ["agent_2"]},
+            {"done": ["agent_0", "agent_1", "agent_2"]},
+            {1: ["agent_0", "agent_1", "agent_2"]},
+        ],
+    )
+    def test_group_maps(self, chosen: Any) -> None:
+        env = Crowd()
+        env.group_map = chosen  # type: ignore[attr-defined]
+        with refused(ValueError, "group_map"):
+            make_env_batch(env)
+
+    def test_groups_of_unlike_agents(self) -> None:
+        env = Crowd(kind="different")
+        env.group_map = {"all": list(AGENTS["different"])}  # type: ignore[attr-defined]
+        with refused(ValueError, "group_map"):
+            make_env_batch(env)
+
+
+def test_turn_based_environments_are_converted_by_pettingzoo(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env, inner = Crowd(), Crowd()
+    env.agent_iter = lambda: iter(())  # type: ignore[attr-defined]
+    env.metadata = {"is_parallelizable": True}  # type: ignore[dict-item]
+    module = ModuleType("pettingzoo.utils.conversions")
+    module.aec_to_parallel = lambda own: {env: inner}[own]  # type: ignore[attr-defined]
+    for name in ("pettingzoo", "pettingzoo.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with SyncDataCollector(env, policy_of("alike"), frames_per_batch=8) as collector:
+        CrowdOracle("alike").check([(None, 0, collector.next())])
+        assert collector.env is env
+
+
+def test_agents_that_end_in_different_ways_truncate_the_episode() -> None:
+    class Mixed(Crowd):
+        def step(self, actions: Any) -> Any:
+            observations, rewards, ended, cut, infos = super().step(actions)
+            if not self.agents:
+                ended, cut = dict.fromkeys(ended, True), dict.fromkeys(cut, False)
+                ended["agent_1"], cut["agent_1"] = False, True
+            return observations, rewards, ended, cut, infos
+
+    with SyncDataCollector(Mixed, policy_of("alike"), frames_per_batch=3) as collector:
+        td = collector.next()["next"][-1]
+    assert [bool(td[flag]) for flag in FLAGS] == [True, False, True]
+    assert td["agent", "terminated"].squeeze(-1).tolist() == [True, False, True]
+
+
+def test_collecting_imports_no_pettingzoo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)  # makes its import fail
+    with collector_of() as collector:
+        assert isinstance(collector.next(), TensorDict)
