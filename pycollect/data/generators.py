@@ -25,10 +25,10 @@ def next_seed(seed: int) -> int:
 def seed_chain(seed: int, count: int, static: bool) -> tuple[list[int], int]:
     """Return seeds for `count` environments, starting with `seed`, and the next seed of the chain.
 
-    With `static`, all environments get `seed`.
+    With `static`, all environments get `seed`, which is also the next one.
     """
     if static:
-        return [seed] * count, next_seed(seed)
+        return [seed] * count, seed
     seeds = []
     for _ in range(count):
         seeds.append(seed)

@@ -89,7 +89,8 @@ def _make_parts(stack: Any) -> None:
         return
     cells, names, device = held
     first = None if names is None else names[:-1]
-    parts = [object_stack(cells[..., i], first, device) for i in range(cells.shape[-1])]
+    # Copies, because a part may outlive the batch.
+    parts = [object_stack(cells[..., i].copy(), first, device) for i in range(cells.shape[-1])]
     # In this order, because another thread may also be here.
     attributes.setdefault("tensordicts", parts)
     stack.__class__ = NonTensorStack

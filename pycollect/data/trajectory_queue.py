@@ -73,7 +73,7 @@ class TrajectoryQueue:
         self.trajectories = trajectories
         self.form = form
         self.next_id = next_id
-        self.open_frames = 0
+        self.open_frames = self.complete_frames = 0
         self._open: dict[tuple[Worker, int, int], _Trajectory] = {}
         self._complete: deque[_Trajectory] = deque()
         self._held: Counter[Worker] = Counter()
@@ -83,11 +83,6 @@ class TrajectoryQueue:
     def complete(self) -> int:
         """Number of complete trajectories that were not popped."""
         return len(self._complete)
-
-    @property
-    def complete_frames(self) -> int:
-        """Number of frames of complete trajectories that were not popped."""
-        return sum(trajectory.frames for trajectory in self._complete)
 
     @property
     def held(self) -> dict[Any, int]:
@@ -140,6 +135,7 @@ class TrajectoryQueue:
             if owner == worker:
                 trajectory.copy_from(chunk)
         self._complete.extend(sorted(complete, key=lambda trajectory: trajectory.begun))
+        self.complete_frames += sum(trajectory.frames for trajectory in complete)
         self._held[worker] -= lost
         self._count_open()
         return lost
@@ -169,6 +165,7 @@ class TrajectoryQueue:
             frames[trajectory.worker] += trajectory.frames
             self._complete.popleft()
         self._held -= frames
+        self.complete_frames -= frames.total()
         self.next_id += count
         return TrajectoryBatch(td, offsets, lengths, dict(frames))
 
@@ -194,12 +191,13 @@ class TrajectoryQueue:
         lost = self.held
         self._open.clear()
         self._complete.clear()
+        self.complete_frames = 0
         self._held.clear()
         self._count_open()
         return lost
 
     def _count_open(self) -> None:
-        self.open_frames = sum(trajectory.frames for trajectory in self._open.values())
+        self.open_frames = self._held.total() - self.complete_frames
 
 
 @dataclass(eq=False)

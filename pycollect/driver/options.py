@@ -276,9 +276,7 @@ def _check_write_mode(
             "trajs_per_batch already means 'trajectory'"
         )
     if value == "rollout" and trajs_per_write:
-        raise ValueError(
-            f"{name}: expected 'trajectory' or None with trajs_per_write, got {value!r}"
-        )
+        raise ValueError(f"{name}: expected 'trajectory' with trajs_per_write, got {value!r}")
     mode: str = value
     return mode
 

@@ -35,8 +35,7 @@ class GroupStreams:
         following = root
         for worker in sorted(self._group.present, key=lambda worker: worker.index):
             count = worker.info.num_seeds
-            first = root if static else following
-            seeds[worker.index], following = seed_chain(first, count, static)
+            seeds[worker.index], following = seed_chain(following, count, static)
             worker.report = None
         self._waiter.begin_all(
             {index: (set_seed, worker_seeds, root) for index, worker_seeds in seeds.items()}

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from pycollect.data.generators import GeneratorState, NestState, from_plain
 from pycollect.data.weights import NO_WEIGHTS, Weights, weights_from
 
@@ -245,20 +247,21 @@ def _from_torchrl(sources: Sequence[Any], ids: list[int]) -> CollectorState:
     counted = sources
     if len(sources) == 1 and "worker0" in sources[0]:
         names = [name for name in sources[0] if re.fullmatch(r"worker\d+", str(name))]
-        sources = [_mapping(sources[0], name) for name in names]
+        in_order = sorted(names, key=lambda name: int(name.removeprefix("worker")))
+        sources = [_mapping(sources[0], name) for name in in_order]
     if len(sources) not in (1, len(ids)):
         raise ValueError(
             f"state_dict: expected one dict or one per worker ({len(ids)}), got {len(sources)}"
         )
-    frames = [_count({"frames": 0, **_plain(source)}, "frames") for source in counted]
+    frames = [_torchrl_count({"frames": 0, **source}, "frames") for source in counted]
+    if len(sources) == 1:
+        sources = [sources[0]] * len(ids)
     policies = [_torchrl_policy(source) for source in sources]
     versions = [_torchrl_version(source) for source in sources]
     policy, version = policies[newest := versions.index(max(versions))], versions[newest]
     return CollectorState(
         entropy=sum(frames),
-        batches=max(
-            _count({"batches": _plain(source)["iter"] + 1}, "batches") for source in counted
-        ),
+        batches=1 + max(_torchrl_count(source, "iter") for source in counted),
         episodes=0,
         trajectories=0,
         policy_version=version,
@@ -272,15 +275,16 @@ def _from_torchrl(sources: Sequence[Any], ids: list[int]) -> CollectorState:
             index: WorkerState()
             if (own_version, own.equal(policy)) == (version, True)
             else WorkerState(policy=own, version=own_version)
-            for index, own, own_version in zip(ids, policies, versions, strict=False)
+            for index, own, own_version in zip(ids, policies, versions, strict=True)
         },
     )
 
 
-def _plain(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the counters of TorchRL's state as numbers; its workers have tensors."""
-    counters = {name: source[name] for name in ("frames", "iter") if name in source}
-    return {name: own.item() if hasattr(own, "item") else own for name, own in counters.items()}
+def _torchrl_count(source: Mapping[str, Any], name: str) -> int:
+    """Return a counter of TorchRL's state; that of a worker is a tensor."""
+    value = source[name]
+    is_number = isinstance(value, torch.Tensor) and value.numel() == 1
+    return _count({name: value.item() if is_number else value}, name)
 
 
 def _torchrl_policy(source: Mapping[str, Any]) -> Weights:
@@ -292,4 +296,6 @@ def _torchrl_policy(source: Mapping[str, Any]) -> Weights:
 def _torchrl_version(source: Mapping[str, Any]) -> int:
     """Return the policy version, 0 if it was not tracked or is a UUID."""
     version = source.get("policy_version")
-    return 0 if version is None or isinstance(version, str) else int(version)
+    if version is None or isinstance(version, str):
+        return 0
+    return _torchrl_count(source, "policy_version")

@@ -137,11 +137,12 @@ def _mapped_groups(env: Any, agents: list[Hashable]) -> tuple[AgentGroup, ...]:
     """Return the groups of the attribute `group_map`."""
     chosen = env.group_map
     is_map = isinstance(chosen, Mapping) and all(
-        isinstance(name, str) and isinstance(members, list | tuple) and members
+        isinstance(name, str) and name and isinstance(members, list | tuple) and members
         for name, members in chosen.items()
     )
     members = [agent for own in chosen.values() for agent in own] if is_map else []
-    if len(members) != len(agents) or set(members) != set(agents):
+    is_partition = len(members) == len(agents) and all(agent in members for agent in agents)
+    if not is_partition:
         raise ValueError(
             f"group_map: expected a dict from names of groups to lists with each agent of {agents} "
             f"once, got {chosen!r}"

@@ -57,7 +57,8 @@ class EnvSpec:
             ("observation",) for a plain space. A Dict space keeps its keys, nested; the entries of
             a Tuple have the keys "0", "1", ...
         action: Leaves of one environment's action: ("action",), or ("action", k, ...) if nested.
-        action_space: Action space of one environment, or ``None`` if `action` is sufficient.
+        action_space: Action space of one environment. ``None`` only if the EnvBatch draws random
+            actions itself.
         reward: Leaf of one environment's reward; unused if `own_flags`.
         skips_after_done: Whether a finished row resets itself in the following step, which is
             then an uncollected cell of the batch. `reset_done` is not available in this case. True

@@ -138,6 +138,7 @@ def _has_is_init_key(policy: Any) -> bool:
     return any(getattr(module, "is_init_key", None) == IS_INIT[0] for module in modules)
 
 
+_ENV_BASE = ("torchrl.envs.common", "EnvBase")
 _NOISE = ("torchrl.modules.tensordict_module.exploration", "AdditiveGaussianModule")
 
 
@@ -149,8 +150,10 @@ def with_action_spec(policy: Any, env: EnvSpec, specs: Any = None) -> Any:
     action. The method `rand_step` of a TorchRL environment becomes its `rand_action`, because the
     collector itself makes the step.
     """
-    if getattr(policy, "__name__", "") == "rand_step" and hasattr(policy, "__self__"):
-        policy = getattr(policy.__self__, "rand_action", policy)
+    if getattr(policy, "__name__", "") == "rand_step":
+        owner: Any = getattr(policy, "__self__", None)
+        if any(_name(kind) == _ENV_BASE for kind in type(owner).__mro__):
+            policy = owner.rand_action
     set_spec = getattr(policy, "set_action_spec_from_env", None)
     if set_spec is not None and policy.action_spec is None:
         if specs is None:
