@@ -16,6 +16,7 @@ import torch
 from envs_for_tests import ActedEnv
 from gymnasium import spaces
 from raising import refused, warned
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torchrl_support import Make, collect, compare, seeded
 
@@ -187,6 +188,25 @@ def test_a_random_step_is_a_random_action() -> None:
         counts, actions = td["next", "observation"][..., -1, 0], td["action"].sum((-2, -1))
         assert torch.equal(counts, actions) == (cls is pycollect.Collector)
         assert (counts >= actions).all()
+
+
+class Planner:
+    """A policy's class with methods that are named like those of TorchRL's environments."""
+
+    def rand_step(self, td: TensorDictBase) -> TensorDictBase:
+        return td.set("action", torch.full((*td.shape, 1), 0.5))
+
+    def rand_action(self, td: TensorDictBase) -> TensorDictBase:
+        raise AssertionError("not the policy")
+
+
+def test_a_method_of_another_class_is_called_by_its_own_name() -> None:
+    collector = pycollect.Collector(
+        GymEnv("Pendulum-v1"), Planner().rand_step, frames_per_batch=4, total_frames=4
+    )
+    (td,) = list(collector)
+    collector.shutdown()
+    assert (td["action"] == 0.5).all()
 
 
 def test_an_environment_that_was_just_reset_is_not_reset_again() -> None:

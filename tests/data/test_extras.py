@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -47,6 +48,7 @@ from tensordict import (
 from tensordict.nn import TensorDictModule
 
 from pycollect import SyncDataCollector, split_trajectories
+from pycollect.data.objects import object_stack
 
 ACTORS = marked(STACK, CAT_0, CAT_TIME, ASYNC[2], central=False)
 PROCESSES = marked(MULTI_STACK, MULTI_0, MULTI_TIME, MULTI_ASYNC[2], central=False)
@@ -284,6 +286,17 @@ def test_reading_a_list_makes_no_other_object_of_a_text(batched: bool) -> None:
         else read == [frame["hint"] for frame in frames]
     )
     assert made() > before
+
+
+def test_a_part_does_not_keep_the_batch() -> None:
+    """The cells of a batch are freed with it, although one step of it is kept."""
+    values = np.array([[f"{p}, {t}" * 100 for t in range(50)] for p in range(3)], np.object_)
+    cells = weakref.ref(values)
+    kept = object_stack(values).unbind(1)[7]
+    del values
+    gc.collect()
+    assert cells() is None
+    assert kept.tolist() == [f"{p}, 7" * 100 for p in range(3)]
 
 
 def pickled(td: TensorDictBase) -> TensorDictBase:

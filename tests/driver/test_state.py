@@ -33,7 +33,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from pycollect import SyncDataCollector
+from pycollect import MultiSyncDataCollector, SyncDataCollector
 
 T = 6
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
@@ -439,6 +439,49 @@ def test_torchrls_states_give_weights_and_counters() -> None:
         assert collector.policy_version == (2 if "worker0" in state else 0)
         assert len(list(collector)) == 2
         collector.shutdown()
+
+
+def biases(state: Any, workers: int) -> list[float]:
+    """Return the bias of each worker after that state was loaded."""
+    policy = noisy()
+    with MultiSyncDataCollector(
+        [dice(0)] * workers, policy, frames_per_batch=2 * T * workers
+    ) as collector:
+        collector.load_state_dict(state)
+        found = collector.state_dict()
+    individual = found["policies"]
+    return [float(individual.get(str(w), found["policy"])["module.bias"]) for w in range(workers)]
+
+
+@pytest.mark.slow
+def test_torchrls_states_reach_each_worker() -> None:
+    def theirs(bias: float) -> dict[str, Any]:
+        weights = {"module.bias": torch.full((1,), bias), "module.scale": torch.ones(1)}
+        return {"policy_state_dict": weights, "env_state_dict": {}, "iter": 3, "frames": 60}
+
+    assert biases(theirs(4.0), 2) == [4.0, 4.0]
+    by_name = sorted((f"worker{w}", theirs(float(w))) for w in range(11))  # worker10 is third
+    assert biases({**dict(by_name), "iter": 3, "frames": 60}, 11) == [*range(11)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("iter", "x"),
+        ("iter", None),
+        ("iter", 1.5),
+        ("iter", torch.tensor([1, 2])),
+        ("policy_version", [1]),
+        ("policy_version", -3),
+        ("policy_version", 1.7),
+    ],
+)
+def test_a_torchrl_state_with_a_bad_entry_is_refused(entry: str, value: Any) -> None:
+    good = {"policy_state_dict": {}, "env_state_dict": {}, "iter": 3, "frames": 60}
+    with SyncDataCollector(dice(0), None, frames_per_batch=T) as collector:
+        with refused(ValueError, "state_dict") as caught:
+            collector.load_state_dict({**good, entry: value})
+        assert repr(entry) in str(caught.value)
 
 
 def test_reset_starts_new_trajectories() -> None:

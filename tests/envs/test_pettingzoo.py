@@ -595,6 +595,8 @@ class TestRefused:
             {"all": ["agent_0", "agent_1", "agent_2"], "more": ["agent_2"]},
             {"done": ["agent_0", "agent_1", "agent_2"]},
             {1: ["agent_0", "agent_1", "agent_2"]},
+            {"": ["agent_0", "agent_1", "agent_2"]},
+            {"all": [["agent_0"], "agent_1", "agent_2"]},
         ],
     )
     def test_group_maps(self, chosen: Any) -> None:
