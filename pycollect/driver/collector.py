@@ -193,7 +193,7 @@ class Collector(Stream):
             static_seed: Give all environments the same seed (default: ``False``).
 
         Returns:
-            The next seed of the chain.
+            The next seed of the chain; `seed` itself if it is static.
 
         Raises:
             TypeError, ValueError: `seed` is not a nonnegative int.

@@ -11,6 +11,7 @@ import torch
 
 from pycollect.data.generators import GeneratorState, NestState, from_plain
 from pycollect.data.weights import NO_WEIGHTS, Weights, weights_from
+from pycollect.driver.accounts import PROGRESS
 
 _FORMAT = "pycollect 1"
 
@@ -164,6 +165,7 @@ def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
     _check_names("policies", policies, [*names])
     _check_names("versions", versions, [*names])
     _check_names("training", modes, ["policy", *names])
+    _check_names("progress", progress, PROGRESS)
     version = _count(source, "policy_version")
     return CollectorState(
         entropy=_count(source, "entropy"),

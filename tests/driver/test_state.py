@@ -296,6 +296,7 @@ BAD: dict[str, tuple[Any, Any]] = {
     "workers of several types": (lambda s: s["workers"].update({0: None}), ValueError),
     "weights of another worker": (lambda s: s["policies"].update({"7": {}}), ValueError),
     "modes of another worker": (lambda s: s["training"].update({"7": {}}), ValueError),
+    "an unknown counter": (lambda s: s["progress"].update({"bogus": 3}), ValueError),
     "a mode that is no bool": (lambda s: s["training"]["policy"].update({"": 1}), ValueError),
     "an account of no worker": (lambda s: s["ledger"].update({"²": s["ledger"]["0"]}), ValueError),
     "a broken ledger": (lambda s: s["ledger"].update({"0": {"delivered": 3}}), ValueError),
