@@ -340,8 +340,8 @@ def _conform(value: Any, leaf: Leaf) -> Array:
         )
     elif array.shape != leaf.shape:
         why = (
-            f"its shape {list(array.shape)} differs from {list(leaf.shape)}, that of the first step, "
-            "or of a number if the first step had no such entry"
+            f"its shape {list(array.shape)} differs from {list(leaf.shape)}, that of the first "
+            "step, or of a number if the first step had no such entry"
         )
     else:
         cast = cast_safely(array, leaf.dtype)
