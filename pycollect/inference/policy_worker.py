@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import cloudpickle
@@ -75,10 +75,13 @@ class PolicyWorker(HostedServer):
         self._bell.wait_knock(self._knocks, most, self._awaited)
         self._knocks = self._bell.knocks
 
-    def serve(self, version: int) -> None:
-        """Call the policy for all requests, whose frames get that policy version."""
-        self._version.number = version
-        self._awaited = self._server.serve()
+    def serve(self, load_newest: Callable[[], int]) -> None:
+        """Call the policy for all requests, whose frames get the version of the newest weights."""
+
+        def load() -> None:
+            self._version.number = load_newest()
+
+        self._awaited = self._server.serve(before_call=load)
 
     def load_weights(self, weights: Weights) -> None:
         """Write new weights into the policy, in place."""

@@ -286,19 +286,23 @@ class InferenceServer:
             for scheduler in self._schedulers:
                 scheduler.refresh()
 
-    def serve(self, pending: int | None = None) -> int:
+    def serve(
+        self, pending: int | None = None, before_call: Callable[[], None] | None = None
+    ) -> int:
         """Call the policy for all requests that need not wait for others.
 
         Args:
             pending: Number of workers with a request of the driver that is not answered yet;
                 ``None`` if unknown, then all workers count.
+            before_call: Function to call after requests were read, before the policy is called.
 
         Returns:
             Number of further requests before the server can do anything, at least 1.
         """
         pending = len(self._slots) // self._parts if pending is None else pending
         if len(self._schedulers) == 1:
-            return max(self._serve_at(self._schedulers[0], self._asking(), pending), 1)
+            asking = self._asking()
+            return max(self._serve_at(self._schedulers[0], asking, pending, before_call), 1)
         # A worker sends requests to the schedulers in turn. So a request that is seen at one
         # scheduler follows a request at the scheduler before it, which is read later.
         *before, newest = [self._asking() for _ in self._schedulers]
@@ -309,13 +313,21 @@ class InferenceServer:
         for turn, clients in zip(turns, (newest, *reversed(before)), strict=True):
             scheduler = self._schedulers[turn]
             asking = [client for client in clients if client.scheduler == turn and client in newest]
-            awaited.append(self._serve_at(scheduler, asking, pending))
+            awaited.append(self._serve_at(scheduler, asking, pending, before_call))
         return max(min(awaited), 1)
 
-    def _serve_at(self, scheduler: BatchScheduler, asking: Sequence[Client], pending: int) -> int:
+    def _serve_at(
+        self,
+        scheduler: BatchScheduler,
+        asking: Sequence[Client],
+        pending: int,
+        before_call: Callable[[], None] | None,
+    ) -> int:
         """Serve the requests at a scheduler, or let them wait; return how many more are needed."""
         lacking = scheduler.lacking(asking, pending, self._others(asking))
         if asking and not scheduler.holds_back(lacking):
+            if before_call is not None:
+                before_call()
             for batch in scheduler.calls(asking):
                 self._call(batch)
             self._turn = (self._schedulers.index(scheduler) + 1) % len(self._schedulers)

@@ -181,9 +181,12 @@ class WorkerHost:
         if not isinstance(worker, HostedServer):
             return False
         worker.wait()
-        self._take_published(worker)
-        worker.serve(self._version)
+        worker.serve(self._newest_version)
         return True
+
+    def _newest_version(self) -> int:
+        self._take_published(self._built)
+        return self._version
 
     def _resize(self, frames: int) -> WorkerInfo:
         self._built.set_share(frames)

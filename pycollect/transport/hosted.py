@@ -54,11 +54,13 @@ class HostedServer(ABC):
         """Sleep until a client asks, for a short time at most."""
 
     @abstractmethod
-    def serve(self, version: int) -> None:
+    def serve(self, load_newest: Callable[[], int]) -> None:
         """Serve the waiting clients.
 
         Args:
-            version: Version of the policy's weights.
+            load_newest: Loads the newest weights and returns their version. It must be called after
+                the requests were read, so that a client gets all weights that were sent before it
+                asked.
         """
 
     @abstractmethod
