@@ -202,12 +202,15 @@ def slow_loop(case: str, lock: str, subproc: bool) -> Iterator[int]:
     env, policy = Processes(SLOW[case]), OnDevice(lock, SLOW_CALL_SECONDS)
     current = env.reset() if subproc else env.reset()[0]
     kept = np.empty((STEPS, *current.shape), np.float32)
-    with torch.no_grad():
-        while True:
-            for t in range(STEPS):
-                kept[t] = current
-                current = env.step(policy(torch.from_numpy(current)).numpy())[0]
-            yield STEPS * len(current)
+    try:
+        with torch.no_grad():
+            while True:
+                for t in range(STEPS):
+                    kept[t] = current
+                    current = env.step(policy(torch.from_numpy(current)).numpy())[0]
+                yield STEPS * len(current)
+    finally:
+        env.close()
 
 
 def sample_factory(
@@ -467,10 +470,15 @@ def test_slow_calls(compare: Callable[..., None], tmp_path: Path, case: str) -> 
     sync = "pycollect, central"
     others = []
     if SAMPLE_FACTORY in os.environ:
-        own = {"workers": workers, "envs": 1, "call": SLOW_CALL_SECONDS}
-        waits = [env.seconds for env in SLOW[case]]
-        side_of_it = side("Sample Factory", sample_factory, waits=waits, **own)
-        others.append(replace(side_of_it, kwargs={**side_of_it.kwargs, "case": "device"}))
+        own = {
+            "case": "device",
+            "lock": device_of(tmp_path, "it"),
+            "workers": workers,
+            "envs": 1,
+            "call": SLOW_CALL_SECONDS,
+            "waits": [env.seconds for env in SLOW[case]],
+        }
+        others.append(Side("Sample Factory", sample_factory, own))
     compare(
         f"central inference, 5 ms device, {workers} processes of one environment of 1 ms, {case}, "
         f"T={STEPS}",

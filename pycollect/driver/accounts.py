@@ -228,9 +228,7 @@ class Statistics:
     ) -> None:
         """Continue from the counts of another run, with new times."""
         self.frames, self.batches, self.episodes = frames, batches, episodes
-        self.progress.update(
-            {name: progress.get(name, 0) - self.progress[name] for name in PROGRESS}
-        )
+        self.progress = Counter({name: progress.get(name, 0) for name in PROGRESS})
         self._restored = frames
         self._recent.clear()
         self._lags.clear()
