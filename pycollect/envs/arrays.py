@@ -120,7 +120,9 @@ class NumpyVectorEnv:
         native = mapped(
             lambda array: self.to_native(torch.from_numpy(array).to(self.device)), action
         )
-        observation, reward, *flags, info = mapped(_array, tuple(self.step_native(native)))
+        *values, info = self.step_native(native)
+        observation, reward, *flags = mapped(_array, values)
+        info = mapped(_info_array, info)
         if not self._declares_rewards:
             reward = _flat(reward)
         return observation, reward, *map(_flat, flags), info
@@ -133,7 +135,7 @@ class NumpyVectorEnv:
         result = self._env.reset(*args, **named)
         if isinstance(result, tuple | list) and len(result) == 2:
             self.last_observation = result[0]
-            return mapped(_array, tuple(result))
+            return mapped(_array, result[0]), mapped(_info_array, result[1])
         return result
 
 
@@ -150,4 +152,16 @@ def _flat(row: Any) -> Any:
 
 
 def _array(value: Any) -> Any:
-    return as_tensor(value).to(CPU).numpy() if _is_tensor(value) else value
+    if type(value) is torch.Tensor and value.dtype is not torch.bfloat16:  # the usual case
+        return value.numpy(force=True)
+    if not _is_tensor(value):
+        return value
+    tensor = as_tensor(value).to(CPU)
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+def _info_array(value: Any) -> Any:
+    try:
+        return _array(value)
+    except (RuntimeError, TypeError):  # a sparse tensor, for example
+        return value

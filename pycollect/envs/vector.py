@@ -311,12 +311,21 @@ class SameStepEnvBatch(VectorEnvBatch):
         if final is None:
             keys = list(info[rows[0]] if isinstance(info, list | tuple) else info)
             raise ValueError(lacks_final(self.api.env, f", got the keys {keys}"))
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            lacking = [row for row in rows if final[row] is None]
+            if lacking:
+                raise ValueError(
+                    lacks_final(self.api.env, f", got None for environment {lacking[0]}")
+                )
         if self.spec.extras:
             self._final_extras = self._true_next_extras(final, rows)
         result = tuple(np.array(leaf) for leaf in observation)
         for leaf, out, values in zip(
             self.spec.observation, result, self._final_leaves(final, rows), strict=True
         ):
+            if isinstance(values, np.ndarray):
+                out[rows] = conform(values, leaf, (len(rows), *leaf.shape), self.api.env)
+                continue
             for row, value in zip(rows, values, strict=True):
                 out[row] = conform(value, leaf, leaf.shape, f"environment {row}")
         if self._watch_final:

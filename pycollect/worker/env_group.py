@@ -166,7 +166,7 @@ class EnvGroup:
         if not self._options.stays:
             return self.leaves
         if isinstance(self.env, TensorVectorEnv):
-            return self.leaves if self.env.spec.device == CPU else NoLeaves()
+            return NoLeaves()
         return self._on_host
 
     @property
