@@ -83,6 +83,7 @@ class NumpyVectorEnv:
 
     Attributes:
         device: Device of the environment's tensors.
+        has_tensors: Whether they are torch tensors.
         last_observation: The last observation as the environment returned it.
     """
 
@@ -91,7 +92,8 @@ class NumpyVectorEnv:
         self.last_observation = observation
         first = _first_tensor(observation)
         self.device = indexed(as_tensor(first).device)
-        self._module = None if isinstance(first, torch.Tensor) else _module_of(first)
+        self.has_tensors = isinstance(first, torch.Tensor)
+        self._module = None if self.has_tensors else _module_of(first)
         base = getattr(env, "unwrapped", env)
         self.unwrapped = self if base is env else base
         self._declares_rewards = hasattr(env, "reward_space") or hasattr(base, "reward_space")
@@ -117,10 +119,18 @@ class NumpyVectorEnv:
 
     def step(self, action: Any) -> Any:
         """Step with numpy arrays; return the five values with numpy arrays."""
-        native = mapped(
-            lambda array: self.to_native(torch.from_numpy(array).to(self.device)), action
-        )
-        *values, info = self.step_native(native)
+        return self.as_arrays(self.step_arrays(action))
+
+    def step_arrays(self, action: Any) -> Any:
+        """Step with numpy arrays; return the environment's five values."""
+        return self.step_native(mapped(self._from_array, action))
+
+    def _from_array(self, array: Any) -> Any:
+        return self.to_native(torch.from_numpy(array).to(self.device))
+
+    def as_arrays(self, result: Any) -> Any:
+        """Return the five values of a step with numpy arrays."""
+        *values, info = result
         observation, reward, *flags = mapped(_array, values)
         info = mapped(_info_array, info)
         if not self._declares_rewards:
