@@ -83,7 +83,7 @@ class NumpyVectorEnv:
 
     Attributes:
         device: Device of the environment's tensors.
-        has_tensors: Whether they are torch tensors.
+        shares_memory: Whether they are torch tensors on the CPU.
         last_observation: The last observation as the environment returned it.
     """
 
@@ -92,8 +92,8 @@ class NumpyVectorEnv:
         self.last_observation = observation
         first = _first_tensor(observation)
         self.device = indexed(as_tensor(first).device)
-        self.has_tensors = isinstance(first, torch.Tensor)
-        self._module = None if self.has_tensors else _module_of(first)
+        self._module = None if isinstance(first, torch.Tensor) else _module_of(first)
+        self.shares_memory = self._module is None and self.device == CPU
         base = getattr(env, "unwrapped", env)
         self.unwrapped = self if base is env else base
         self._declares_rewards = hasattr(env, "reward_space") or hasattr(base, "reward_space")
@@ -123,6 +123,8 @@ class NumpyVectorEnv:
 
     def step_arrays(self, action: Any) -> Any:
         """Step with numpy arrays; return the environment's five values."""
+        if type(action) is np.ndarray and self.shares_memory:
+            return self.step_native(torch.from_numpy(action))
         return self.step_native(mapped(self._from_array, action))
 
     def _from_array(self, array: Any) -> Any:

@@ -12,7 +12,6 @@ import numpy as np
 from gymnasium import error, spaces
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
-from pycollect.data.devices import CPU
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, check_no_tensors
 from pycollect.envs.base import BoolArray, check_seeds, observation_of, reset_env, step_values
@@ -335,8 +334,10 @@ class VectorApi:
 
     def step_unchecked(self, action: Leaves) -> Any:
         """Step all rows; return the environment's five values, an argument of `checked`."""
-        step = self.env.step_arrays if self._as_arrays else self.env.step
-        return step_values(step(self._to_action(action)))
+        native = action[0] if self._plain_action else self._unflatten(action)
+        return (
+            self.env.step_arrays(native) if self._as_arrays else step_values(self.env.step(native))
+        )
 
     def checked(self, result: Any) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
         """Return the result of `step` for the environment's five values."""
@@ -349,7 +350,7 @@ class VectorApi:
     @property
     def is_unchanged(self) -> bool:
         """Whether the values of `step_unchecked` are arrays or torch tensors on the CPU."""
-        return not self._as_arrays or (self.env.has_tensors and self.env.device == CPU)
+        return not self._as_arrays or bool(self.env.shares_memory)
 
     def send(self, action: Leaves) -> None:
         """Begin a step of all rows; only if `overlaps`."""
