@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from pycollect._core import RolloutControl, SharedNumber, Slab, Uninterrupted, copy
+from pycollect._core import RolloutControl, SharedNumber, Slab, Uninterrupted
 from pycollect.data.devices import indexed
 from pycollect.data.extras import joined
 from pycollect.data.frame import TRAJ_IDS
@@ -179,7 +179,7 @@ class InProcess:
         with self._flow.statistics.timed("assemble"):
             check_lease(slab, slab.header())
             tensors = slab_tensors(slab, worker.batch_shape, worker.slab_leaves.keys)
-            report = _placed(report, tensors)
+            report = _kept(report)
             self._number(tensors, report)
             lazy = report.extras
             extras = None if lazy is None else joined([lazy.value], -1, worker.batch_size)
@@ -300,19 +300,15 @@ class InProcess:
             self.worker.close()
 
 
-def _placed(report: RolloutReport, tensors: Mapping[Key, torch.Tensor]) -> RolloutReport:
-    """Return the report with tensors on the device that later rollouts do not overwrite.
-
-    Tensors that belong in the slab are copied there.
-    """
-    kept = {}
-    for key, recorded in report.on_device.items():
-        if key in tensors:
-            copy(tensors[key], recorded)
-        else:
-            # With one environment or one step, `contiguous` would return the reused memory.
-            kept[key] = recorded.clone() if 1 in recorded.shape[:2] else recorded.contiguous()
-    return report._replace(on_device=kept)
+def _kept(report: RolloutReport) -> RolloutReport:
+    """Return the report with tensors on the device that later rollouts do not overwrite."""
+    # With one environment or one step, `contiguous` would return the reused memory.
+    return report._replace(
+        on_device={
+            key: recorded.clone() if 1 in recorded.shape[:2] else recorded.contiguous()
+            for key, recorded in report.on_device.items()
+        }
+    )
 
 
 def _only_worker() -> Sequence[int]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pycollect._core import CompiledEnv, Leaf
+from pycollect._core import CompiledEnv, Leaf, Recorder
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.frame import ONE_REWARD
@@ -44,6 +44,18 @@ class FastStep(NamedTuple):
     step: Callable[[Any], Sequence[Any]]
     convert: Callable[[Any], Arrays]
     scalars: bool
+
+
+class AutoresetCalls(NamedTuple):
+    """A step of environments that reset themselves in the same step.
+
+    Attributes:
+        step: The environment's own `step`.
+        record: Records the result of `step`; returns how many environments have to be reset.
+    """
+
+    step: Callable[[Arrays], Any]
+    record: Callable[[Any], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +207,13 @@ class EnvBatch(ABC):
     @property
     def fast_step(self) -> FastStep | None:
         """The step without conversions, or ``None`` if there is none."""
+        return None
+
+    def autoreset_calls(self, recorder: Recorder) -> AutoresetCalls | None:
+        """Return functions that leave the ends of episodes to the recorder.
+
+        ``None`` if there are none, which is usual.
+        """
         return None
 
     def tap_info(self) -> Callable[[Key], list[Any]] | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pycollect._core import Leaf
+from pycollect._core import Leaf, Recorder
 from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec
+from pycollect.envs.base import Arrays, AutoresetCalls, BoolArray, EnvBatch, EnvSpec
 from pycollect.envs.info import Tap
 from pycollect.envs.info_rows import final_observations, rows_of, rows_of_step
 from pycollect.envs.spaces import Array, conform, make_flatten, make_read_extras
@@ -224,6 +224,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._ended = np.zeros(api.num_envs, np.bool_)
         self._after: Leaves = ()
         self._watch_final = True
+        self._unchecked: Any = None  # result of the last step, if the recorder has read it itself
         self._final_extras: list[list[Any]] | None = None  # if the last step ended rows
         self._read_row = make_read_extras(api.observation_space)
 
@@ -241,8 +242,7 @@ class SameStepEnvBatch(VectorEnvBatch):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all rows; see `VectorEnvBatch.reset`."""
         self._ended = np.zeros(self.api.num_envs, np.bool_)
-        self._final_extras = None
-        self._resetting = None
+        self._final_extras = self._resetting = self._unchecked = None
         self._after = self.api.reset(seeds)
         return self._reset_arrays(self._after)
 
@@ -275,6 +275,39 @@ class SameStepEnvBatch(VectorEnvBatch):
             observation = (*observation, valid)
         return self._arrays(observation), reward, terminated, truncated
 
+    def autoreset_calls(self, recorder: Recorder) -> AutoresetCalls | None:
+        """See `EnvBatch.autoreset_calls`."""
+        api = self.api
+        if self.spec.extras or self._has_validity or api.info_is_read or not api.is_unchanged:
+            return None
+
+        def step(action: Arrays) -> Any:
+            return api.step_unchecked((action,) if self._one_action else action)
+
+        def record(result: Any) -> int:
+            observation, reward, terminated, truncated, info = result
+            resets = recorder.record_autoreset(
+                api.flat(observation), reward, terminated, truncated, self._last(info)
+            )
+            self._unchecked = result if resets is not None else None
+            if resets is None:  # it needs casts, or is an error
+                resets = recorder.record(self._result(*api.checked(result)))
+            return resets
+
+        return AutoresetCalls(step, record)
+
+    def _last(self, info: Any) -> Any:
+        """Return the last observations, unless they have another form or must be checked."""
+        if self._watch_final or not isinstance(info, Mapping):
+            return None
+        final = info.get("final_obs", info.get("final_observation"))
+        if final is None or (isinstance(final, np.ndarray) and final.dtype == object):
+            return None
+        try:
+            return self.api.flat(final)
+        except ValueError:  # perhaps no episode ended
+            return None
+
     def warn_of_truncation(self) -> None:
         """Warn once that the last observation of a truncated episode is unknown."""
         if self._warns_of_truncation:
@@ -292,6 +325,9 @@ class SameStepEnvBatch(VectorEnvBatch):
             RuntimeError: There are such rows, but `can_reset` is not set.
         """
         self._final_extras = None
+        if self._unchecked is not None:
+            self._after, _, terminated, truncated, _ = self.api.checked(self._unchecked)
+            self._ended, self._unchecked = terminated | truncated, None
         rest = done & ~self._ended
         if not rest.any():
             return self._reset_arrays(self._after)
@@ -311,12 +347,21 @@ class SameStepEnvBatch(VectorEnvBatch):
         if final is None:
             keys = list(info[rows[0]] if isinstance(info, list | tuple) else info)
             raise ValueError(lacks_final(self.api.env, f", got the keys {keys}"))
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            lacking = [row for row in rows if final[row] is None]
+            if lacking:
+                raise ValueError(
+                    lacks_final(self.api.env, f", got None for environment {lacking[0]}")
+                )
         if self.spec.extras:
             self._final_extras = self._true_next_extras(final, rows)
         result = tuple(np.array(leaf) for leaf in observation)
         for leaf, out, values in zip(
             self.spec.observation, result, self._final_leaves(final, rows), strict=True
         ):
+            if isinstance(values, np.ndarray):
+                out[rows] = conform(values, leaf, (len(rows), *leaf.shape), self.api.env)
+                continue
             for row, value in zip(rows, values, strict=True):
                 out[row] = conform(value, leaf, leaf.shape, f"environment {row}")
         if self._watch_final:
