@@ -1,4 +1,4 @@
-"""Errors of workers as the caller sees them, and warnings at the caller's line."""
+"""Errors of workers and limits as the caller sees them, and warnings at the caller's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker and its inference server exchange: tensors in shared memory, and messages.
+"""Shared memory of a worker and its inference server, and the messages between them.
 
 The worker writes observations into its row, and the server writes outputs of the policy there.
 

@@ -1,4 +1,4 @@
-"""What a worker process does while it imports modules: it hides warnings, and starts no workers.
+"""Imports in a worker process: their warnings are hidden, and they must not start workers.
 
 A worker imports the modules of its environments and its policy. If such a module starts workers
 when it is imported, each of those would start workers of its own, without end.

@@ -99,7 +99,7 @@ class WorkerSpec:
         builds_policy: Whether the policy is passed as a factory.
         hides_gpus: Whether to hide all GPUs from the worker's process.
         role: Name of the process if it is no worker of a collector.
-        maker: Function that makes what the process hosts, from this spec and the pickled policy: a
+        maker: Function that makes the hosted object from this spec and the pickled policy: a
             nest of processes, one for each item of `entry` (and of `env_kwargs`, if that is a
             list), or an inference server. ``None``: a worker that collects itself.
         registered: Environments that the program has registered.
