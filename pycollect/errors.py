@@ -1,8 +1,11 @@
-"""Errors of workers as the caller sees them, and warnings at the caller's line."""
+"""Errors of workers and limits as the caller sees them, and warnings at the caller's line."""
 
 from __future__ import annotations
 
+import errno
 import inspect
+import os
+import resource
 import sys
 import traceback
 import warnings
@@ -43,6 +46,59 @@ class WorkerDied(WorkerError):
 
 class LimitError(OSError):
     """A limit of the operating system is reached. Nothing is lost, so the caller may try again."""
+
+
+_NO_THREAD = "can't start new thread"  # Python's error text; it carries no error number
+_REACHED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+
+
+@contextmanager
+def limits_named(operation: str) -> Iterator[None]:
+    """Raise a LimitError that names the limit if the block fails because a limit is reached.
+
+    Other errors pass unchanged.
+
+    Args:
+        operation: Noun phrase for the message.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:
+        number = _limit_number(error)
+        if number is None:
+            raise
+        text = f"{operation} failed: {_limit_text(number)}, then call again; {error}"
+        raise LimitError(number, text) from error
+
+
+def _limit_number(error: BaseException) -> int | None:
+    """Return the error number of a limit, or ``None``; the core and torch report it as text."""
+    if isinstance(error, OSError):
+        return error.errno if error.errno in _REACHED else None
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if _NO_THREAD in str(error):
+        return errno.EAGAIN
+    return next((number for number in _REACHED if os.strerror(number) in str(error)), None)
+
+
+def _limit_text(number: int) -> str:
+    if number == errno.EMFILE:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f"RLIMIT_NOFILE: all {most} file descriptors of this process are in use; close files "
+            "or raise the limit (ulimit -n)"
+        )
+    if number == errno.ENFILE:
+        return "fs.file-max: all file descriptors of this system are in use; close files"
+    if number == errno.EAGAIN:
+        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        allowed = "unlimited" if most == resource.RLIM_INFINITY else most
+        return (
+            f"RLIMIT_NPROC ({allowed}) or pids.max of the control group: no further process or "
+            "thread can start; use fewer workers, end some processes or raise the limit (ulimit -u)"
+        )
+    return "memory: the system has run out; free some memory"
 
 
 _E = TypeVar("_E", bound=BaseException)

@@ -29,8 +29,7 @@ from pycollect.worker.options import WorkerOptions
 
 if TYPE_CHECKING:  # at run time, imported only for central inference
     from pycollect.inference.client import ClientSlots
-    from pycollect.inference.in_driver import ServingBell
-    from pycollect.inference.policy_worker import PolicyWorkerMaker
+    from pycollect.inference.serving import PolicyWorker, ServingBell
 
 _SERVER = -1  # worker id of a policy server
 _TIMEOUT = 0.01  # seconds, as in TorchRL
@@ -94,8 +93,8 @@ class Central:
     def _in_driver(cls, given: Arguments, settings: ServerSettings) -> Central:
         """Create a server in this process, which calls the policy while it waits for a batch."""
         from pycollect.inference.client import ClientSlots
-        from pycollect.inference.in_driver import ServingBell
         from pycollect.inference.server import InferenceServer
+        from pycollect.inference.serving import ServingBell
 
         factory = given["policy_factory"]
         policy = given["policy"] if factory is None else check.built_policy(factory)
@@ -114,11 +113,12 @@ class Central:
     def _in_process(cls, given: Arguments, settings: ServerSettings) -> Central:
         """Plan a separate process that calls the policy."""
         from pycollect.inference.client import ClientSlots
-        from pycollect.inference.policy_worker import PolicyWorkerMaker
+        from pycollect.inference.serving import PolicyWorker
 
         settings = _on_device_of(settings, given["policy"])
         clients = ClientSlots(Bell(), settings.groups)
-        maker = PolicyWorkerMaker(settings, clients.slots.address, clients.bell.address)
+        slots, bell = clients.slots.address, clients.bell.address
+        maker = partial(PolicyWorker, settings=settings, slots=slots, bell=bell)
         name = "policy_factory"
         factory = given[name]
         plan = _plan(given["policy"], factory, settings, maker)
@@ -149,7 +149,7 @@ def _on_device_of(settings: ServerSettings, policy: Any) -> ServerSettings:
 
 
 def _plan(
-    policy: Any, factory: Any, settings: ServerSettings, maker: PolicyWorkerMaker
+    policy: Any, factory: Any, settings: ServerSettings, maker: Callable[..., PolicyWorker]
 ) -> WorkerPlan:
     """Return the plan of a server in another process."""
     spec = WorkerSpec(

@@ -32,8 +32,7 @@ from pycollect.transport.distributed.launchers import (
     executor_of,
     is_of_this_machine,
 )
-from pycollect.transport.distributed.links import Carrier, GroupCarrier
-from pycollect.transport.distributed.meeting import check_backend
+from pycollect.transport.distributed.links import Carrier, GroupCarrier, check_backend
 from pycollect.transport.distributed.rendezvous import LOOPBACK, check_port, outside_address
 
 _LAUNCHERS = ("mp", "submitit", "submitit_delayed")

@@ -52,7 +52,7 @@ def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
 
 
 if TYPE_CHECKING:
-    from pycollect.inference.in_driver import ServingBell
+    from pycollect.inference.serving import ServingBell
 
 
 @completed_by(MultiSyncDataCollector, raises=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pycollect import checks as check
@@ -17,7 +18,7 @@ from pycollect.api.binding import Arguments
 from pycollect.arguments import arguments_of, checked, checked_kwargs
 from pycollect.compat.weight_options import WeightOptions
 from pycollect.data.devices import Devices
-from pycollect.driver.nest import NestMaker
+from pycollect.driver.nest import Nest
 from pycollect.driver.options import RemoteOptions, StreamOptions, check_uneven
 from pycollect.driver.records import WorkerPlan
 from pycollect.envs.make import check_entry
@@ -100,7 +101,7 @@ class WorkerKind:
         result = []
         for plan, own in zip(plans, arguments, strict=True):
             check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))
-            nest = NestMaker(_nest_options(self.nest == "sync", remote, own))
+            nest = partial(Nest, options=_nest_options(self.nest == "sync", remote, own))
             result.append(replace(plan, spec=replace(plan.spec, maker=nest)))
         return result
 

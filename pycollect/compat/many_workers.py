@@ -17,7 +17,7 @@ from pycollect.driver.nest import Nest
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord
 from pycollect.driver.scheduler import Scheduler
-from pycollect.transport.hosted import SingleWorker
+from pycollect.transport.host import SingleWorker
 from pycollect.transport.spec import Hosted
 from pycollect.worker.options import POST, WorkerOptions
 
@@ -286,7 +286,7 @@ class NestView(Asking, View):
         self._source = nest.scheduler
         self.policy_version = nest.version
         self.worker_idx = nest.index
-        self.num_workers = nest.processes
+        self.num_workers = nest.size
 
     def get_policy_version(self) -> int:
         """Return the version of the weights that the processes have from their next rollout on."""

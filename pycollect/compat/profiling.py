@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 
 from pycollect import checks as check
 from pycollect.driver.flow import Flow
-from pycollect.driver.source import Source
+from pycollect.driver.stream import Source
 from pycollect.worker.options import POST, PostHook
 
 

@@ -22,7 +22,7 @@ from pycollect.docstrings import completed_by
 from pycollect.driver.collector import Collector
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import StreamOptions
-from pycollect.driver.source import Source
+from pycollect.driver.stream import Source
 from pycollect.worker.options import POST, PRE, PostHook, PreHook
 
 

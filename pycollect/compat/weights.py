@@ -15,7 +15,7 @@ from pycollect.compat.weight_options import (
 )
 from pycollect.driver.flow import Flow
 from pycollect.driver.pace import Pacing
-from pycollect.driver.source import Source
+from pycollect.driver.stream import Source
 
 _POLICY = "policy"
 _UPDATED = (None, "updated")

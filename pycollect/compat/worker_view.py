@@ -8,7 +8,7 @@ from typing import Any
 from pycollect.checks import check_callable
 from pycollect.compat.one_worker import OneWorker
 from pycollect.policy.remote import RemotePolicy
-from pycollect.transport.hosted import SingleWorker
+from pycollect.transport.host import SingleWorker
 from pycollect.worker.options import POST, PRE, WorkerOptions
 
 # These advance or reset collection, so a worker may not run them without its collector.

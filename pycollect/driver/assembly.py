@@ -27,8 +27,8 @@ from pycollect.data.layout import Key
 from pycollect.data.slabs import SlabRows, make_pool, make_shared_pool, slab_tensors
 from pycollect.data.tensordicts import spare_memory
 from pycollect.data.upload import MAX_IN_FLIGHT, DeviceUploader
-from pycollect.driver.batch import Batch
-from pycollect.transport.limits import limits_named
+from pycollect.driver.delivery import Batch
+from pycollect.errors import limits_named
 from pycollect.transport.messages import Rollout, RolloutRequest
 from pycollect.transport.spec import WorkerInfo
 from pycollect.worker.report import RolloutReport
@@ -62,11 +62,6 @@ class SharedSlabs:
         self, workers: Group, placement: Placement, uploader: DeviceUploader | None = None
     ) -> SharedSlabPool:
         """Create the slabs of these workers, unless they exist.
-
-        Args:
-            workers: Ids of the workers.
-            placement: Layout of one batch.
-            uploader: Uploads the batches to their device; ``None`` if they stay on the host.
 
         Raises:
             ValueError: The memory is too small; the message contains both sizes.
@@ -158,6 +153,9 @@ class Assembly:
     uncollected cells. If workers are stacked, these cells are delivered. If workers follow each
     other along time, the batch is copied without them, unless `padded` is true.
 
+    Methods with an `uploader`, which uploads the batch to its device, take ``None`` if it stays on
+    the host. An argument `infos` has properties of workers, in the order of their rows.
+
     Args:
         joined: How rollouts are joined into one batch: "stack", 0 or -1; ``None`` if each rollout
             is a batch.
@@ -184,11 +182,7 @@ class Assembly:
     ) -> None:
         """Create the slabs that these workers will write; errors as for `SharedSlabs.prepare`.
 
-        Args:
-            infos: Properties of the workers, by id.
-            in_place: Ids of the workers that write into the rows of a batch, in shared memory.
-            uploaders: Uploads each worker's batches to their device; ``None`` if they stay on the
-                host.
+        Only workers with an id in `in_place` write into the rows of a batch, in shared memory.
         """
         groups = [tuple(infos)] if self._joined is not None else [(index,) for index in infos]
         self._shared.keep(groups)
@@ -203,13 +197,9 @@ class Assembly:
         in_place: bool,
         uploader: DeviceUploader | None = None,
     ) -> Sequence[SlabRows | None]:
-        """Return the rows of the slab that the rollouts of one batch are written to, by worker.
+        """Return the rows of a slab for the rollouts of one batch, by worker.
 
-        Args:
-            infos: Properties of the workers, by id.
-            in_place: Whether any of these workers writes into the slab. If not, the rows are
-                ``None``.
-            uploader: Uploads the batch to its device; ``None`` if it stays on the host.
+        They are ``None`` if none of the workers writes `in_place`.
         """
         if not in_place:
             return [None] * len(infos)
@@ -223,13 +213,7 @@ class Assembly:
         infos: Sequence[WorkerInfo],
         uploader: DeviceUploader | None = None,
     ) -> PendingBatch:
-        """Return the batch of these workers' next rollouts, in the request's slab if it has one.
-
-        Args:
-            request: One of the requests of this batch.
-            infos: Properties of the workers, in the order of their rows.
-            uploader: Uploads the batch to its device; ``None`` if it stays on the host.
-        """
+        """Return the batch of these workers' next rollouts, in the request's slab if it has one."""
         slab = self._pool(infos, uploader).acquire() if request.rows is None else request.rows.slab
         return self._viewed(slab, infos, uploader, [slab.placement.steps] * len(infos))
 
@@ -359,13 +343,7 @@ class Assembly:
         return PendingBatch(slab, infos, uploader, steps, shape, tensors, ids)
 
     def _without_gaps(self, slab: Slab, steps: int, uploader: DeviceUploader | None) -> Slab:
-        """Return a copy of the slab without uncollected cells.
-
-        Args:
-            slab: A slab of all workers.
-            steps: Total number of collected steps per environment index.
-            uploader: Uploads the batch to its device; ``None`` if it stays on the host.
-        """
+        """Return a copy of the slab without uncollected cells."""
         batch = slab.placement
         placement = Placement(batch.layout, 1, batch.envs, steps)
         if uploader is None:

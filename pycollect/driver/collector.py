@@ -16,9 +16,8 @@ from pycollect.driver.delivery import prepare
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.options import warn_of_rounding
 from pycollect.driver.replay import warn_of_training
-from pycollect.driver.source import Source
 from pycollect.driver.state import CollectorState
-from pycollect.driver.stream import Stream
+from pycollect.driver.stream import Source, Stream
 
 C = TypeVar("C", bound="Collector")
 

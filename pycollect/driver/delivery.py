@@ -1,8 +1,9 @@
-"""Turn a collected batch into the TensorDict for the caller."""
+"""A collected batch, and how it becomes the TensorDict for the caller."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
@@ -12,30 +13,65 @@ from tensordict import TensorDictBase
 from pycollect._core import Slab
 from pycollect.data import gather_cuda as on_cuda
 from pycollect.data.devices import CPU
-from pycollect.data.extras import cells_of, with_extras
-from pycollect.data.frame import MASK, TRAJ_IDS
+from pycollect.data.extras import Extras, cells_of, with_extras
+from pycollect.data.frame import MASK, TRAJ_IDS, BatchLeaves
 from pycollect.data.layout import Key, torch_dtype
 from pycollect.data.multistep import MultiStep
 from pycollect.data.slabs import slab_tensors, to_tensordict
 from pycollect.data.split import split_with_plan
 from pycollect.data.upload import Uploads
-from pycollect.driver.batch import Batch
 from pycollect.driver.options import StreamOptions
+from pycollect.worker.report import Episode
 from pycollect.worker.worker import Worker
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of rollouts before delivery.
+
+    Attributes:
+        slab: Memory of the tensors.
+        tensors: Tensors in the slab, by key.
+        shape: Batch dimensions, time last.
+        leaves: Entries of a frame.
+        frames_of: Number of collected frames of each worker, in the order of their rows.
+            Uncollected cells are not counted.
+        versions: Oldest policy version that acted in the rollout of each worker.
+        episodes: Episodes that ended in this batch.
+        extras: Extras in the shape of the batch, or ``None``.
+        device: Device to deliver the batch to.
+        reported_device: Value of ``td.device``; ``None`` if no device was requested.
+        on_device: Tensors on the environments' device, outside the slab, by key.
+        joined: How rollouts are joined: "stack", 0 or -1; ``None`` for a single rollout.
+        parts: If rollouts are concatenated, the size of each rollout along that dimension.
+        sources: For workers with several processes, the processes that follow each other along time
+            in the worker's rollout, by worker.
+        stacked: Whether the first dimension of each worker's rollout is its processes.
+    """
+
+    slab: Slab
+    tensors: dict[Key, torch.Tensor]
+    shape: Sequence[int]
+    leaves: BatchLeaves
+    frames_of: Mapping[int, int] = field(default_factory=dict)
+    versions: Mapping[int, int] = field(default_factory=dict)
+    episodes: Sequence[Episode] = ()
+    extras: Extras | None = None
+    device: torch.device = CPU
+    reported_device: torch.device | None = None
+    on_device: Mapping[Key, torch.Tensor] = field(default_factory=dict)
+    joined: str | int | None = None
+    parts: Sequence[int] = ()
+    sources: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    stacked: bool = False
 
 
 def blank_batch(
     worker: Worker, slab: Slab, device: torch.device, reported_device: torch.device | None
 ) -> Batch:
-    """Return a batch of zeros with the entries of this worker's batches.
+    """Return a batch of zeros in this slab, with the entries of this worker's batches.
 
     Extras are absent. With `set_truncated`, the end flags of the last frames are set.
-
-    Args:
-        worker: The worker whose batches are imitated.
-        slab: Memory of the batch.
-        device: Device to deliver the batch to.
-        reported_device: Value of ``td.device``; ``None`` if no device was requested.
     """
     shape = worker.batch_shape
     tensors = slab_tensors(slab, shape, worker.slab_leaves.keys)

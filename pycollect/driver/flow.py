@@ -21,7 +21,7 @@ from pycollect.data.upload import Uploads
 from pycollect.data.weights import PolicyVersion
 from pycollect.driver.accounts import Ledger, Statistics
 from pycollect.driver.background import FairLock, end_all, keep_others_out
-from pycollect.driver.batch import Batch
+from pycollect.driver.delivery import Batch
 from pycollect.driver.options import StreamOptions
 from pycollect.driver.replay import written_before
 from pycollect.driver.state import CollectorState
@@ -161,21 +161,12 @@ class Flow:
         return {**self.statistics.progress, "trajectory_pending_frames": pending}
 
     def count_lag(self, versions: Mapping[int, int], frames_of: Mapping[int, int]) -> None:
-        """Count by how many policy versions delivered frames are behind.
-
-        Args:
-            versions: Policy version of each worker's rollout.
-            frames_of: Number of frames of each worker.
-        """
+        """Count by how many policy versions delivered frames are behind."""
         for worker, frames in frames_of.items():
             self.statistics.count_lag(self.version.lag(versions[worker]), frames)
 
     def is_stale(self, versions: Mapping[int, int]) -> bool:
-        """Whether a rollout is too old to be delivered, by `max_policy_lag`.
-
-        Args:
-            versions: Policy version of each worker's rollout.
-        """
+        """Whether a rollout is too old to be delivered, by `max_policy_lag`."""
         limit = self.options.max_policy_lag
         return limit is not None and any(
             self.version.lag(version) > limit for version in versions.values()

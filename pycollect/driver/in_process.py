@@ -21,8 +21,7 @@ from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.slabs import check_lease, make_pool, slab_tensors
 from pycollect.data.weights import load_weights
 from pycollect.driver.accounts import count_slow_paths
-from pycollect.driver.batch import Batch
-from pycollect.driver.delivery import blank_batch
+from pycollect.driver.delivery import Batch, blank_batch
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.live_policy import LivePolicy
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
@@ -129,7 +128,7 @@ class InProcess:
     # Collecting
 
     def collect(self) -> None:
-        """Produce the next batch; see :meth:`Source.collect`.
+        """Produce the next batch; see `Source` in `stream`.
 
         If the environment raises an exception, its cause is a WorkerError.
         """

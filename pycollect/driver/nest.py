@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pycollect._core import Bell, Placement, RolloutControl, Slab, join_rollouts
 from pycollect.data.extras import Extras, pickled_extras
 from pycollect.data.generators import GeneratorState, NestState
-from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSpec
-from pycollect.driver.batch import Batch
+from pycollect.data.weights import NO_WEIGHTS, Weights
+from pycollect.driver.delivery import Batch
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions, StreamOptions
 from pycollect.driver.records import WorkerPlan, WorkerRecord
@@ -23,21 +23,6 @@ from pycollect.transport.spec import WorkerInfo, WorkerSpec, resume, set_seed
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
 _REPORTED = ("worker_died", "worker_timeout", "env_error")  # losses that the driver must know
-
-
-@dataclass(frozen=True)
-class NestMaker:
-    """Makes the nest of a worker in the worker's process.
-
-    Attributes:
-        options: How the nest's processes collect.
-    """
-
-    options: RemoteOptions
-
-    def __call__(self, spec: WorkerSpec, policy: bytes) -> Nest:
-        """Make the nest for that spec, with a pickled policy or factory."""
-        return Nest(spec, policy, self.options)
 
 
 class Nest:
@@ -53,6 +38,10 @@ class Nest:
         policy: The pickled policy or its factory, which is passed on without unpickling.
         options: How the processes collect.
 
+    Attributes:
+        size: Number of processes.
+        scheduler: The scheduler of the processes.
+
     Raises:
         SharedMemoryError: Processes cannot share memory here.
         ValueError: The processes' rollouts differ in form, which is not allowed even if async.
@@ -60,12 +49,13 @@ class Nest:
 
     # The processes call the hooks.
     post_collect_hook: Callable[[Any], Any] | None = None
+    serve = None  # no inference server
     version = 0
 
     def __init__(self, spec: WorkerSpec, policy: bytes, options: RemoteOptions) -> None:
         self.index, self.incarnation = spec.index, spec.incarnation
         self._options = options
-        self._size = len(spec.entry)
+        self.size = len(spec.entry)
         self._sequence = 0
         self._new_weights: Weights | None = None
         self._version = 0
@@ -87,8 +77,13 @@ class Nest:
             )
             for process, entry in enumerate(spec.entry)
         ]
-        self._processes = _Processes(self._options, plans)
+        self._flow = _NestFlow(StreamOptions(frames_per_batch=1))
+        self._bell = _NestBell()
+        engine = ProcessEngine(options.start_method, self._bell)
+        self.scheduler = Scheduler(self._flow, options, plans, None, engine)
+        self._bell.stop = self._stop
         try:
+            self.scheduler.start()
             self._read_infos()
         except BaseException:
             self.close()
@@ -96,46 +91,44 @@ class Nest:
 
     def _share(self, frames: int) -> int:
         """Return the frames of one process's rollout if the nest's rollout has `frames`."""
-        return -(-frames // self._size) if self._options.sync else frames
+        return -(-frames // self.size) if self._options.sync else frames
 
     def _read_infos(self) -> None:
         """Set the nest's properties from those of its processes."""
-        infos = self._processes.infos
-        check_alike(infos)
-        first = infos[0]
-        *envs, self.steps = self._processes.shape
-        self.batch_size, self.num_envs = tuple(envs), math.prod(envs)
-        self.num_seeds = sum(info.num_seeds for info in infos.values())
-        self.leaves = first.leaves
-        self.weights: WeightSpec = first.weights
-        self.device = first.device
-        self.bounded = all(info.bounded for info in infos.values())
-        self.placement = Placement(self.leaves.layout(), 1, self.num_envs, self.steps)
+        check_alike(self._infos)
+        infos = list(self._infos.values())
+        *envs, steps = self.batch_shape = self.scheduler.assembly.shape(infos)
+        self.batch_size, self.leaves = tuple(envs), infos[0].leaves
+        self.placement = Placement(self.leaves.layout(), 1, math.prod(envs), steps)
+
+    def info(self) -> WorkerInfo:
+        """Return a description of the nest, without its process."""
+        infos = list(self._infos.values())
+        return replace(
+            infos[0],
+            num_envs=self.placement.envs,
+            num_seeds=sum(info.num_seeds for info in infos),
+            batch_size=self.batch_size,
+            steps=self.placement.steps,
+            bounded=all(info.bounded for info in infos),
+            processes=self.size,
+            stacked=self._options.joined == "stack",
+        )
 
     @property
-    def processes(self) -> int:
-        """Number of processes."""
-        return self._size
+    def _infos(self) -> dict[int, WorkerInfo]:
+        """Properties of each built process, by index."""
+        return self.scheduler.group.infos
 
     @property
-    def stacked(self) -> bool:
-        """Whether the first dimension of a rollout is the processes."""
-        return self._options.joined == "stack"
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler of the processes."""
-        return self._processes.scheduler
-
-    @property
-    def batch_shape(self) -> list[int]:
-        """Batch dimensions of a rollout."""
-        return [*self.batch_size, self.steps]
+    def _present(self) -> list[WorkerRecord]:
+        """Records of the processes."""
+        return self.scheduler.group.present
 
     @property
     def stepped(self) -> int:
         """A number that grows with each step, and while the nest waits for its processes."""
-        return self._processes.activity
+        return self._bell.beats + sum(process.handle.steps() or 0 for process in self._present)
 
     def collect(
         self,
@@ -147,22 +140,25 @@ class Nest:
     ) -> RolloutReport:
         """Collect one rollout into a row of a slab; see :meth:`Worker.collect`.
 
+        Async processes may have requests from before, with other values of `random`.
+
         Raises:
             WorkerError: A process died too often.
         """
         if self._new_weights is not None or policy_version != self._version:
-            self._processes.push(self._new_weights or NO_WEIGHTS, policy_version)
+            self._flow.version.number = policy_version
+            weights = self._new_weights or NO_WEIGHTS
+            self.scheduler.group.weights.send(weights, self._present, policy_version)
             self._new_weights, self._version = None, policy_version
+        self._flow.is_random = random
         try:
-            batch = self._processes.rollout(random, control or RolloutControl())
+            batch = self._next_batch(control or RolloutControl())
         except WorkerError as error:
             text = f"a process of worker {self.index} failed: {error}"
             raise WorkerError(text, self.index, self.incarnation, error.remote_traceback) from error
         header = join_rollouts(slab, row, batch.slab, self.index, self.incarnation, self._sequence)
         self._sequence += 1
-        reports = [
-            process.report for process in self._processes.present if process.report is not None
-        ]
+        reports = [process.report for process in self._present if process.report is not None]
         return RolloutReport(
             header.frames,
             header.policy_version,
@@ -173,23 +169,48 @@ class Nest:
             self._extras(batch.extras),
             sources=self._sources(batch),
             lost=self._new_losses(),
-            restarts=self._processes.restarts,
+            restarts=sum(process.incarnation for process in self._present),
         )
+
+    def _next_batch(self, control: RolloutControl) -> Batch:
+        """Return the next batch of the processes. `control` counts steps, and may stop it."""
+        flow = self._flow
+        self._bell.control = control
+        try:
+            if flow.unclaimed is None:
+                self.scheduler.collect()
+        finally:
+            self._bell.control = RolloutControl()  # a stop does not apply to later waits
+        batch = flow.unclaimed
+        assert batch is not None
+        flow.claim()
+        for process, frames in batch.frames_of.items():
+            flow.ledger.deliver(process, frames)
+        flow.statistics.count_batch(sum(batch.frames_of.values()))
+        return batch
+
+    def _stop(self) -> None:
+        """Stop the rollouts that the next batch needs: of all processes if sync, else of one."""
+        waiting = [own for own in self.scheduler.group.queue if own.requests and not own.starting]
+        for process in waiting if self._options.sync else waiting[:1]:
+            process.handle.stop()
 
     def _extras(self, extras: Extras | None) -> Lazy[Extras] | None:
         if extras is None:
             return None
-        size = self.num_envs, self.steps
+        size = self.placement.envs, self.placement.steps
         return Lazy({key: c.reshape(size) for key, c in extras.items()}, pickled_extras)
 
     def _sources(self, batch: Batch) -> tuple[int, ...]:
         """Return the processes that follow each other along time; (0,) if they are stacked."""
         if not self._options.sync:
             return tuple(batch.frames_of)
-        return tuple(range(self._size)) if self._processes.in_time else (0,)
+        in_time = self.scheduler.assembly.along_time(self._infos[0])
+        return tuple(range(self.size)) if in_time else (0,)
 
     def _new_losses(self) -> dict[str, int]:
-        lost = self._processes.lost
+        """Return the frames that processes have lost since the last call, by reason."""
+        lost: dict[str, int] = self._flow.ledger.report()["total"]["reasons"]
         new = {reason: lost.get(reason, 0) - self._reported.get(reason, 0) for reason in _REPORTED}
         self._reported = lost
         return {reason: frames for reason, frames in new.items() if frames}
@@ -200,61 +221,63 @@ class Nest:
 
     def set_hook(self, name: str, hook: Any) -> None:
         """Set a hook of all processes, from their next rollout on."""
-        self._processes.scheduler.set_hook(name, hook)
+        self.scheduler.set_hook(name, hook)
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
         """Seed everything and reset all environments.
 
         Process w draws the same numbers as worker w of a collector that is seeded with `root`
         combined with this worker's id.
-
-        Args:
-            seeds: Seeds of the environments, in the order of the processes.
-            root: Seed of the random generators.
         """
-        self._processes.begin(
-            {
-                process: (set_seed, process_seeds, root << 32 | self.index)
-                for process, process_seeds in self._split(seeds).items()
-            }
-        )
+        each = self._split(seeds).items()
+        self._begin({index: (set_seed, own, root << 32 | self.index) for index, own in each})
 
     def resume(self, state: GeneratorState | NestState, seeds: Sequence[int]) -> None:
         """Reset, and continue with these generator states."""
         assert isinstance(state, NestState)
         split = self._split(seeds)
-        self._processes.begin(
-            {
-                process: (resume, generators, split[process])
-                for process, generators in enumerate(state.processes)
-            }
+        self._begin(
+            {index: (resume, own, split[index]) for index, own in enumerate(state.processes)}
         )
 
     def _split(self, seeds: Sequence[int]) -> dict[int, list[int]]:
         rest = list(seeds)
         result = {}
-        for process, info in self._processes.infos.items():
+        for process, info in self._infos.items():
             result[process], rest = rest[: info.num_seeds], rest[info.num_seeds :]
         return result
 
+    def _begin(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
+        """Drop rollouts in flight, and start again with a call in each process."""
+        self._flow.drop("set_seed")
+        self.scheduler.drop()
+        for process in self._present:
+            process.report = None
+        self.scheduler.waiter.begin_all(calls)
+
     def reset(self) -> None:
         """Reset all environments, which ends open trajectories."""
-        self._processes.scheduler.reset(None)
+        self.scheduler.reset(None)
 
     def generator_state(self) -> NestState | None:
         """Return the states of the processes' generators, or ``None`` unless all are known."""
-        states = [process.generators for process in self._processes.present]
+        states = [process.generators for process in self._present]
         known = tuple(state for state in states if isinstance(state, GeneratorState))
         return NestState(known) if len(known) == len(states) else None
 
     def set_share(self, frames: int) -> None:
         """Collect this number of frames per rollout from now on."""
-        self._processes.resize(self._share(frames))
+        if self._flow.ledger.in_flight:  # prefetched rollouts have the old size; drop them
+            self.scheduler.reset(None)
+        self.scheduler.waiter.resize(self._share(frames))
         self._read_infos()
 
     def close(self) -> None:
         """End the processes, which close their environments. Idempotent."""
-        self._processes.close()
+        self._bell.stop = _do_nothing  # it refers to this object
+        self._flow.closed = True
+        self._flow.ledger.lose_in_flight("shutdown")
+        self.scheduler.close()
 
 
 class _NestBell:
@@ -295,114 +318,6 @@ class _NestFlow(Flow):
     """Counters of a nest's processes; the driver decides whether their actions are random."""
 
     is_random = False
-
-
-class _Processes:
-    """The processes of a nest, whose batches become rollouts without delivery."""
-
-    def __init__(self, options: RemoteOptions, plans: Sequence[WorkerPlan]) -> None:
-        self._flow = _NestFlow(StreamOptions(frames_per_batch=1))
-        self._all_stop = options.sync
-        self._bell = _NestBell()
-        engine = ProcessEngine(options.start_method, self._bell)
-        self.scheduler = Scheduler(self._flow, options, plans, None, engine)
-        self._bell.stop = self._stop
-        try:
-            self.scheduler.start()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def present(self) -> list[WorkerRecord]:
-        """Records of the processes."""
-        return self.scheduler.group.present
-
-    @property
-    def infos(self) -> dict[int, WorkerInfo]:
-        """Properties of each built process, by index."""
-        return self.scheduler.group.infos
-
-    @property
-    def shape(self) -> list[int]:
-        """Batch dimensions of a batch."""
-        return self.scheduler.assembly.shape(list(self.infos.values()))
-
-    @property
-    def in_time(self) -> bool:
-        """Whether processes follow each other along time in a batch."""
-        return self.scheduler.assembly.along_time(self.infos[0])
-
-    @property
-    def activity(self) -> int:
-        """A number that changes as long as anything happens."""
-        return self._bell.beats + sum(process.handle.steps() or 0 for process in self.present)
-
-    @property
-    def lost(self) -> dict[str, int]:
-        """Number of frames that were requested and lost, by reason."""
-        reasons: dict[str, int] = self._flow.ledger.report()["total"]["reasons"]
-        return reasons
-
-    @property
-    def restarts(self) -> int:
-        """Number of times that a process was replaced."""
-        return sum(process.incarnation for process in self.present)
-
-    def rollout(self, random: bool, control: RolloutControl) -> Batch:
-        """Return the next batch.
-
-        Args:
-            random: Whether rollouts that are requested from now on take random actions. Async
-                processes may have earlier requests.
-            control: Counts steps, and may stop the rollout.
-        """
-        flow = self._flow
-        flow.is_random, self._bell.control = random, control
-        try:
-            if flow.unclaimed is None:
-                self.scheduler.collect()
-        finally:
-            self._bell.control = RolloutControl()  # a stop does not apply to later waits
-        batch = flow.unclaimed
-        assert batch is not None
-        flow.claim()
-        for process, frames in batch.frames_of.items():
-            flow.ledger.deliver(process, frames)
-        flow.statistics.count_batch(sum(batch.frames_of.values()))
-        return batch
-
-    def _stop(self) -> None:
-        """Stop the rollouts that the next batch needs: of all processes if sync, else of one."""
-        waiting = [own for own in self.scheduler.group.queue if own.requests and not own.starting]
-        for process in waiting if self._all_stop else waiting[:1]:
-            process.handle.stop()
-
-    def push(self, weights: Weights, version: int) -> None:
-        """Send weights for the rollouts that start from now on."""
-        self._flow.version.number = version
-        self.scheduler.group.weights.send(weights, self.present, version)
-
-    def begin(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
-        """Drop rollouts in flight, and start again with a call in each process."""
-        self._flow.drop("set_seed")
-        self.scheduler.drop()
-        for process in self.present:
-            process.report = None
-        self.scheduler.waiter.begin_all(calls)
-
-    def resize(self, frames: int) -> None:
-        """Set the number of frames per rollout of each process."""
-        if self._flow.ledger.in_flight:  # prefetched rollouts have the old size; drop them
-            self.scheduler.reset(None)
-        self.scheduler.waiter.resize(frames)
-
-    def close(self) -> None:
-        """End the processes. Idempotent."""
-        self._bell.stop = _do_nothing  # it refers to this object
-        self._flow.closed = True
-        self._flow.ledger.lose_in_flight("shutdown")
-        self.scheduler.close()
 
 
 def _mean(seconds: Sequence[WorkerSeconds]) -> WorkerSeconds:

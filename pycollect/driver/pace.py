@@ -93,11 +93,7 @@ class PolicyLagLimit:
         return first_too_late([*slacks, self._limit], first, self.pace) is None
 
     def most_recent_due(self, versions: Sequence[int]) -> int | None:
-        """Return the newest version that may be delivered next; ``None`` if any may.
-
-        Args:
-            versions: As for `may_start`.
-        """
+        """Return the newest version that may be delivered next; ``None`` if any may."""
         after = max(self._before_update(1) - 1, 0)
         slack = first_too_late(self._slacks(versions), after, self.pace)
         return None if slack is None else self._version.number - (self._limit - slack)

@@ -14,8 +14,7 @@ from torch import nn
 from pycollect._core import Uninterrupted
 from pycollect.data.frame import MASK
 from pycollect.driver.accounts import Ledger
-from pycollect.driver.batch import Batch
-from pycollect.driver.delivery import rollouts_of
+from pycollect.driver.delivery import Batch, rollouts_of
 from pycollect.driver.options import StreamOptions
 from pycollect.errors import warn_user
 

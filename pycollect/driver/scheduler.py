@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from pycollect._core import Uninterrupted
 from pycollect.driver.accounts import count_slow_paths
 from pycollect.driver.assembly import Assembly, PendingBatch, forget_ids, in_flight_bytes
-from pycollect.driver.batch import Batch
+from pycollect.driver.delivery import Batch
 from pycollect.driver.flow import Flow
 from pycollect.driver.membership import Membership
 from pycollect.driver.options import RemoteOptions
@@ -25,40 +25,6 @@ from pycollect.transport.engine import Engine
 from pycollect.transport.messages import Rollout, RolloutRequest
 from pycollect.transport.spec import reset
 from pycollect.worker.report import RolloutReport
-
-
-def stats_of(flow: Flow, group: WorkerGroup) -> dict[str, Any]:
-    """Return the statistics of the stream and of each worker, former workers included.
-
-    "seconds" of the collector has the phases idle (waiting for rollouts), transport, assemble,
-    deliver and user, which add up to "elapsed". "seconds" of each worker has env, policy, record
-    and idle, since its first rollout began. "failure" is the reason for the worker's last
-    replacement, or ``None``. "transport" of a worker is "shared memory" if the worker writes into
-    the batch itself, otherwise "object store", "messages" or "rpc". "slow_paths" counts workers
-    that use one TensorDict per step, or have extras.
-    """
-    present, former = group.present, group.former
-    workers = sorted([*present, *former], key=lambda worker: worker.index)
-    reports = [worker.report for worker in workers if worker.report]
-    return {
-        **flow.statistics.report(),
-        "frames_stepped": sum(report.stepped for report in reports),
-        "slow_paths": count_slow_paths(report.slow_paths for report in reports),
-        "workers": {
-            worker.index: {
-                "pid": worker.info.pid,
-                "node": worker.info.node,
-                "transport": worker.handle.transport,
-                "version": worker.version,
-                "restarts": worker.restarts,
-                "failure": worker.failure,
-                "frames": worker.frames,
-                "seconds": worker.report.seconds.report() if worker.report else {},
-            }
-            for worker in workers
-        },
-        "workers_alive": 0 if flow.closed else sum(not worker.starting for worker in present),
-    }
 
 
 class Scheduler:
@@ -128,7 +94,7 @@ class Scheduler:
     # Collecting
 
     def collect(self) -> None:
-        """Produce the next batch; see :meth:`Source.collect`."""
+        """Produce the next batch; see `Source` in `stream`."""
         if not self.group.present:
             raise RuntimeError("all workers were stopped; call add_collectors() first")
         self._flow.collecting = True  # this process may call the policy while it waits
@@ -357,7 +323,7 @@ class Scheduler:
         self.members.settle()
 
     def end_trajectories(self, workers: Iterable[int]) -> None:
-        """See :meth:`Source.end_trajectories`."""
+        """Give later frames of these workers new trajectory ids, as a rollout was dropped."""
         for worker in self.group.of(list(workers)):
             forget_ids(self._flow.ids, worker.index, worker.info)
 
@@ -405,7 +371,15 @@ class Scheduler:
     def set_hook(
         self, name: str, hook: Callable[..., Any] | None, workers: Sequence[int] | None = None
     ) -> None:
-        """Call this hook in the workers from their next rollout on."""
+        """Call this hook in the workers from their next rollout on.
+
+        A worker process closes its copy of a hook that has a method `close`.
+
+        Args:
+            name: Name of the hook.
+            hook: Function to call, or ``None`` to remove the hook.
+            workers: Ids of the workers that call it. Defaults to ``None``: all, also later ones.
+        """
         alone = workers is not None
         chosen = self.group.present if workers is None else self.group.of(workers)
         self.group.hooks.send(name, hook, chosen, alone)
@@ -426,8 +400,39 @@ class Scheduler:
         }
 
     def report(self) -> dict[str, Any]:
-        """Return the statistics of the stream, the workers and the inference process."""
-        return {**stats_of(self._flow, self.group), **self.place.report()}
+        """Return the statistics of the stream, of each worker, also former ones, and of the server.
+
+        "seconds" of the collector has the phases idle (waiting for rollouts), transport, assemble,
+        deliver and user, which add up to "elapsed". "seconds" of each worker has env, policy,
+        record and idle, since its first rollout began. "failure" is the reason for the worker's
+        last replacement, or ``None``. "transport" of a worker is "shared memory" if it writes into
+        the batch itself, otherwise "object store", "messages" or "rpc". "slow_paths" counts workers
+        that use one TensorDict per step, or have extras.
+        """
+        present, former = self.group.present, self.group.former
+        workers = sorted([*present, *former], key=lambda worker: worker.index)
+        reports = [worker.report for worker in workers if worker.report]
+        alive = sum(not worker.starting for worker in present)
+        return {
+            **self._flow.statistics.report(),
+            **self.place.report(),
+            "frames_stepped": sum(report.stepped for report in reports),
+            "slow_paths": count_slow_paths(report.slow_paths for report in reports),
+            "workers": {
+                worker.index: {
+                    "pid": worker.info.pid,
+                    "node": worker.info.node,
+                    "transport": worker.handle.transport,
+                    "version": worker.version,
+                    "restarts": worker.restarts,
+                    "failure": worker.failure,
+                    "frames": worker.frames,
+                    "seconds": worker.report.seconds.report() if worker.report else {},
+                }
+                for worker in workers
+            },
+            "workers_alive": 0 if self._flow.closed else alive,
+        }
 
     def check_close_env(self, close_env: bool) -> None:
         """Raise RuntimeError unless `close_env` is true, because environments end with workers."""

@@ -13,7 +13,7 @@ from pycollect._core import Memory
 from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSlab, WeightSpec
 from pycollect.driver.records import WorkerRecord
 from pycollect.transport.messages import Buffer
-from pycollect.transport.shared_value import SharedValue, array_of, new_memory
+from pycollect.transport.pickling import SharedValue, array_of, new_memory
 
 _Sent = dict[str, tuple[int, SharedValue]]
 
@@ -137,12 +137,7 @@ class WeightSender:
         return {index: (own.weights, own.version) for index, own in each.items()}
 
     def skip(self, workers: Sequence[WorkerRecord], built: Weights) -> None:
-        """Record that the next weights are not sent to these workers, which keep their own.
-
-        Args:
-            workers: Workers that an update leaves out.
-            built: Weights with which workers were built.
-        """
+        """Record that the next weights are not sent to these workers, built with `built`."""
         self._built = built
         self._individual.update(worker.index for worker in workers)
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from tensordict import TensorDictBase
@@ -18,12 +18,12 @@ from pycollect.data.trajectory_queue import TrajectoryBatch
 from pycollect.data.upload import Uploads
 from pycollect.driver.accounts import Progress
 from pycollect.driver.background import Background
-from pycollect.driver.batch import Batch
-from pycollect.driver.delivery import assemble, finish, rollouts_of
+from pycollect.driver.delivery import Batch, assemble, finish, rollouts_of
 from pycollect.driver.flow import Flow
+from pycollect.driver.in_process import InProcess
 from pycollect.driver.pace import Pacing
 from pycollect.driver.replay import BufferWrite, extend, pieces, put
-from pycollect.driver.source import Source
+from pycollect.driver.scheduler import Scheduler
 from pycollect.errors import (
     LimitError,
     WorkerError,
@@ -36,6 +36,15 @@ from pycollect.errors import (
 _DROPPED_BEFORE_WARNING = 20
 
 T = TypeVar("T")
+
+Source: TypeAlias = InProcess | Scheduler
+"""Produces batches, with one worker in this process or with workers in other processes.
+
+A source writes to the Flow that it was made with, and has no reference to a collector. `collect`
+stores the next batch as the flow's `unclaimed`; its frames stay in flight. An interrupt discards an
+incomplete batch. Changes that must agree with each other are made in an uninterruptible block,
+which also sets `unclaimed`.
+"""
 
 
 class Finished(NamedTuple):
@@ -154,12 +163,7 @@ class Stream:
     def _finish(
         self, td: TensorDictBase, host: Mapping[Key, torch.Tensor], frames_of: Mapping[Any, int]
     ) -> TensorDictBase:
-        """Return the batch in its final form.
-
-        Args:
-            host: Tensors of the batch that are in host memory, as in `finish`.
-            frames_of: Number of frames of each worker.
-        """
+        """Return the batch in its final form."""
         return finish(td, self._flow.options, host)
 
     def _deliver_trajectories(self) -> bool:

@@ -128,28 +128,23 @@ class WorkerWaiter:
         answered.
         """
         pickled = {index: cloudpickle.dumps((function, args)) for index, args in calls.items()}
-        return [cloudpickle.loads(answer) for answer in self._answers(pickled)]
-
-    def _answers(self, requests: Mapping[int, bytes]) -> list[bytes]:
+        answers, failures = [], []
         with self._flow.between_rollouts("workers"):
             self._flow.check_open()
-            workers = [worker for worker in self._group.in_order if worker.index in requests]
+            workers = [worker for worker in self._group.in_order if worker.index in pickled]
             for worker in workers:
                 self.await_built(worker)
-            sent = [
-                (worker, worker.handle.run_pickled(requests[worker.index])) for worker in workers
-            ]
-            answers, failures = [], []
-            for worker, call in sent:
+            sent = [worker.handle.run_pickled(pickled[worker.index]) for worker in workers]
+            for worker, call in zip(workers, sent, strict=True):
                 try:
                     answers.append(self._answer_of(worker, call))
                 except Exception as error:
                     if is_interrupt(error):
                         raise
                     failures.append(without_frames(error))
-            if failures:
-                raise without_frames(failures[0])
-            return answers
+        if failures:
+            raise without_frames(failures[0])
+        return [cloudpickle.loads(answer) for answer in answers]
 
     def _answer_of(self, worker: WorkerRecord, call: Any) -> bytes:
         if not self._has_answered(worker, call):

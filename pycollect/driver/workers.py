@@ -16,11 +16,17 @@ from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import CHECK_SECONDS, StartTimer, WorkerPlan, WorkerRecord
 from pycollect.driver.sending import HookSender, PolicyCopy, WeightSender
-from pycollect.errors import LimitError, WorkerDied, WorkerError, warn_user, without_frames
+from pycollect.errors import (
+    LimitError,
+    WorkerDied,
+    WorkerError,
+    limits_named,
+    warn_user,
+    without_frames,
+)
 from pycollect.transport.engine import AnswerWaiter, Engine
 from pycollect.transport.handle import NotStarted, WorkerHandle
-from pycollect.transport.limits import limits_named
-from pycollect.transport.shared_value import SharedValue
+from pycollect.transport.pickling import SharedValue
 from pycollect.transport.spec import WorkerInfo
 
 _LOGGER = logging.getLogger(__name__)
@@ -310,11 +316,7 @@ class WorkerGroup:
         self._waiter.wait_closed([worker.newest for worker in workers])
 
     def close(self, timeout: float | None = None) -> None:
-        """End all workers.
-
-        Args:
-            timeout: Number of seconds in which workers must close their environments.
-        """
+        """End all workers, which have `timeout` seconds to close their environments."""
         workers = [*self.present, *self.former]
         self._waiter.wait_closed([worker.newest for worker in workers], timeout)
         for worker in workers:

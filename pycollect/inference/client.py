@@ -12,13 +12,20 @@ from pycollect.data.cast import ObservationCast
 from pycollect.data.layout import Key
 from pycollect.data.slabs import MemoryAddress
 from pycollect.envs.base import EnvSpec
-from pycollect.inference.messages import JoinReply, JoinRequest, PolicyNeeds, read_by_policy
-from pycollect.inference.shared_io import ANSWER, SharedIO, rows_of
+from pycollect.inference.messages import (
+    ANSWER,
+    JoinReply,
+    JoinRequest,
+    PolicyNeeds,
+    SharedIO,
+    read_by_policy,
+    rows_of,
+)
 from pycollect.policy.calling import CallOptions
 from pycollect.policy.remote import RemotePolicy, RemoteRunner
 from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
 from pycollect.transport.messages import ErrorReport
-from pycollect.transport.shared_value import pack, unpack
+from pycollect.transport.pickling import pack, unpack
 
 _BEAT_SECONDS = 0.05  # interval at which a waiting worker shows that it has not stalled
 _NO_CONTROL = RolloutControl()
@@ -176,9 +183,6 @@ class ClientSlots:
 
     def policies(self, count: int) -> list[PolicyClient]:
         """Return the policy clients of new workers.
-
-        Args:
-            count: Number of new workers.
 
         Raises:
             ValueError: More than 1024 slots are needed.

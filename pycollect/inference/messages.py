@@ -1,4 +1,6 @@
-"""Messages between a worker and its inference server, in addition to the shared memory.
+"""Shared memory of a worker and its inference server, and the messages between them.
+
+The worker writes observations into its row, and the server writes outputs of the policy there.
 
 A request is empty ("read my row"), or a `JoinRequest`, which describes the worker's environments.
 The reply to an empty request is empty, and the reply to a `JoinRequest` is a `JoinReply`. Either
@@ -7,21 +9,89 @@ reply may be an exception instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from pycollect._core import Leaf
+from pycollect._core import Layout, Leaf, Memory, Placement
 from pycollect.data.cast import ObservationCast
 from pycollect.data.frame import ONE_REWARD
 from pycollect.data.layout import Key
-from pycollect.data.slabs import MemoryAddress
+from pycollect.data.slabs import MemoryAddress, slab_tensors
 from pycollect.envs.base import EnvSpec
-from pycollect.inference.shared_io import IOLayout
 from pycollect.policy.calling import CallOptions
 from pycollect.policy.program.steps import show_all
+
+_READ, _WRITTEN = "read", "written"
+ANSWER = Leaf(("_pycollect_answer",), "int64", (1,))
+"""If states stay with the policy, number of the answer that an environment continues from.
+
+Workers carry it from step to step like a state. It is 0 if the states in shared memory apply.
+"""
+
+
+@dataclass(frozen=True)
+class IOLayout:
+    """Layout of a SharedIO: a slab of one step with a row per client; can be pickled.
+
+    Attributes:
+        read: Leaves that workers write and the policy reads.
+        written: Leaves that the policy writes.
+        rows: Maximum number of clients.
+        envs: Number of environments of each client, P.
+    """
+
+    read: tuple[Leaf, ...]
+    written: tuple[Leaf, ...]
+    rows: int
+    envs: int
+
+    def _placement(self) -> Placement:
+        leaves = [
+            Leaf((side, *leaf.key), leaf.dtype, leaf.shape)
+            for side, leaves_of_side in ((_READ, self.read), (_WRITTEN, self.written))
+            for leaf in leaves_of_side
+        ]
+        return Placement(Layout(leaves), self.rows, self.envs, 1)
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes of shared memory."""
+        return self._placement().bytes
+
+
+class SharedIO:
+    """Shared memory that this process created or attached.
+
+    Attributes:
+        read: Tensors ``[rows, P, *frame]`` that workers write, by key; one row is contiguous.
+        written: Tensors ``[rows, P, *frame]`` that the policy writes, by key.
+    """
+
+    def __init__(self, layout: IOLayout, memory: Memory) -> None:
+        slab = memory.slab(layout._placement(), 0)
+        tensors = slab_tensors(slab, [layout.rows, layout.envs])
+        self.read = _side(tensors, _READ)
+        self.written = _side(tensors, _WRITTEN)
+
+    @staticmethod
+    def shared(layout: IOLayout) -> tuple[SharedIO, Memory]:
+        """Create shared memory; return it with its Memory, which has an address."""
+        memory = Memory.share(layout.bytes)
+        return SharedIO(layout, memory), memory
+
+
+def rows_of(
+    tensors: dict[Key, torch.Tensor], row: int, batch: Sequence[int]
+) -> dict[Key, torch.Tensor]:
+    """Return one client's row of each tensor, ``[P, *frame]``, or ``[*frame]`` without a batch."""
+    return {key: tensor[row] if batch else tensor[row, 0] for key, tensor in tensors.items()}
+
+
+def _side(tensors: dict[Key, torch.Tensor], side: str) -> dict[Key, torch.Tensor]:
+    return {key[1:]: tensor for key, tensor in tensors.items() if key[0] == side}
 
 
 def read_by_policy(env: EnvSpec) -> EnvSpec:

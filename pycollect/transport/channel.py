@@ -1,15 +1,16 @@
-"""Channels to a worker: through shared memory, or through calls of another process."""
+"""Channels to a worker, through shared memory or calls, and the bells that announce answers."""
 
 from __future__ import annotations
 
 import math
 import pickle
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from pycollect._core import (
     Mailbox,
@@ -19,6 +20,7 @@ from pycollect._core import (
     SharedNumber,
     WorkerMailbox,
 )
+from pycollect.data.slabs import MemoryAddress
 from pycollect.errors import without_frames
 from pycollect.transport.messages import (
     Buffer,
@@ -29,11 +31,79 @@ from pycollect.transport.messages import (
     SetWeights,
     Stop,
 )
+from pycollect.transport.pickling import SharedValue, pack, unpack
 from pycollect.transport.process import Caller
-from pycollect.transport.shared_value import SharedValue, pack, unpack
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.02
+"""How often a waiting driver checks whether its workers are alive."""
+
+
+class AnyBell(Protocol):
+    """Interface of a bell: the core's `Bell`, one that works while it waits, or a ThreadBell."""
+
+    @property
+    def address(self) -> MemoryAddress | None:
+        """Address by which other processes find the bell; ``None`` if they cannot ring it."""
+
+    @property
+    def count(self) -> int:
+        """Number of rings so far."""
+
+    def ring(self) -> None:
+        """Wake all waiting threads."""
+
+    def wait_ring(self, seen: int, seconds: float) -> bool:
+        """Sleep until `count` differs from `seen`; return whether it does. May return early."""
+
+
+class ThreadBell:
+    """A bell for threads of this process, used if memory cannot be shared."""
+
+    address: ClassVar[None] = None
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Number of rings so far."""
+        return self._count
+
+    def ring(self) -> None:
+        """Wake all waiting threads."""
+        with self._condition:
+            self._count += 1
+            self._condition.notify_all()
+
+    def wait_ring(self, seen: int, seconds: float) -> bool:
+        """Sleep until `count` differs from `seen` or the time ends; return whether it differs."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self._count != seen, seconds)
+
+
+def wait_for(bell: AnyBell, look: Callable[[], T], seconds: float = math.inf) -> T:
+    """Call `look` whenever the bell rings, until it returns a true value or the time is over.
+
+    It is also called at intervals, because a worker that dies rings no bell.
+
+    Returns:
+        The last result of `look`.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        seen = bell.count
+        result = look()
+        left = deadline - time.monotonic()
+        if result or left <= 0:
+            return result
+        bell.wait_ring(seen, min(left, POLL_SECONDS))
+
 
 MAX_REQUESTS = 64
-"""Maximum number of unanswered requests in a mailbox."""
+"""Maximum number of unanswered requests to a worker."""
 
 SentWeights: TypeAlias = tuple[int, int, SharedValue]
 """Serial number, policy version and packed weights."""
@@ -42,120 +112,68 @@ SentHooks: TypeAlias = Mapping[str, tuple[int, SharedValue]]
 """Serial number and pickled hook, by the hook's name."""
 
 
-class Channel(Protocol):
-    """The driver's end of a connection to one worker, which answers requests in their order.
-
-    Only `publish` may be called by several threads, one at a time.
-    """
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the worker shares memory with this process and writes into requests' rows."""
-
-    @property
-    def transport(self) -> str:
-        """Name of the transport that carries the rollouts."""
-
-    def form_of(self, value: SharedValue) -> Any:
-        """Return the form in which a request contains a value. Keep the value until the answer."""
-
-    def send(self, request: Request) -> Any:
-        """Send a request; return an object to keep until it is answered."""
-
-    @property
-    def max_requests(self) -> float:
-        """Maximum number of requests without an answer."""
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a request has no answer yet, whatever was taken."""
-
-    @property
-    def has_answer(self) -> bool:
-        """Whether the oldest request that was sent has an answer. Does not wait."""
-
-    def drop_answer(self) -> None:
-        """Take the answer of the oldest request without reading it."""
-
-    def take_answer(self) -> Any:
-        """Return the answer of the oldest request, once.
-
-        It may be an `ErrorReport`, or a function that returns a `ProcessEnd` or an exception of the
-        transport, perhaps after a short wait.
-
-        Raises:
-            SharedMemoryError: The worker has died, and the memory of its answer is gone.
-        """
-
-    def publish(
-        self, weights: SentWeights | None, hooks: SentHooks, acknowledge: bool = False
-    ) -> Callable[[], Any] | None:
-        """Send weights and hooks that apply from the worker's next rollout, even a queued one.
-
-        Args:
-            weights: The newest weights, or ``None`` if there are none yet.
-            hooks: All hooks.
-            acknowledge: Whether to send the weights now in any case.
-
-        Returns:
-            Function that waits until the worker has the weights, and returns its answer. ``None``
-            if it has them now, or if they travel with the next request.
-        """
-
-    def stop(self, number: int) -> None:
-        """Stop the rollouts of all requests up to this number after their current step."""
-
-    def steps(self) -> int | None:
-        """Return the number of steps the worker has made, or ``None`` if unknown. Does not wait."""
-
-
 class MailboxChannel:
     """A channel through shared memory. The worker rings a bell after each answer.
 
+    Only `publish` may be called by several threads, one at a time.
+
     Args:
         mailbox: Unused mailbox, whose address the worker has.
+
+    Attributes:
+        in_place: Whether the worker shares memory with this process and writes into requests' rows.
+        transport: Name of the transport that carries the rollouts.
     """
 
     in_place: ClassVar[bool] = True
     transport: ClassVar[str] = "shared memory"
-    max_requests: ClassVar[float] = MAX_REQUESTS
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._published: Any = None  # the memory of the published message
 
     def form_of(self, value: SharedValue) -> Any:
-        """See `Channel`."""
+        """Return the form in which a request contains a value. Keep the value until the answer."""
         return value.memory.address
 
     def send(self, request: Request) -> Any:
-        """See `Channel`."""
+        """Send a request; return an object to keep until it is answered."""
         message, memory = pack(request, Mailbox.ASK_BYTES)
         self._mailbox.ask(message)
         return memory
 
     @property
     def is_pending(self) -> bool:
-        """See `Channel`."""
+        """Whether a request has no answer yet, whatever was taken."""
         return self._mailbox.answered < self._mailbox.asked
 
     @property
     def has_answer(self) -> bool:
-        """See `Channel`."""
+        """Whether the oldest request that was sent has an answer. Does not wait."""
         return self._mailbox.has_answer
 
     def drop_answer(self) -> None:
-        """See `Channel`."""
+        """Take the answer of the oldest request without reading it."""
         self._mailbox.take_answer()
 
     def take_answer(self) -> Any:
-        """See `Channel`."""
+        """Return the answer of the oldest request, once.
+
+        It may be an `ErrorReport`. From a `CallChannel`, it may also be a function that returns a
+        `ProcessEnd` or an exception of the transport, perhaps after a short wait.
+
+        Raises:
+            SharedMemoryError: The worker has died, and the memory of its answer is gone.
+        """
         return unpack(self._mailbox.take_answer())
 
     def publish(
         self, weights: SentWeights | None, hooks: SentHooks, acknowledge: bool = False
     ) -> None:
-        """See `Channel`. The worker has the weights when this returns."""
+        """Send weights and all hooks, which apply from the next rollout, even a queued one.
+
+        The worker has the weights when this returns, whatever `acknowledge` is.
+        """
         serial, version, packed = weights or (0, 0, None)
         memory = packed and packed.memory
         places = [(name, (number, hook.memory.address)) for name, (number, hook) in hooks.items()]
@@ -163,11 +181,11 @@ class MailboxChannel:
         self._published = weights, hooks
 
     def stop(self, number: int) -> None:
-        """See `Channel`."""
+        """Stop the rollouts of all requests up to this number after their current step."""
         self._mailbox.stop(number)
 
     def steps(self) -> int:
-        """See `Channel`."""
+        """Return the number of steps the worker has made, or ``None`` if unknown. Does not wait."""
         return self._mailbox.steps
 
 
@@ -179,7 +197,6 @@ class CallChannel:
     """
 
     in_place: ClassVar[bool] = False
-    max_requests: ClassVar[float] = math.inf
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -192,11 +209,11 @@ class CallChannel:
         self._steps_call: Future[Any] | None = None
 
     def form_of(self, value: SharedValue) -> Any:
-        """See `Channel`."""
+        """See `MailboxChannel`."""
         return value.reference
 
     def send(self, request: Request) -> None:
-        """See `Channel`. A request for a rollout also carries weights that were not sent yet."""
+        """See `MailboxChannel`. A rollout's request also carries weights that were not sent yet."""
         weights = self._weights
         if isinstance(request, Collect) and weights is not None and weights[0] > self._sent_serial:
             serial, version, packed = weights
@@ -206,20 +223,20 @@ class CallChannel:
 
     @property
     def is_pending(self) -> bool:
-        """See `Channel`."""
+        """See `MailboxChannel`."""
         return not all(call.done() for call in self._calls)
 
     @property
     def has_answer(self) -> bool:
-        """See `Channel`."""
+        """See `MailboxChannel`."""
         return bool(self._calls) and self._calls[0].done()
 
     def drop_answer(self) -> None:
-        """See `Channel`."""
+        """See `MailboxChannel`."""
         self._calls.popleft()
 
     def take_answer(self) -> Any:
-        """See `Channel`."""
+        """See `MailboxChannel`."""
         call = self._calls.popleft()
         return call.result() if call.exception() is None else partial(self._result, call)
 
@@ -233,7 +250,14 @@ class CallChannel:
     def publish(
         self, weights: SentWeights | None, hooks: SentHooks, acknowledge: bool = False
     ) -> Callable[[], Any] | None:
-        """See `Channel`. Weights travel with the next rollout if nothing is queued."""
+        """See `MailboxChannel`. Weights travel with the next rollout if nothing is queued.
+
+        If `acknowledge` is true, they are sent now in any case.
+
+        Returns:
+            Function that waits until the worker has the weights, and returns its answer. ``None``
+            if they travel with the next request.
+        """
         for name, (serial, hook) in hooks.items():
             if serial > self._hook_serials.get(name, 0):
                 self._hook_serials[name] = serial
@@ -248,13 +272,13 @@ class CallChannel:
         return partial(self._result, call)
 
     def stop(self, number: int) -> None:
-        """See `Channel`. Sends one message, which skips the queue."""
+        """See `MailboxChannel`. Sends one message, which skips the queue."""
         if number > self._stopped:
             self._stopped = number
             self._caller.call_unqueued(Stop(number))
 
     def steps(self) -> int | None:
-        """See `Channel`."""
+        """See `MailboxChannel`."""
         if self._steps_call is None:
             self._steps_call = self._caller.call_unqueued(GetSteps())
         if not self._steps_call.done():
@@ -264,12 +288,14 @@ class CallChannel:
         return steps if isinstance(steps, int) else None  # reading the rollout raises the error
 
 
-class Published(NamedTuple):
-    """Weights and hooks that are newer than those of a worker.
+Channel: TypeAlias = MailboxChannel | CallChannel
+"""The driver's end of a connection to one worker, which answers requests in their order."""
 
-    Attributes:
-        weights: Packed weights; ``None`` if the worker has the newest.
-        hooks: Serial number and pickled hook, by name.
+
+class Published(NamedTuple):
+    """Weights and hooks that are newer than a worker's. A hook has a serial number.
+
+    `weights` is ``None`` if the worker has the newest.
     """
 
     serial: int
@@ -278,29 +304,12 @@ class Published(NamedTuple):
     hooks: dict[str, tuple[int, Buffer]]
 
 
-class WorkerEnd(Protocol):
-    """The worker's end of a channel, as far as a `WorkerHost` needs it."""
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the worker shares memory with the driver."""
-
-    @property
-    def moves(self) -> int:
-        """Number that grows with each step of a rollout. May be read at any time."""
-
-    def bytes_of(self, form: Any) -> bytes:
-        """Return the bytes of a value from its form in a request."""
-
-    def control(self, number: int, min_steps: int) -> RolloutControl:
-        """Return the control of the rollout of a request."""
-
-    def published(self, serial: int, hooks: Mapping[str, int]) -> Published | None:
-        """Return what is newer than the weights with this serial number and these hooks'."""
-
-
 class MailboxEnd:
-    """The worker's end of a MailboxChannel."""
+    """The worker's end of a MailboxChannel.
+
+    Attributes:
+        in_place: Whether the worker shares memory with the driver.
+    """
 
     in_place: ClassVar[bool] = True
 
@@ -309,19 +318,19 @@ class MailboxEnd:
 
     @property
     def moves(self) -> int:
-        """See `WorkerEnd`."""
+        """Number that grows with each step of a rollout. May be read at any time."""
         return self._mailbox.steps.value
 
     def bytes_of(self, form: Any) -> bytes:
-        """See `WorkerEnd`."""
+        """Return the bytes of a value from its form in a request."""
         return Memory.attach(form).array().tobytes()
 
     def control(self, number: int, min_steps: int) -> RolloutControl:
-        """See `WorkerEnd`."""
+        """Return the control of the rollout of a request."""
         return RolloutControl(self._mailbox.stop, number, min_steps, self._mailbox.steps)
 
     def published(self, serial: int, hooks: Mapping[str, int]) -> Published | None:
-        """See `WorkerEnd`."""
+        """Return what is newer than the weights with this serial number and these hooks'."""
         while message := self._mailbox.published():
             newest, version, address, places = pickle.loads(message)
             new = {name: place for name, place in places if place[0] > hooks.get(name, 0)}
@@ -355,19 +364,19 @@ class CallEnd:
 
     @property
     def moves(self) -> int:
-        """See `WorkerEnd`."""
+        """See `MailboxEnd`."""
         return self._moves.value
 
     def bytes_of(self, form: Any) -> bytes:
-        """See `WorkerEnd`."""
+        """See `MailboxEnd`."""
         return bytes(form)
 
     def control(self, number: int, min_steps: int) -> RolloutControl:
-        """See `WorkerEnd`."""
+        """See `MailboxEnd`."""
         return RolloutControl(self._stop, number, min_steps, self._moves)
 
     def published(self, serial: int, hooks: Mapping[str, int]) -> Published | None:
-        """See `WorkerEnd`."""
+        """See `MailboxEnd`."""
         with self._lock:
             newest, version, packed = self._weights
             new = {name: own for name, own in self._hooks.items() if own[0] > hooks.get(name, 0)}
@@ -385,3 +394,7 @@ class CallEnd:
                     self._hooks = {**self._hooks, name: (serial, hook)}
                 case SetWeights(serial) if serial > self._weights[0]:
                     self._weights = tuple(request)
+
+
+WorkerEnd: TypeAlias = MailboxEnd | CallEnd
+"""The worker's end of a channel."""

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pycollect._core import available_memory
-from pycollect.transport.bells import POLL_SECONDS, AnyBell
+from pycollect.transport.channel import POLL_SECONDS, AnyBell, wait_for
 from pycollect.transport.handle import AnyHandle, WorkerHandle
-from pycollect.transport.shared_value import Shareable, SharedValue
+from pycollect.transport.pickling import Shareable, SharedValue
 from pycollect.transport.spec import WorkerSpec
 
 _RESPOND_SECONDS = 5.0  # for a worker to end its last step and respond to the close request
 _CLOSE_SECONDS = 30.0  # for its environments to close, which may have processes of their own
 
 
-class Engine(Protocol):
-    """Starts workers."""
+class Engine(ABC):
+    """Starts workers of one kind.
 
-    @property
-    def bell(self) -> AnyBell:
-        """Bell that rings when a worker may have answered."""
+    Attributes:
+        bell: Bell that rings when a worker may have answered.
+    """
 
-    def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
+    bell: AnyBell
+
+    def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 (optional)
         """Raise ValueError, naming the resource, if these workers need more than there is."""
 
     def check_memory(self, needed: int, in_place: bool) -> None:
@@ -32,19 +35,27 @@ class Engine(Protocol):
         Args:
             in_place: Whether the workers write in place.
         """
+        limit, source = available_memory()
+        if needed > limit:
+            raise too_many_bytes(needed, f"only {limit} are available ({source})")
 
+    @abstractmethod
     def put(self, value: Shareable) -> SharedValue:
         """Return a value that several workers share."""
 
+    @abstractmethod
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
     ) -> WorkerHandle:
         """Start a worker, which builds its environments at once.
 
         Args:
+            spec: Specification of the worker.
             policy: Pickled policy or policy factory.
+            options: Options of this kind of worker, such as an actor's.
         """
 
+    @abstractmethod
     def leave(self) -> None:
         """Release everything the engine holds. Idempotent."""
 
@@ -64,15 +75,11 @@ class AnswerWaiter:
         deadline = time.monotonic() + timeout
         while True:
             seen = self._bell.count
-            dead = self._dead_worker(handles)
-            if dead is not None:
-                return dead
-            for handle in handles:
-                if handle.has_answer:
-                    return handle
+            answered = (handle for handle in handles if handle.has_answer)
+            ready = self._dead_worker(handles) or next(answered, None)
             left = deadline - time.monotonic()
-            if left <= 0:
-                return None
+            if ready is not None or left <= 0:
+                return ready
             self._bell.wait_ring(seen, min(left, POLL_SECONDS))
 
     def _dead_worker(self, handles: Sequence[AnyHandle]) -> AnyHandle | None:
@@ -103,20 +110,7 @@ class AnswerWaiter:
 
     def _wait_dead(self, handles: Sequence[AnyHandle], timeout: float) -> None:
         """Wait until all workers are dead or the timeout ends."""
-        deadline = time.monotonic() + timeout
-        waiting = list(handles)
-        while waiting and time.monotonic() < deadline:
-            seen = self._bell.count
-            waiting = [handle for handle in waiting if not handle.is_dead]
-            if waiting:
-                self._bell.wait_ring(seen, POLL_SECONDS)
-
-
-def check_available(needed: int) -> None:
-    """Raise ValueError if rollouts in flight of that many bytes do not fit into shared memory."""
-    limit, source = available_memory()
-    if needed > limit:
-        raise too_many_bytes(needed, f"only {limit} are available ({source})")
+        wait_for(self._bell, lambda: not [own for own in handles if not own.is_dead], timeout)
 
 
 def too_many_bytes(needed: int, available: str) -> ValueError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,16 +12,17 @@ from typing import Any, ClassVar, TypeAlias
 import cloudpickle
 
 from pycollect._core import Mailbox, SharedMemoryError, Uninterrupted
-from pycollect.errors import LimitError, is_interrupt, without_frames
-from pycollect.transport.bells import POLL_SECONDS, AnyBell
+from pycollect.errors import LimitError, is_interrupt, limits_named, without_frames
 from pycollect.transport.channel import (
+    MAX_REQUESTS,
+    AnyBell,
     CallChannel,
     Channel,
     MailboxChannel,
     SentWeights,
+    wait_for,
 )
-from pycollect.transport.import_warnings import filters_import_warnings
-from pycollect.transport.limits import limits_named
+from pycollect.transport.imports import filters_import_warnings
 from pycollect.transport.messages import (
     Build,
     Close,
@@ -37,9 +37,8 @@ from pycollect.transport.messages import (
     opened_slab,
     unpacked_report,
 )
-from pycollect.transport.pickling import pickled_spec
+from pycollect.transport.pickling import SharedValue, pickled_spec
 from pycollect.transport.process import ProcessEnd, WorkerProcess
-from pycollect.transport.shared_value import SharedValue
 from pycollect.transport.spec import WorkerInfo, WorkerSpec
 
 
@@ -151,11 +150,7 @@ class WorkerHandle:
         Raises:
             Exception: The exception that building the worker raised.
         """
-        while True:
-            seen = self._bell.count
-            if self.has_answer or self.is_dead:
-                break
-            self._bell.wait_ring(seen, POLL_SECONDS)
+        wait_for(self._bell, lambda: self.has_answer or self.is_dead)
         if self._failure is not None:
             raise without_frames(self._failure)
         info: WorkerInfo = self._read(self._calls[0])
@@ -257,16 +252,12 @@ class WorkerHandle:
         Returns:
             Whether the request has an answer or can no longer get one.
         """
-        deadline = time.monotonic() + seconds
-        while True:
-            seen = self._bell.count
+
+        def is_settled() -> bool:
             self._take_answers()
-            if number in self._answers or self.is_dead:
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._bell.wait_ring(seen, min(left, POLL_SECONDS))
+            return number in self._answers or self.is_dead
+
+        return wait_for(self._bell, is_settled, seconds)
 
     def answer(self, call: int | Callable[[], Any] | None) -> Any:
         """Wait for a request, or for a call of `assign`, and return its result."""
@@ -349,8 +340,7 @@ class WorkerHandle:
 
     def _ask(self, request: Request, *kept: Any, wait: bool = True) -> int:
         self._take_answers()
-        most = self._channel.max_requests
-        while wait and self._asked - self._taken >= most:  # mostly dropped requests
+        while wait and self._asked - self._taken >= MAX_REQUESTS:  # mostly dropped requests
             self._wait_more()
         with Uninterrupted():
             memory = self._channel.send(request)
@@ -377,14 +367,9 @@ class WorkerHandle:
 
     def _wait_more(self) -> None:
         """Wait for one more answer; raise WorkerDied if none can come."""
-        while True:
-            seen = self._bell.count
-            if self._take_answers():
-                return
-            if not self._bell.wait_ring(seen, POLL_SECONDS) and self.is_dead:
-                if self._take_answers():  # the last answer may have come meanwhile
-                    return
-                raise self._end().death_of(self.spec)
+        wait_for(self._bell, lambda: self._channel.has_answer or self.is_dead)
+        if not self._take_answers():
+            raise self._end().death_of(self.spec)
 
     def _take_answers(self) -> bool:
         """Take all answers that have arrived; return whether there was one."""

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import cloudpickle
 import torch
 
-from pycollect._core import RolloutControl, SlabPool, merge_freed_memory
+from pycollect._core import (
+    Mailbox,
+    Memory,
+    RolloutControl,
+    SlabPool,
+    WorkerMailbox,
+    merge_freed_memory,
+)
+from pycollect.checks import built_policy
 from pycollect.data.compression import PackedBuffer
 from pycollect.data.frame import TRAJ_IDS
 from pycollect.data.layout import Key
-from pycollect.data.slabs import MappedSlabs, SlabRows, make_pool, to_tensordict
+from pycollect.data.slabs import MappedSlabs, MemoryAddress, SlabRows, make_pool, to_tensordict
 from pycollect.data.weights import WeightSlab
 from pycollect.envs.registrations import register
 from pycollect.errors import kept_warnings
-from pycollect.transport.channel import CallEnd, WorkerEnd
-from pycollect.transport.hosted import HostedServer, SingleWorker
-from pycollect.transport.import_warnings import filter_import_warnings
+from pycollect.transport.channel import MAX_REQUESTS, CallEnd, MailboxEnd, WorkerEnd
+from pycollect.transport.descendants import begin_worker, end_worker
+from pycollect.transport.imports import become_worker, building, filter_import_warnings
 from pycollect.transport.messages import (
     Buffer,
     Build,
@@ -39,12 +50,69 @@ from pycollect.transport.messages import (
     packed_slab,
     plain_report,
 )
-from pycollect.transport.pickling import unpickle
+from pycollect.transport.pickling import pack, unpack, unpickle
 from pycollect.transport.spec import Hosted, WorkerInfo, WorkerSpec
-from pycollect.transport.unguarded import become_worker, building
+from pycollect.worker.options import PRE
 from pycollect.worker.report import Lazy
+from pycollect.worker.worker import Worker
 
 T = TypeVar("T")
+
+
+class SingleWorker(Worker):
+    """A Worker that runs in a process of its own.
+
+    Args:
+        spec: Specification of the worker.
+        policy: Pickled policy or policy factory.
+
+    Attributes:
+        version: Version of the worker's weights; set before the driver calls a function with it.
+    """
+
+    version = 0
+    serve = None  # no inference server
+
+    def __init__(self, spec: WorkerSpec, policy: bytes) -> None:
+        policy_or_factory = cloudpickle.loads(policy)
+        self.post_collect_hook: Callable[[Any], Any] | None = spec.options.post_collect_hook
+        super().__init__(
+            spec.index,
+            spec.entry,
+            spec.env_kwargs,
+            built_policy(policy_or_factory) if spec.builds_policy else policy_or_factory,
+            spec.options,
+            spec.incarnation,
+        )
+
+    def info(self) -> WorkerInfo:
+        """Return a description of the worker, without its process."""
+        return WorkerInfo(
+            self.leaves,
+            self.num_envs,
+            self.num_seeds,
+            self.batch_size,
+            self.steps,
+            bounded=self.bounded,
+            weights=self.weights,
+            device=self.device,
+        )
+
+    def set_hook(self, name: str, hook: Any) -> None:
+        """Set a hook that applies from the next rollout."""
+        if name == PRE:
+            self.pre_collect_hook = hook
+        else:
+            self.post_collect_hook = hook
+
+    def close(self) -> None:
+        """Close the post-collect hook, if it can be closed, and the environments."""
+        close = getattr(self.post_collect_hook, "close", None)
+        try:
+            if close is not None:
+                close()
+        finally:
+            super().close()
 
 
 class WorkerHost:
@@ -107,24 +175,15 @@ class WorkerHost:
             with kept_warnings() as self._warnings:
                 worker = make_worker(spec, self._end.bytes_of(request.policy))
             self._worker = worker
-            self._weight_slab = WeightSlab(worker.weights) if worker.weights else None
-            return self._info()
+            info = self._info()
+            self._weight_slab = WeightSlab(info.weights) if info.weights else None
+            return info
 
     def _info(self) -> WorkerInfo:
-        worker = self._built
-        return WorkerInfo(
-            leaves=worker.leaves,
-            num_envs=worker.num_envs,
-            num_seeds=worker.num_seeds,
-            batch_size=worker.batch_size,
-            steps=worker.steps,
+        return replace(
+            self._built.info(),
             pid=os.getpid(),
             node=socket.gethostname(),
-            bounded=worker.bounded,
-            weights=worker.weights,
-            device=worker.device,
-            processes=worker.processes,
-            stacked=worker.stacked,
             warnings=tuple(self._warnings),
         )
 
@@ -177,11 +236,10 @@ class WorkerHost:
 
     def serve_clients(self) -> bool:
         """Serve the clients of an inference server once; return False for another worker."""
-        worker = self._worker
-        if not isinstance(worker, HostedServer):
+        serve = None if self._worker is None else self._worker.serve
+        if serve is None:
             return False
-        worker.wait()
-        worker.serve(self._newest_version)
+        serve(self._newest_version)
         return True
 
     def _newest_version(self) -> int:
@@ -271,3 +329,63 @@ def end_fork_of(process: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+_WAIT_SECONDS = 10.0  # for a request, before a worker looks again
+
+
+def log_to(descriptor: int) -> None:
+    """Use the file of a WorkerLog as standard error, and write tracebacks of crashes there."""
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    faulthandler.enable(2)
+
+
+def serve(
+    mailbox: MemoryAddress, bell: MemoryAddress, driver: int, inherited: tuple[Any, ...], log: int
+) -> None:
+    """Answer requests from a mailbox until `Close`; the main function of a worker process.
+
+    Args:
+        mailbox: Address of the mailbox.
+        bell: Address of the driver's bell.
+        driver: Pid of the driver. When it ends, this process and its descendants are killed.
+        inherited: Objects that the worker's spec refers to; see `pickling`.
+        log: Descriptor of the file that becomes this process's standard error.
+    """
+    begin_worker(driver)
+    log_to(log)
+    answer_all(WorkerMailbox(mailbox, bell), inherited)
+    end_worker()
+
+
+def answer_all(mailbox: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
+    """Answer all requests to a worker, from `Build` until `Close`."""
+    process = os.getpid()
+    try:
+        _answer_until_closed(mailbox, inherited)
+    finally:
+        end_fork_of(process)
+
+
+def _answer_until_closed(mailbox: WorkerMailbox, inherited: tuple[Any, ...]) -> None:
+    host = WorkerHost(MailboxEnd(mailbox), inherited)
+    # A driver that sends a request this far ahead has read all earlier answers.
+    long_answers: deque[Memory] = deque(maxlen=MAX_REQUESTS)
+    request: Request | None = None
+    while not isinstance(request, Close):
+        while not _wait_ask(mailbox, host):
+            pass
+        request = unpack(mailbox.question())
+        message, memory = pack(host.answer(request), Mailbox.ANSWER_BYTES)
+        if memory is not None:
+            long_answers.append(memory)
+        mailbox.answer(message)
+
+
+def _wait_ask(mailbox: WorkerMailbox, host: WorkerHost) -> bool:
+    """Wait for a request, and serve inference clients meanwhile; return whether one came."""
+    if not host.serve_clients():
+        return mailbox.wait_ask(_WAIT_SECONDS)
+    mailbox.steps.value += 1
+    return mailbox.wait_ask(0.0)

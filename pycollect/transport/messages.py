@@ -27,7 +27,7 @@ class Build(NamedTuple):
     """Make the environments and call the policy once as a test. The answer is a WorkerInfo.
 
     Attributes:
-        filters_warnings: Whether to hide import warnings; see `import_warnings`.
+        filters_warnings: Whether to hide import warnings; see `imports`.
         spec: Pickled WorkerSpec.
         policy: Pickled policy or policy factory, in the form of the channel.
     """
@@ -237,11 +237,7 @@ class ErrorReport:
         return error
 
     def rebuild(self, spec: WorkerSpec) -> BaseException:
-        """Return the exception with a WorkerError as its cause, or that WorkerError itself.
-
-        Args:
-            spec: Specification of the worker that raised the exception.
-        """
+        """Return the exception with a WorkerError as its cause, or that WorkerError itself."""
         failure = WorkerError(
             f"{spec.name} raised {self.text}\n{self.remote_traceback}",
             spec.index,

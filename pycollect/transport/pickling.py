@@ -1,15 +1,20 @@
-"""Pickle environments, policies and calls for other processes."""
+"""Values for other processes: pickled, in shared memory, or shared by several workers."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from multiprocessing import queues, sharedctypes, synchronize
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
+import numpy as np
 
+from pycollect._core import Memory, shared_memory_why_not
+from pycollect.errors import limits_named
+from pycollect.transport.messages import Buffer
 from pycollect.transport.spec import WorkerSpec
 
 _SHARED = (
@@ -105,3 +110,103 @@ def pickled_for_child(spec: WorkerSpec) -> tuple[bytes, tuple[Any, ...]]:
         return pickle_with_inherited(spec)
     except Exception as error:
         raise _unsent("create_env_fn", error) from error
+
+
+_INLINE, _IN_MEMORY = b"\0", b"\1"  # first byte of a message: how the value is passed
+
+
+def pack(value: Any, max_bytes: int) -> tuple[bytes, Memory | None]:
+    """Pickle a value into a message of at most `max_bytes`; a larger value goes to shared memory.
+
+    Returns:
+        The message, and the shared memory if there is any. Keep it until the message is unpacked.
+    """
+    try:
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # cloudpickle can pickle more, but takes ten times as long
+        data = cloudpickle.dumps(value)
+    if len(data) < max_bytes:
+        return _INLINE + data, None
+    memory = share(data)
+    return _IN_MEMORY + pickle.dumps(memory.address), memory
+
+
+def unpack(message: bytes) -> Any:
+    """Return the value of a message.
+
+    Raises:
+        SharedMemoryError: The sender has freed the value's memory.
+    """
+    value = pickle.loads(message[1:])
+    if message[:1] == _INLINE:
+        return value
+    return pickle.loads(Memory.attach(value).array().data)
+
+
+def share(data: Any) -> Memory:
+    """Copy one-dimensional data with the buffer protocol into shared memory."""
+    view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    memory = new_shared(view.nbytes)
+    memory.array()[:] = view
+    return memory
+
+
+def new_shared(size: int) -> Memory:
+    """Allocate that many bytes of shared memory."""
+    with limits_named(f"shared memory of {size} bytes"):
+        return Memory.share(size)
+
+
+Shareable: TypeAlias = bytes | Buffer | Memory
+"""Bytes for several workers, possibly in shared memory already."""
+
+
+class SharedValue:
+    """Bytes for several workers. Each form is made once, when the first worker needs it.
+
+    Args:
+        value: The bytes.
+        store: Function that puts a value into a store, for workers that share no memory with this
+            process. ``None`` if all workers share memory (default: ``None``).
+
+    Attributes:
+        elsewhere: Function that returns another value, for workers that share no memory with this
+            process. ``None`` if they get the same bytes.
+    """
+
+    elsewhere: Callable[[], SharedValue] | None = None
+
+    def __init__(
+        self, value: Shareable, store: Callable[[bytes | Buffer], Any] | None = None
+    ) -> None:
+        self._value = value
+        self._store = store
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The value in shared memory."""
+        if isinstance(self._value, Memory):
+            return self._value
+        memory = share(self._value)
+        if self._store is None:
+            del self._value  # without a store, nothing else needs the original
+        return memory
+
+    @cached_property
+    def reference(self) -> Any:
+        """Reference to the value in the store, for workers that share no memory."""
+        if self.elsewhere is not None:
+            return self.elsewhere().reference
+        assert self._store is not None, "store: expected one, as not all workers share memory"
+        value = self._value
+        return self._store(value if isinstance(value, bytes) else array_of(value))
+
+
+def new_memory(size: int) -> Memory | Buffer:
+    """Allocate memory of that many bytes, shared if this process can share memory."""
+    return np.empty(size, np.uint8) if shared_memory_why_not() else new_shared(size)
+
+
+def array_of(value: Memory | Buffer) -> Buffer:
+    """Return the bytes of a value without a copy."""
+    return value.array() if isinstance(value, Memory) else value

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import weakref
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,45 +126,45 @@ class Caller(Protocol):
         """Return how the process ended if that caused the error of a call, else ``None``."""
 
 
-class LaunchedProcess(Protocol):
-    """A process that was launched: how it is watched and ended."""
+class WorkerProcess(ABC):
+    """A process that was started for a worker: how it is watched, reached and ended.
+
+    Attributes:
+        native: The process as its library represents it, such as an actor handle.
+    """
+
+    native: Any
+
+    def watch(self, pid: int, shares_memory: bool) -> None:  # noqa: B027 (optional)
+        """Take the pid of the built worker, on this machine if it `shares_memory`."""
 
     @property
-    def native(self) -> Any:
-        """The process as its library represents it: multiprocessing's object or an actor handle."""
-
-    def watch(self, pid: int, shares_memory: bool) -> None:
-        """Take the pid of the worker that was built.
-
-        Args:
-            pid: Pid of the process.
-            shares_memory: Whether the process is on this machine and shares memory.
-        """
-
-    @property
+    @abstractmethod
     def is_over(self) -> bool:
         """Whether the process is gone or sends no more answers. Does not wait."""
 
     @property
     def cpu_delay(self) -> float:
         """Seconds for which the process was ready to run but had no CPU; 0.0 if unknown."""
+        return 0.0
 
+    @abstractmethod
     def end(self) -> ProcessEnd:
         """Return how the process ended, once it is over."""
 
+    @abstractmethod
     def recent_log(self) -> str:
         """Return the last lines that the process logged, or "" if they are unavailable."""
 
+    @abstractmethod
     def kill(self) -> None:
         """End the process and its environments' processes, and wait for the end. Idempotent."""
-
-
-class WorkerProcess(LaunchedProcess, Protocol):
-    """The process of a worker, which may turn out not to share memory with the driver."""
 
     @property
     def refused(self) -> bool:
         """Whether the process has reported that it cannot share memory. Does not wait."""
+        return False
 
     def by_calls(self) -> Caller:
         """Reach the process by calls from now on, because it cannot share memory."""
+        raise AssertionError("by_calls: expected a process that does not share memory")

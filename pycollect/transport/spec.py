@@ -25,53 +25,27 @@ class Hosted(Protocol):
     index: int
     version: int
     leaves: BatchLeaves
-    steps: int
+    batch_size: tuple[int, ...]
     placement: Placement
     post_collect_hook: Callable[[Any], Any] | None
 
-    @property
-    def num_envs(self) -> int:
-        """Number of environments."""
-
-    @property
-    def num_seeds(self) -> int:
-        """Number of seeds that a reset of the environments takes."""
-
-    @property
-    def batch_size(self) -> tuple[int, ...]:
-        """Batch dimensions of the environments; () for a single environment."""
-
-    @property
-    def weights(self) -> WeightSpec:
-        """Layout of the policy's weights."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the environments."""
-
-    @property
-    def bounded(self) -> bool:
-        """Whether the episodes are known to end."""
-
-    @property
-    def processes(self) -> int:
-        """Number of own processes that collect for the worker; 0 if it collects itself."""
-
-    @property
-    def stacked(self) -> bool:
-        """Whether a rollout has a leading dimension for the worker's own processes."""
+    def info(self) -> WorkerInfo:
+        """Return a description of it, without its process."""
 
     @property
     def stepped(self) -> int:
         """Number that grows with each step. May be read at any time."""
 
+    @property
+    def serve(self) -> Callable[[Callable[[], int]], None] | None:
+        """Function that serves the clients of an inference server once; ``None`` for a worker.
+
+        It sleeps for a short time at most. Its argument loads the newest weights and returns their
+        version.
+        """
+
     def collect(
-        self,
-        slab: Slab,
-        row: int,
-        policy_version: int,
-        random: bool,
-        control: RolloutControl,
+        self, slab: Slab, row: int, policy_version: int, random: bool, control: RolloutControl
     ) -> RolloutReport:
         """Collect one rollout into a row of a slab."""
 
@@ -125,7 +99,7 @@ class WorkerSpec:
         builds_policy: Whether the policy is passed as a factory.
         hides_gpus: Whether to hide all GPUs from the worker's process.
         role: Name of the process if it is no worker of a collector.
-        maker: Function that makes what the process hosts, from this spec and the pickled policy: a
+        maker: Function that makes the hosted object from this spec and the pickled policy: a
             nest of processes, one for each item of `entry` (and of `env_kwargs`, if that is a
             list), or an inference server. ``None``: a worker that collects itself.
         registered: Environments that the program has registered.
@@ -161,7 +135,9 @@ class WorkerInfo:
     """Description of a worker that was built.
 
     Attributes:
+        num_envs: Number of environments.
         num_seeds: Number of seeds that a reset takes.
+        batch_size: Batch dimensions of the environments; () for a single environment.
         bounded: Whether the episodes are known to end.
         weights: Layout of the policy's weights.
         device: Device of the environments.
@@ -175,9 +151,9 @@ class WorkerInfo:
     num_seeds: int
     batch_size: tuple[int, ...]
     steps: int
-    pid: int
-    node: str
-    bounded: bool
+    pid: int = 0
+    node: str = ""
+    bounded: bool = False
     weights: WeightSpec = NO_WEIGHT_SPEC
     device: torch.device = CPU
     processes: int = 0

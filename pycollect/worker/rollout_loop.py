@@ -191,12 +191,7 @@ def roll_alternating(
 ) -> None:
     """Make a number of steps of each group, or fewer if the rollout is stopped.
 
-    Args:
-        schedule: Phases of the groups.
-        timed: The same phases, which add their time to the timer.
-        timer: Decides which steps are timed.
-        steps: Number of steps.
-        is_stopped: Returns whether the started steps are the last ones of the rollout.
+    The phases of `timed` are the same, but add their time to the timer.
     """
     _run(schedule.first)
     _run_rounds(schedule.repeat, timed.repeat, timer, steps - 1, is_stopped)

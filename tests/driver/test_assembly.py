@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from pycollect._core import RolloutControl, SharedNumber, Slab, TrajectoryIds
 from pycollect.data.slabs import SlabRows
 from pycollect.driver.assembly import Assembly
-from pycollect.driver.batch import Batch
-from pycollect.driver.delivery import assemble, rollouts_of
+from pycollect.driver.delivery import Batch, assemble, rollouts_of
 from pycollect.driver.options import StreamOptions
 from pycollect.transport.messages import Rollout, RolloutRequest, plain_report, unpacked_report
 from pycollect.transport.spec import WorkerInfo

@@ -92,7 +92,7 @@ def pids() -> list[int]:
 def test_every_frame_of_a_nest(inner: Inner) -> None:
     oracle = FrameOracle()
     with nest_of(inner.entries(1), parity_policy(), inner) as nest:
-        assert nest.num_seeds == W * max(inner.envs, 1)
+        assert nest.info().num_seeds == W * max(inner.envs, 1)
         for _ in range(4):
             td, report = collected(nest)
             oracle.check(inner.rows(td, None if inner.joined is None else 1))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pycollect.inference.timing import CallTiming, Wait
+from pycollect.inference.batching import CallTiming, Wait
 
 CLIENTS = 8
 

@@ -21,7 +21,7 @@ from tensordict.nn import TensorDictModule
 from test_restarts import killing_when
 from torch import nn
 
-from pycollect.inference.states import ServerStates
+from pycollect.inference.group import ServerStates
 from pycollect.policy.device_transfer import DeviceTransfer
 
 pytestmark = pytest.mark.processes(usual=2)

@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import torch
 
+from pycollect.inference.batching import BatchScheduler, Client, Wait
 from pycollect.inference.group import PolicyGroup, ServedPolicy
 from pycollect.inference.options import InferenceOptions
-from pycollect.inference.server import BatchScheduler, Client
-from pycollect.inference.timing import Wait
 
 ENVS = 4  # per worker
 OWING = 5

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from pycollect._core import Bell
-from pycollect.inference.in_driver import ServingBell
 from pycollect.inference.server import InferenceServer
+from pycollect.inference.serving import ServingBell
 
 LONG = 60.0
 AWAITED = 2

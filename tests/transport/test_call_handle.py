@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pycollect.transport.bells import ThreadBell
+from pycollect.transport.channel import ThreadBell
 from pycollect.transport.handle import WorkerHandle
 from pycollect.transport.messages import Collect, RolloutRequest, SetWeights, Stop
-from pycollect.transport.ray.actor import ActorProcess
-from pycollect.transport.shared_value import SharedValue
+from pycollect.transport.pickling import SharedValue
+from pycollect.transport.ray.engine import ActorProcess
 from pycollect.transport.spec import WorkerSpec
 from pycollect.worker.options import WorkerOptions
 

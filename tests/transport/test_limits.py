@@ -42,7 +42,7 @@ def no_process_starts(number: int) -> Iterator[None]:
     with (
         mock.patch("pycollect.transport.processes.engine.start_child", side_effect=error),
         mock.patch("pycollect.transport.distributed.launchers.start_child", side_effect=error),
-        mock.patch("pycollect.transport.ray.engine.start_actor", side_effect=error),
+        mock.patch("pycollect.transport.ray.engine.WorkerHandle", side_effect=error),
     ):
         yield
 
@@ -112,7 +112,7 @@ def test_weights_that_meet_a_limit_can_be_given_again() -> None:
         collector.next()
         with torch.no_grad():
             policy.module.bias += 3.0
-        wire = "pycollect.transport.shared_value.Memory"
+        wire = "pycollect.transport.pickling.Memory"
         with mock.patch(wire) as memory:
             memory.share.side_effect = MemoryError
             with pytest.raises(OSError, match="memory"):

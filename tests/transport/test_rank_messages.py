@@ -17,9 +17,15 @@ from envs_for_tests import CountingEnv
 from raising import refused
 
 from pycollect import DistributedDataCollector
-from pycollect.transport.distributed.address import Invitation, RankAddress
 from pycollect.transport.distributed.links import GroupCarrier, GroupLink
-from pycollect.transport.distributed.meeting import DRIVER, WORKER, Meeting, meet
+from pycollect.transport.distributed.meeting import (
+    DRIVER,
+    WORKER,
+    Invitation,
+    Meeting,
+    RankAddress,
+    meet,
+)
 from pycollect.transport.distributed.rendezvous import LOOPBACK, Rendezvous
 
 
@@ -54,7 +60,7 @@ def test_values_of_every_size_arrive_in_order(links: tuple[GroupLink, GroupLink]
     kept = [ours.send(value) for value in values]
     arrived = [theirs.receive() for _ in values]
     for sent in kept:
-        sent.wait()
+        sent()
     for (name, data, array), (same, same_data, same_array) in zip(values, arrived, strict=True):
         assert (name, data) == (same, same_data)
         assert np.array_equal(array, same_array)
@@ -85,7 +91,7 @@ def test_what_arrived_lies_in_memory_of_its_own(links: tuple[GroupLink, GroupLin
         array[:] = number
         kept.append(ours.send(array))
         got = theirs.receive()
-        kept[-1].wait()
+        kept[-1]()
         array[:] = 77
         assert (got == number).all()
         kept.append(got)
@@ -100,7 +106,7 @@ def test_what_does_not_pickle_is_an_error_and_the_next_value_arrives(
         ours.send(threading.Lock())
     sent = ours.send("next")
     assert theirs.receive() == "next"
-    sent.wait()
+    sent()
 
 
 # Ports

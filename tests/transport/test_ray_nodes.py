@@ -38,9 +38,8 @@ from test_stragglers import check_batches, one_straggler
 
 from pycollect import RayCollector
 from pycollect._core import Bell, Mailbox
-from pycollect.transport.bells import ThreadBell
-from pycollect.transport.ray.actor import RayWorker
-from pycollect.transport.ray.engine import DriverAddress
+from pycollect.transport.channel import ThreadBell
+from pycollect.transport.ray.engine import RayWorker
 
 T = 5
 HERE = {"num_cpus": 1, "memory": 1024**3}
@@ -166,12 +165,12 @@ def test_a_straggler_on_another_node_is_stopped(
 # Simulated nodes on one machine
 
 
-def no_sharing(ray: Any, bell: Any) -> DriverAddress:
-    return DriverAddress(ray.get_runtime_context().get_node_id(), ThreadBell())
+def no_sharing(ray: Any, bell: Any) -> tuple[str, Any]:
+    return ray.get_runtime_context().get_node_id(), ThreadBell()
 
 
-def far_away(ray: Any, bell: Any) -> DriverAddress:
-    return DriverAddress("another node's id", Bell())
+def far_away(ray: Any, bell: Any) -> tuple[str, Any]:
+    return "another node's id", Bell()
 
 
 @pytest.mark.ray

@@ -27,11 +27,10 @@ from test_restarts import check_ledger, endless, kill
 from torch.distributed import rpc
 
 from pycollect import DistributedDataCollector, RPCCollector, RPCDataCollector
-from pycollect.transport.distributed.address import Seal
 from pycollect.transport.distributed.links import LinkBrokenError
-from pycollect.transport.distributed.meeting import DRIVER, WORKER, Meeting
+from pycollect.transport.distributed.meeting import DRIVER, WORKER, Meeting, Seal
 from pycollect.transport.distributed.rendezvous import LOOPBACK
-from pycollect.transport.distributed.rpc import RankLink, parts_of, value_of
+from pycollect.transport.distributed.rpc_link import RankLink, parts_of, value_of
 
 WAY = next(way for way in of_ranks(MULTI_STACK) if way.transport == "rpc")
 
@@ -138,7 +137,9 @@ def test_a_program_ends_without_a_word(end: str, tmp_path: Path) -> None:
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RankLink, Meeting]]:
     """The rank's end, which is called here directly, and the driver's meeting."""
-    monkeypatch.setattr("pycollect.transport.distributed.rpc.AGENT", MagicMock(url=lambda: b""))
+    monkeypatch.setattr(
+        "pycollect.transport.distributed.rpc_link.AGENT", MagicMock(url=lambda: b"")
+    )
     _, ours, theirs = meetings()
     yield RankLink(theirs, "one", {}), ours
     ours.close()
@@ -167,7 +168,7 @@ def test_a_value_is_given_whoever_comes_first(ends: tuple[RankLink, Meeting]) ->
     early = link.send("one")
     assert value_of(link.pull(1).wait(), seal) == "one"
     asked = link.pull(2)
-    early.wait()  # the second pull acknowledges it
+    early()  # the second pull acknowledges it
     assert not asked.done()
     link.send("two")
     assert value_of(asked.wait(), seal) == "two"
@@ -183,7 +184,7 @@ def test_a_rank_learns_that_its_driver_is_gone(ends: tuple[RankLink, Meeting]) -
             call()
         caught.append(str(error.value))
 
-    waiting = [threading.Thread(target=expect, args=(call,)) for call in (link.receive, sent.wait)]
+    waiting = [threading.Thread(target=expect, args=(call,)) for call in (link.receive, sent)]
     for thread in waiting:
         thread.start()
     meeting.close()

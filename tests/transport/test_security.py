@@ -25,12 +25,10 @@ from test_restarts import check_ledger, endless, kill
 from torch.distributed import TCPStore
 
 from pycollect import DistributedDataCollector, RPCDataCollector, submitit_delayed_launcher
-from pycollect.transport.distributed.address import ForgedError, Seal
 from pycollect.transport.distributed.links import GroupCarrier, GroupLink, LinkBrokenError
-from pycollect.transport.distributed.meeting import DRIVER, WORKER, Meeting, meet
+from pycollect.transport.distributed.meeting import DRIVER, WORKER, ForgedError, Meeting, Seal, meet
 from pycollect.transport.distributed.rendezvous import LOOPBACK, Rendezvous
-from pycollect.transport.distributed.rpc import Parts, parts_of, value_of
-from pycollect.transport.distributed.rpc_link import RpcCarrier
+from pycollect.transport.distributed.rpc_link import Parts, RpcCarrier, parts_of, value_of
 
 T = 5
 STACKS = of_ranks(MULTI_STACK)

@@ -50,7 +50,7 @@ def test_what_was_shown_takes_no_memory(capfd: pytest.CaptureFixture[str]) -> No
 
 FAULT = """
 import faulthandler, sys
-from pycollect.transport.processes.child import log_to
+from pycollect.transport.host import log_to
 
 def deep():
     faulthandler._sigsegv()

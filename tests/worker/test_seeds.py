@@ -23,7 +23,7 @@ from tensordict.nn import TensorDictModule
 from pycollect._core import Mailbox
 from pycollect.data.generators import Generators, GeneratorState
 from pycollect.transport.messages import plain_report
-from pycollect.transport.shared_value import pack
+from pycollect.transport.pickling import pack
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
 T = 6

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pycollect import checks as check
-from pycollect.transport.distributed.address import RankAddress
+from pycollect.transport.distributed.engine import Launcher
 from pycollect.transport.distributed.launchers import (
     DEBUG,
     DEFAULT_SLURM_CONF,
@@ -29,7 +29,8 @@ from pycollect.transport.distributed.launchers import (
     run_in_child,
     submit,
 )
-from pycollect.transport.distributed.meeting import check_backend
+from pycollect.transport.distributed.links import check_backend
+from pycollect.transport.distributed.meeting import RankAddress
 from pycollect.transport.distributed.rank import run_rank, unblock_sigint
 from pycollect.transport.distributed.rendezvous import check_port
 from pycollect.transport.process import ProcessEnd
@@ -145,7 +146,7 @@ def current_job_folder() -> JobFolder:
     return _JOB_FOLDERS[-1]
 
 
-class WaitingJobLauncher:
+class WaitingJobLauncher(Launcher):
     """Turns waiting jobs into ranks."""
 
     def __init__(self, folder: JobFolder) -> None:

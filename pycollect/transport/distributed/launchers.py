@@ -9,20 +9,22 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pycollect.errors import warn_user
-from pycollect.transport.bells import POLL_SECONDS
+from pycollect.transport.channel import POLL_SECONDS
 from pycollect.transport.descendants import end_worker, kill_tree
-from pycollect.transport.distributed.address import RankAddress
+from pycollect.transport.distributed.engine import Launcher
+from pycollect.transport.distributed.meeting import RankAddress
 from pycollect.transport.distributed.rank import block_sigint_in_children, run_child, run_rank
-from pycollect.transport.process import OtherProcess, ProcessEnd
-from pycollect.transport.processes.child import ChildProcess, log_to
+from pycollect.transport.host import log_to
+from pycollect.transport.imports import check_not_importing
+from pycollect.transport.process import OtherProcess, ProcessEnd, WorkerProcess
+from pycollect.transport.processes.child import ChildProcess
 from pycollect.transport.processes.engine import start_child
-from pycollect.transport.unguarded import check_not_importing
 
 
-class ChildLauncher:
+class ChildLauncher(Launcher):
     """Starts ranks as children of this process.
 
     Args:
@@ -32,18 +34,9 @@ class ChildLauncher:
     def __init__(self, start_method: str) -> None:
         self._start_method = start_method
 
-    def check_number(self, new: int) -> None:
-        """Accept any number of ranks."""
-
     def launch(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> ChildProcess:
-        """Start a rank.
-
-        Args:
-            address: Address at which the rank meets its driver.
-            name: Name of the process.
-            options: Ignored: children have no options.
-        """
-        return ChildProcess(*start_child(run_child, (address,), name, self._start_method))
+        """Start a rank; see `Launcher`. Children have no options."""
+        return start_child(run_child, (address,), name, self._start_method)
 
 
 DEFAULT_SLURM_CONF: dict[str, Any] = {
@@ -153,25 +146,16 @@ _END_SECONDS = 2.0  # for a cancelled job on this machine to end itself
 _JOB_POLL_SECONDS = 0.5
 
 
-class JobLauncher:
+class JobLauncher(Launcher):
     """Submits each rank as a job of its own."""
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor
 
-    def check_number(self, new: int) -> None:
-        """Accept any number of ranks."""
-
     def launch(
         self, address: RankAddress, name: str, options: Mapping[str, Any]
     ) -> JobMonitor | ChildProcess:
-        """Submit a rank.
-
-        Args:
-            address: Address at which the rank meets its driver.
-            name: Name of the process.
-            options: Ignored: all jobs have the executor's parameters.
-        """
+        """Submit a rank; see `Launcher`. All jobs have the executor's parameters."""
         if self._executor.cluster == DEBUG:
             return run_in_child(self._executor, name, run_rank, address)
         return submit(self._executor, run_rank, address)
@@ -180,25 +164,13 @@ class JobLauncher:
 def run_in_child(
     executor: Any, name: str, function: Callable[..., Any], *arguments: Any
 ) -> ChildProcess:
-    """Submit a job of the cluster "debug" and run it in a child; return the child's monitor.
-
-    Args:
-        executor: Executor of the cluster "debug".
-        name: Name of the child process.
-        function: Function that the job runs.
-        arguments: Arguments of the function.
-    """
+    """Submit a job of the cluster "debug" and run it in a child; return the child's monitor."""
     job = executor.submit(function, *arguments)
-    return ChildProcess(*start_child(_run_job, (job,), name, "forkserver"))
+    return start_child(_run_job, (job,), name, "forkserver")
 
 
 def _run_job(job: Any, log: int) -> None:
-    """Run a job by asking for its result; the main function of such a child.
-
-    Args:
-        job: The job.
-        log: Descriptor of the file that becomes this process's standard error.
-    """
+    """Run a job by asking for its result; the main function of such a child."""
     log_to(log)
     job.result()
     end_worker()
@@ -213,15 +185,13 @@ def submit(executor: Any, function: Callable[..., Any], *arguments: Any) -> JobM
         return LocalJobMonitor(executor.submit(function, *arguments))
 
 
-class JobPoller:
+class JobPoller(WorkerProcess):
     """Detects whether a job has ended: by its process if that is on this machine, else by polling.
 
     Args:
         has_ended: Function that returns whether the job has ended.
         seconds: Interval between two calls of this function.
     """
-
-    cpu_delay: ClassVar[float] = 0.0  # unknown: the pid is not known while the worker is built
 
     def __init__(self, has_ended: Callable[[], bool], seconds: float) -> None:
         self._has_ended, self._seconds = has_ended, seconds

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar, Protocol
+from functools import partial
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import cloudpickle
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from pycollect.transport.distributed.address import SIGNATURE_BYTES, ForgedError, Seal
-from pycollect.transport.distributed.meeting import DRIVER, WORKER, Meeting, group_of_two
+from pycollect.transport.distributed.meeting import (
+    DRIVER,
+    SIGNATURE_BYTES,
+    WORKER,
+    ForgedError,
+    Meeting,
+    Seal,
+)
 from pycollect.transport.messages import Buffer
 
 
@@ -27,15 +35,11 @@ class LinkBrokenError(Exception):
     """The link can no longer send or receive."""
 
 
-class Sent(Protocol):
-    """A value that is being sent. Keep it until the other end has the value."""
+Sent: TypeAlias = Callable[[], None]
+"""A value that is being sent: waits until the other end has it, or raises LinkBrokenError.
 
-    def wait(self) -> None:
-        """Wait until the other end has the value.
-
-        Raises:
-            LinkBrokenError: The other end will never get it.
-        """
+Keep it until the other end has the value.
+"""
 
 
 class Link(Protocol):
@@ -100,7 +104,48 @@ _SIGNATURE = f"{SIGNATURE_BYTES}s"
 _HEAD = struct.Struct(f"<QQ{_SIGNATURE}")  # size of data, number of arrays, signature of the rest
 _ARRAY = struct.Struct(f"<Q{_SIGNATURE}")  # size and signature of an array, at the start of data
 _FIRST_BYTES = _HEAD_BYTES - SIGNATURE_BYTES - _HEAD.size  # maximum size of data in the head
+_CONNECT_SECONDS = 30.0  # short, because both processes are already running
 _FOREVER = timedelta(days=10_000)  # a learner may be slow; a death breaks the connection
+
+
+BACKENDS = ("gloo", "nccl", "mpi", "ucc")
+
+
+def check_backend(name: Any) -> str:
+    """Return the name of a backend that can carry messages.
+
+    Raises:
+        ValueError: The name is unknown, torch was built without it, or it cannot carry messages.
+    """
+    if not isinstance(name, str) or name not in BACKENDS:
+        raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {name!r}")
+    backend = str(name)
+    if not dist.is_available() or not getattr(dist, f"is_{backend}_available")():
+        raise ValueError(f"backend: this torch was built without {backend!r}; use 'gloo'")
+    if backend in ("nccl", "mpi"):
+        raise ValueError(
+            f"backend: expected 'gloo' or 'ucc', got {backend!r}; NCCL cannot send rollouts from "
+            "host memory, and MPI cannot add ranks one by one"
+        )
+    return backend
+
+
+def group_of_two(backend: str, store: Any, rank: int, host: str) -> Any:
+    """Return the process group of the driver and one worker. Waits for the other process.
+
+    Both find each other through the store, which must reject other processes.
+
+    Raises:
+        RuntimeError: The other process did not connect.
+    """
+    limit = timedelta(seconds=_CONNECT_SECONDS)
+    if backend == "ucc":
+        return dist.ProcessGroupUCC(store, rank, 2, limit)
+    kind: Any = dist.ProcessGroupGloo  # its stub lacks the options
+    options = kind._Options()
+    options._timeout = limit
+    options._devices = [kind.create_device(hostname=host)]
+    return kind(store, rank, 2, options)
 
 
 @dataclass(frozen=True)
@@ -125,22 +170,6 @@ class GroupCarrier:
         return GroupLink(group, DRIVER, meeting.key)
 
 
-class GroupSent:
-    """The messages of a value that is being sent."""
-
-    def __init__(self, works: Sequence[tuple[Any, Any]]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        """Wait until the other end has the value.
-
-        Raises:
-            LinkBrokenError: The other end will never get it.
-        """
-        for work, _ in self._works:
-            _wait(work)
-
-
 class GroupLink:
     """One end of a group of two. A value is sent as one message and one more for each array.
 
@@ -160,7 +189,7 @@ class GroupLink:
         self._incoming = Seal(key, peer)
         self._head = torch.empty(_HEAD_BYTES, dtype=torch.uint8, device="cpu")
 
-    def send(self, value: Any) -> GroupSent:
+    def send(self, value: Any) -> Sent:
         """Send a value without waiting."""
         pickled, arrays = packed(value)
         seal = self._outgoing
@@ -173,7 +202,7 @@ class GroupLink:
         signed = signed.ljust(_HEAD_BYTES - SIGNATURE_BYTES, b"\0")
         head = bytearray(seal.sign(0, signed) + signed)
         parts: list[Any] = [np.frombuffer(part, np.uint8) for part in (head, rest) if part]
-        return GroupSent([self._post(part) for part in (*parts, *arrays) if part.nbytes])
+        return partial(_wait_all, [self._post(part) for part in (*parts, *arrays) if part.nbytes])
 
     def _post(self, array: Buffer) -> tuple[Any, Any]:
         tensor = torch.from_numpy(array)
@@ -229,3 +258,9 @@ def _wait(work: Any) -> None:
         work.wait(_FOREVER)
     except RuntimeError as error:
         raise LinkBrokenError(str(error)) from error
+
+
+def _wait_all(works: Sequence[tuple[Any, Any]]) -> None:
+    """Wait until the other end has these messages; each has a work and its tensor."""
+    for work, _ in works:
+        _wait(work)

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 
 from pycollect._core import SharedMemoryError, WorkerMailbox, adopt_orphans, kill_descendants
 from pycollect.transport.descendants import begin_worker, end_worker
-from pycollect.transport.distributed.address import Invitation, RankAddress, this_node
 from pycollect.transport.distributed.links import Link, LinkBrokenError, Sent
-from pycollect.transport.distributed.meeting import REFUSAL, meet
-from pycollect.transport.host import CalledHost
+from pycollect.transport.distributed.meeting import (
+    REFUSAL,
+    Invitation,
+    RankAddress,
+    meet,
+    this_node,
+)
+from pycollect.transport.host import CalledHost, answer_all, log_to
 from pycollect.transport.messages import Close, End, ErrorReport, Request
-from pycollect.transport.processes.child import log_to
-from pycollect.transport.processes.serve import answer_all
 
 _SIGINT = [signal.SIGINT]
 
@@ -130,17 +133,12 @@ class _Answers:
 
     def _wait(self) -> None:
         if self._last is not None:
-            self._last.wait()
+            self._last()
             self._last = None
 
 
 def run_child(address: RankAddress, log: int) -> None:
-    """Run a rank that the driver started itself; the main function of the process.
-
-    Args:
-        address: Address at which the rank meets its driver.
-        log: Descriptor of the file that becomes this process's standard error.
-    """
+    """Run a rank that the driver started itself; the main function of the process."""
     log_to(log)
     run_rank(address)
     end_worker()

@@ -15,12 +15,14 @@ import weakref
 from typing import Any
 
 from pycollect import checks as check
-from pycollect.transport.distributed.address import KEY_BYTES, Invitation, RankAddress
 from pycollect.transport.distributed.meeting import (
     DRIVER,
     HELLO_BYTES,
+    KEY_BYTES,
     NONCE_BYTES,
+    Invitation,
     Meeting,
+    RankAddress,
     admitted,
 )
 

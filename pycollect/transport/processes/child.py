@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import faulthandler
 import fcntl
 import os
 import signal
 import tempfile
+from abc import abstractmethod
 from multiprocessing import reduction, spawn
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any
 
 from pycollect.transport.descendants import kill_orphans, kill_tree
-from pycollect.transport.process import ProcessEnd, seconds_without_cpu
+from pycollect.transport.process import ProcessEnd, WorkerProcess, seconds_without_cpu
 
 _SCRIPT = "init_main_from_path"
 """Key of the script's path in multiprocessing's preparation data."""
@@ -139,56 +139,30 @@ def _detached(duplicate: Any) -> int:
     return descriptor
 
 
-def log_to(descriptor: int) -> None:
-    """Use the file of a WorkerLog as standard error, and write tracebacks of crashes there."""
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    faulthandler.enable(2)
-
-
-class Child(Protocol):
-    """A child process of multiprocessing, forked or spawned."""
-
-    @property
-    def native(self) -> Any:
-        """The process object of multiprocessing."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the process has ended. Does not wait."""
-
-    def exit_code(self) -> int | None:
-        """Return multiprocessing's ``exitcode``, or ``None`` if it is unknown."""
-
-    def kill(self) -> None:
-        """Kill the process and its group, and reap it."""
-
-
-class ChildProcess:
-    """A child of this process that runs a worker; see `WorkerProcess`.
+class ChildProcess(WorkerProcess):
+    """A child of this process that runs a worker, forked or spawned; see `WorkerProcess`.
 
     Args:
-        child: The child process.
+        native: The started process object of multiprocessing.
         log: The child's standard error.
     """
 
-    def __init__(self, child: Child, log: WorkerLog) -> None:
-        self._child = child
+    def __init__(self, native: Any, log: WorkerLog) -> None:
+        self.native = native
         self._log = log
 
     @property
-    def native(self) -> Any:
-        """The process object of multiprocessing."""
-        return self._child.native
+    @abstractmethod
+    def _has_ended(self) -> bool:
+        """Whether the process has ended. Does not wait."""
 
-    refused: ClassVar[bool] = False  # a child always shares memory
+    @abstractmethod
+    def _exit_code(self) -> int | None:
+        """Return multiprocessing's ``exitcode``, or ``None`` if it is unknown."""
 
-    def by_calls(self) -> NoReturn:
-        """Raise AssertionError, because a child never refuses to share memory."""
-        raise AssertionError("by_calls: expected a process that does not share memory")
-
-    def watch(self, pid: int, shares_memory: bool) -> None:
-        """Do nothing, because this process watches its children anyway."""
+    @abstractmethod
+    def _kill_group(self) -> None:
+        """Kill the process and its group, unless its pid may have been reused."""
 
     @property
     def is_over(self) -> bool:
@@ -197,7 +171,7 @@ class ChildProcess:
         Also shows new output of the process, because a waiting driver polls this property.
         """
         self._log.show()
-        return self._child.is_over
+        return self._has_ended
 
     @property
     def cpu_delay(self) -> float:
@@ -206,7 +180,7 @@ class ChildProcess:
 
     def end(self) -> ProcessEnd:
         """Return how the process ended."""
-        pid, code = self.native.pid, self._child.exit_code()
+        pid, code = self.native.pid, self._exit_code()
         if code is None:
             end = f"its process {pid} is gone"
         elif code < 0:
@@ -220,10 +194,12 @@ class ChildProcess:
         return self._log.end()
 
     def kill(self) -> None:
-        """End the process and all processes that its environments started."""
-        if not self._child.is_over:
+        """End the process and all processes that its environments started, and reap it."""
+        if not self._has_ended:
             kill_tree(self.native.pid)
-        self._child.kill()
+        self._kill_group()
+        self.native.join()
+        self.native.close()
         kill_orphans()
         self._log.close()
 
@@ -232,10 +208,6 @@ def kill_group(pid: int, is_unreaped: bool) -> None:
     """Kill a child and the group that it leads or is about to lead.
 
     A pid is not reused until the process is reaped, nor while its group has members.
-
-    Args:
-        pid: Pid of the child.
-        is_unreaped: Whether the child was not reaped yet.
     """
     ways = [os.killpg, os.kill]  # the child may not lead a group yet
     if not is_unreaped:
@@ -257,26 +229,17 @@ def _exists(pid: int) -> bool:
     return True
 
 
-class SpawnedChild:
-    """A spawned child process.
-
-    Args:
-        native: The started process object of multiprocessing.
-    """
-
-    def __init__(self, native: Any) -> None:
-        self.native = native
+class SpawnedChild(ChildProcess):
+    """A spawned child process."""
 
     @property
-    def is_over(self) -> bool:
-        """Whether the process has ended. Does not wait."""
+    def _has_ended(self) -> bool:
         try:
             return self._end() is not None
         except ChildProcessError:  # the process was reaped elsewhere
             return True
 
-    def exit_code(self) -> int | None:
-        """Return multiprocessing's ``exitcode``, or ``None`` while the process runs."""
+    def _exit_code(self) -> int | None:
         try:
             end = self._end()
         except ChildProcessError:  # multiprocessing reaps all its processes when it starts one
@@ -287,15 +250,12 @@ class SpawnedChild:
         status: int = end.si_status
         return status if end.si_code == os.CLD_EXITED else -status
 
-    def kill(self) -> None:
-        """Kill the process and its group, and reap it."""
+    def _kill_group(self) -> None:
         try:
             self._end()
             kill_group(self.native.pid, is_unreaped=True)
         except ChildProcessError:
             kill_group(self.native.pid, is_unreaped=False)
-        self.native.join()
-        self.native.close()
 
     def _end(self) -> Any:
         """Return how the process ended, or ``None`` while it runs. Does not reap it.

@@ -1,35 +1,161 @@
-"""Start worker processes on this machine, connect to them through mailboxes, and end them."""
+"""Start worker processes on this machine, forked by the fork server or spawned, and end them."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
+import pickle
+import select
+import socket
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import process, util
+from multiprocessing import popen_forkserver, process, resource_tracker, util
+from multiprocessing.context import set_spawning_popen
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 from weakref import WeakSet
 
 from pycollect._core import Bell, Mailbox, SharedMemoryError, shared_memory_why_not
 from pycollect.errors import warn_user
-from pycollect.transport.bells import AnyBell
-from pycollect.transport.channel import MAX_REQUESTS
-from pycollect.transport.engine import check_available
+from pycollect.transport.channel import MAX_REQUESTS, AnyBell
+from pycollect.transport.engine import Engine
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.pickling import pickled_for_child
+from pycollect.transport.host import serve
+from pycollect.transport.imports import check_not_importing
+from pycollect.transport.pickling import Shareable, SharedValue, pickled_for_child
 from pycollect.transport.processes.child import (
-    Child,
     ChildProcess,
     Inherited,
     SpawnedChild,
     WorkerLog,
     check_spawned,
+    kill_group,
+    preparation,
+    unnamed_file,
 )
-from pycollect.transport.processes.fork_server import ForkServerError
-from pycollect.transport.processes.forked import ForkedChild, ForkedProcess
-from pycollect.transport.processes.serve import serve
-from pycollect.transport.shared_value import Shareable, SharedValue
+from pycollect.transport.processes.fork_server import ForkServerError, fork_servers
 from pycollect.transport.spec import WorkerSpec
-from pycollect.transport.unguarded import check_not_importing
+
+_STREAMS = (1, 2)
+_UNKNOWN = 255  # exit code that multiprocessing's own fork server uses
+
+
+class _ForkedPopen(popen_forkserver.Popen):
+    """Start a process through the fork server; its status socket reports the exit code.
+
+    Otherwise it works like the Popen of multiprocessing's own fork server.
+    """
+
+    _fds: list[int]  # additional descriptors that the process gets
+
+    def _launch(self, process: Any) -> None:
+        with contextlib.ExitStack() as sent, contextlib.ExitStack() as kept:
+            state = _written(self._pickled(process), sent)
+            parent, ours = os.pipe()  # multiprocessing in the child notices our end by it
+            sent.callback(os.close, parent)
+            kept.callback(os.close, ours)
+            tracker = resource_tracker.getfd()
+            assert tracker is not None  # getfd starts the tracker
+            descriptors = [state, parent, *_STREAMS, tracker, *self._fds]
+            with fork_servers.lock:
+                self._fork_server = fork_servers.ready()
+                self.pid, self._status = self._fork_server.fork(process.name, descriptors)
+            kept.callback(self._status.close)
+            self.sentinel = os.pidfd_open(self.pid)
+            kept.callback(os.close, self.sentinel)
+            self.finalizer = util.Finalize(self, kept.pop_all().close)
+
+    def _pickled(self, process: Any) -> bytes:
+        """Return everything that the fork reads, pickled."""
+        prepared = preparation(process.name)
+        file = io.BytesIO()
+        pickle.dump(dict(os.environb), file)
+        set_spawning_popen(self)
+        try:
+            ForkingPickler(file).dump(prepared)
+            ForkingPickler(file).dump(process)
+        finally:
+            set_spawning_popen(None)
+        return file.getvalue()
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """Return the exit code, or ``None`` while the process runs. Waits if `flag` is 0."""
+        if self.returncode is None and self.is_over(None if flag == 0 else 0):
+            self.returncode = _UNKNOWN
+            with contextlib.suppress(ForkServerError):
+                self.returncode = self._fork_server.read_number(self._status, socket.MSG_PEEK)
+        return self.returncode
+
+    def is_over(self, milliseconds: int | None) -> bool:
+        """Return whether the process has ended, or ends within that time."""
+        return bool(_polled(self.sentinel, select.POLLIN, milliseconds))
+
+    @property
+    def has_lost_fork_server(self) -> bool:
+        """Whether the fork server is gone, so that the worker's pid may be reused after its end."""
+        return bool(_polled(self._status.fileno(), 0, 0))
+
+
+def _polled(descriptor: int, events: int, milliseconds: int | None) -> list[tuple[int, int]]:
+    poll = select.poll()
+    poll.register(descriptor, events)
+    return poll.poll(milliseconds)
+
+
+def _written(data: bytes, sent: contextlib.ExitStack) -> int:
+    """Write data to an unnamed file; return a descriptor at its beginning."""
+    descriptor = unnamed_file("pycollect-worker-start")
+    sent.callback(os.close, descriptor)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+class ForkedProcess(BaseProcess):
+    """A process of multiprocessing that starts as a fork of this program's fork server.
+
+    Raises:
+        ForkServerError: By `start`, if there is no fork server.
+    """
+
+    _Popen = _ForkedPopen
+    _popen: _ForkedPopen | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Environments in the worker start their processes by the program's own start method.
+        self._start_method = (
+            multiprocessing.get_start_method(allow_none=True)
+            or multiprocessing.get_all_start_methods()[0]
+        )
+
+    @property
+    def popen(self) -> _ForkedPopen:
+        """The Popen object of the started process."""
+        assert self._popen is not None
+        return self._popen
+
+
+class ForkedChild(ChildProcess):
+    """A forked child process."""
+
+    native: ForkedProcess
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.native.popen.is_over(0)
+
+    def _exit_code(self) -> int | None:
+        code = self.native.exitcode
+        return None if code == _UNKNOWN and self.native.popen.has_lost_fork_server else code
+
+    def _kill_group(self) -> None:
+        popen = self.native.popen
+        kill_group(popen.pid, is_unreaped=not (self._has_ended and popen.has_lost_fork_server))
+
 
 _started: WeakSet[Any] = WeakSet()  # process objects of multiprocessing
 
@@ -48,8 +174,8 @@ _reported: set[str] = set()  # reasons for spawning that this program was warned
 
 def start_child(
     target: Callable[..., None], args: tuple[Any, ...], name: str, start_method: str
-) -> tuple[Child, WorkerLog]:
-    """Start a process; return it and its standard error.
+) -> ChildProcess:
+    """Start a process.
 
     Args:
         target: Main function. It gets `args` and the descriptor of its standard error.
@@ -71,15 +197,15 @@ def start_child(
         "daemon": False,  # a daemon may not start processes, but environments do
     }
     try:
-        child = _child(options, start_method)
+        child = _child(options, log, start_method)
         _started.add(child.native)
-        return child, log
+        return child
     except BaseException:
         log.close()
         raise
 
 
-def _child(options: dict[str, Any], start_method: str) -> Child:
+def _child(options: dict[str, Any], log: WorkerLog, start_method: str) -> ChildProcess:
     reason = ""
     for _ in range(_TRIES if start_method == "forkserver" else 0):
         forked = ForkedProcess(**options)
@@ -88,13 +214,13 @@ def _child(options: dict[str, Any], start_method: str) -> Child:
         except ForkServerError as error:
             reason = str(error)
             continue
-        return ForkedChild(forked)
+        return ForkedChild(forked, log)
     check_spawned(options["name"])
     if reason:
         _report_spawning(reason)
     spawned = multiprocessing.get_context("spawn").Process(**options)
     spawned.start()
-    return SpawnedChild(spawned)
+    return SpawnedChild(spawned, log)
 
 
 def _report_spawning(reason: str) -> None:
@@ -109,7 +235,7 @@ def _report_spawning(reason: str) -> None:
     )
 
 
-class ProcessEngine:
+class ProcessEngine(Engine):
     """Starts worker processes. They end with this process in any case.
 
     Args:
@@ -124,7 +250,7 @@ class ProcessEngine:
         if why_not := shared_memory_why_not():
             raise SharedMemoryError(why_not)
         self._start_method = start_method
-        self.bell: AnyBell = Bell() if bell is None else bell
+        self.bell = Bell() if bell is None else bell
         self._handles: list[WorkerHandle] = []
         # At exit, runs before multiprocessing joins the remaining processes.
         self._leave = util.Finalize(self, _kill_all, (self._handles,), exitpriority=100)
@@ -133,13 +259,6 @@ class ProcessEngine:
         """End all remaining processes. Idempotent."""
         self._leave()
 
-    def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Accept any number of workers: processes share the machine's resources."""
-
-    def check_memory(self, needed: int, in_place: bool) -> None:
-        """Raise ValueError if rollouts in flight of that many bytes do not fit into memory."""
-        check_available(needed)
-
     def put(self, value: Shareable) -> SharedValue:
         """Return a value that several workers share."""
         return SharedValue(value)
@@ -147,18 +266,12 @@ class ProcessEngine:
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
     ) -> WorkerHandle:
-        """Start the process of one worker, which builds its environments at once.
-
-        Args:
-            spec: Specification of the worker.
-            policy: Pickled policy or policy factory.
-            options: Ignored: processes have no options.
-        """
+        """Start the process of one worker; see `Engine`. Processes have no options."""
         mailbox = Mailbox(MAX_REQUESTS)
         pickled, inherited = pickled_for_child(spec)
         arguments = (mailbox.address, self.bell.address, os.getpid(), inherited)
         name = f"pycollect-{spec.name}".replace(" ", "-")
-        process = ChildProcess(*start_child(serve, arguments, name, self._start_method))
+        process = start_child(serve, arguments, name, self._start_method)
         try:
             handle = WorkerHandle(spec, pickled, policy, mailbox, process, self.bell)
         except BaseException:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pycollect.errors import is_interrupt, warn_user
 from pycollect.transport.descendants import children_of, cpu_ticks, kill_tree
-from pycollect.transport.import_warnings import filters_import_warnings
+from pycollect.transport.imports import filters_import_warnings
 from pycollect.transport.process import has_pidfd
 from pycollect.transport.processes.fork_server_main import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
 
@@ -69,7 +69,7 @@ def process_environment() -> Hashable:
 # The fork server always imports the first. It imports the others, and all modules of this package,
 # if this program has imported them, and the modules of set_forkserver_preload. It leaves out
 # modules that start threads or open a GPU when they are imported.
-_ALWAYS = ("pycollect.transport.processes.serve",)
+_ALWAYS = ("pycollect.transport.host",)
 _IF_IMPORTED = ("gymnasium", "torchrl", "torchrl.envs")
 _PACKAGE = "pycollect."
 
@@ -188,10 +188,6 @@ class ForkServer:
 
     def read_number(self, status: socket.socket, flags: int = 0) -> int:
         """Wait for a number from a worker's status socket, and return it.
-
-        Args:
-            status: The status socket.
-            flags: Flags of ``recv``.
 
         Raises:
             ForkServerError: The fork server is gone, or was killed because it does not answer.

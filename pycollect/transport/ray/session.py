@@ -12,8 +12,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from pycollect.transport.imports import check_not_importing
 from pycollect.transport.process import ProcessEnd
-from pycollect.transport.unguarded import check_not_importing
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _PID = re.compile(r"\bpid[:=] ?(\d+)")
@@ -182,12 +182,7 @@ _GIB = 1024**3
 
 
 def check_amounts(argument: str, options: Mapping[str, Any]) -> None:
-    """Raise ValueError unless all amounts that an actor reserves are numbers >= 0.
-
-    Args:
-        argument: Name of the argument, for the error.
-        options: Options of one actor.
-    """
+    """Raise ValueError unless all amounts that an actor reserves are numbers >= 0."""
     custom = options.get("resources")
     if not isinstance(custom, Mapping | None):
         raise ValueError(f"{argument}: expected a dict for 'resources', got {custom!r}")
@@ -200,12 +195,7 @@ def check_amounts(argument: str, options: Mapping[str, Any]) -> None:
 
 
 def check_resources(argument: str, options: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError if the cluster has too little of a resource in total.
-
-    Args:
-        argument: Name of the argument, for the error.
-        options: Options of each actor.
-    """
+    """Raise ValueError if the cluster has too little of a resource in total."""
     total = import_ray().cluster_resources()
     wanted: dict[str, float] = {}
     for actor in options:
