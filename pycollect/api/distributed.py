@@ -20,8 +20,7 @@ from pycollect.api.signatures import (
     DistributedSyncDataCollectorSignature,
     RPCDataCollectorSignature,
 )
-from pycollect.arguments import check_flag
-from pycollect.docstrings import completed_by
+from pycollect.arguments import check_flag, completed_by
 from pycollect.driver.options import RemoteOptions
 from pycollect.transport.distributed.delayed import WaitingJobLauncher, current_job_folder
 from pycollect.transport.distributed.engine import DistributedEngine, Launcher

@@ -22,10 +22,10 @@ from pycollect.api import evaluated
 from pycollect.api.binding import explained
 from pycollect.api.evaluated import Episodes
 from pycollect.api.single import SyncDataCollector
+from pycollect.arguments import completed_by
 from pycollect.compat.weights import source_of
 from pycollect.data.frame import MASK
 from pycollect.data.weights import Weights, weights_from, weights_of
-from pycollect.docstrings import completed_by
 from pycollect.driver.background import Background, FairLock
 from pycollect.envs.make import is_env
 from pycollect.envs.single import close_quietly

@@ -18,10 +18,10 @@ from pycollect.api.signatures import (
     MultiSyncDataCollectorSignature,
 )
 from pycollect.api.single import SyncDataCollector
+from pycollect.arguments import completed_by
 from pycollect.compat.many_workers import Asking, ManyWorkers
 from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.compat.weights import WorkerPipe
-from pycollect.docstrings import completed_by
 from pycollect.driver.flow import Flow
 from pycollect.driver.policy_place import InWorkers, PlaceMaker
 from pycollect.driver.replay import warn_of_slices

@@ -20,7 +20,7 @@ from pycollect.bench.clock import (
     seconds_of,
 )
 from pycollect.bench.report import Row, missing
-from pycollect.bench.workloads import FreeFrames, Still
+from pycollect.bench.sides import FreeFrames, Still
 from pycollect.data.cast import scaled
 from pycollect.data.devices import CPU, StreamAccelerator, accelerator
 from pycollect.data.layout import Key

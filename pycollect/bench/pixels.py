@@ -28,8 +28,15 @@ from tensordict import TensorDictBase
 
 from pycollect import MultiSyncDataCollector
 from pycollect.bench.report import Row, missing
-from pycollect.bench.sides import Stream, lacks, ours, torchrls
-from pycollect.bench.workloads import FreeFrames, NatureCNN, nature_policy
+from pycollect.bench.sides import (
+    FreeFrames,
+    NatureCNN,
+    Stream,
+    lacks,
+    nature_policy,
+    ours,
+    torchrls,
+)
 
 STEPS = 128
 """Frames per environment in a batch."""

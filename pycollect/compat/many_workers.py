@@ -9,10 +9,18 @@ from typing import Any
 import cloudpickle
 import torch
 
-from pycollect.compat.one_worker import OneWorker, WorkerNames, called, calls, mapped, resolved
-from pycollect.compat.worker_view import View, WorkerView
+from pycollect.arguments import completed_by
+from pycollect.compat.one_worker import (
+    OneWorker,
+    View,
+    WorkerNames,
+    WorkerView,
+    called,
+    calls,
+    mapped,
+    resolved,
+)
 from pycollect.data.devices import Devices
-from pycollect.docstrings import completed_by
 from pycollect.driver.nest import Nest
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from pycollect._core import Leaf
 from pycollect.data.layout import dtype_name, torch_dtype
-from pycollect.data.transfer import Packing
+from pycollect.data.upload import Packing
 
 _EXTRA_STATE = "_extra_state"  # the last part of such a key, as in `nn.Module.state_dict`
 

@@ -22,9 +22,9 @@ from pycollect.envs.base import (
     reset_env,
     step_values,
 )
+from pycollect.envs.gymnasium_support import SEVERAL_REWARDS
 from pycollect.envs.info import Tap
 from pycollect.envs.info_rows import entry_of
-from pycollect.envs.rewards import SEVERAL_REWARDS
 from pycollect.envs.single import SingleEnv, close_quietly, make_act, make_observe, same, unwrap
 from pycollect.envs.spaces import (
     Array,

@@ -26,9 +26,9 @@ from pycollect.envs.base import (
     reset_env,
     step_values,
 )
+from pycollect.envs.gymnasium_support import declared_reward
 from pycollect.envs.info import Tap
 from pycollect.envs.info_rows import entry_of
-from pycollect.envs.rewards import declared_reward
 from pycollect.envs.spaces import (
     Array,
     Space,

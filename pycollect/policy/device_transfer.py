@@ -8,7 +8,7 @@ import torch
 
 from pycollect.data.devices import Accelerator, Event, accelerator
 from pycollect.data.layout import Key
-from pycollect.data.transfer import Fetch, Send
+from pycollect.data.upload import Fetch, Send
 from pycollect.policy.calling import CapturedWork, GraphPool
 from pycollect.policy.program.compile import Act
 

@@ -15,7 +15,7 @@ from pycollect.data.frame import FLAGS
 from pycollect.data.layout import Key, is_delivered
 from pycollect.errors import is_interrupt
 from pycollect.policy.device_transfer import DeviceTransfer
-from pycollect.policy.inputs import PolicyInputs
+from pycollect.policy.inputs import PolicyInputs, TensorDictCall, returned
 from pycollect.policy.outputs import check_output_keys
 from pycollect.policy.program.compile import Samples, run_plainly
 from pycollect.policy.program.steps import (
@@ -29,7 +29,6 @@ from pycollect.policy.program.steps import (
 )
 from pycollect.policy.signature import Forms, is_env_state, overlaps
 from pycollect.policy.states import PolicyState
-from pycollect.policy.tensordict_call import TensorDictCall, returned
 
 
 class WriteDetector:

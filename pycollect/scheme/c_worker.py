@@ -11,7 +11,10 @@ import torch
 
 from pycollect.checks import check_fraction, check_positive
 from pycollect.scheme import names
-from pycollect.scheme.components import (
+from pycollect.scheme.compression import Packed, check_lz4, pack
+from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns, mean_return
+from pycollect.scheme.messages import StopListener
+from pycollect.scheme.names import (
     attribute_of,
     check_made,
     check_parameter,
@@ -20,9 +23,6 @@ from pycollect.scheme.components import (
     nothing,
     share,
 )
-from pycollect.scheme.compression import Packed, check_lz4, pack
-from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns, mean_return
-from pycollect.scheme.messages import StopListener
 from pycollect.scheme.protocols import (
     Actor,
     ActorFactory,
@@ -35,7 +35,7 @@ from pycollect.scheme.protocols import (
     TrainEnvsFactory,
     VecEnv,
 )
-from pycollect.scheme.worker import Worker, check_weights, resolved_weights
+from pycollect.scheme.worker_set import Worker, check_weights, resolved_weights
 
 
 class CWorker(Worker):

@@ -23,7 +23,7 @@ from pycollect.data.devices import CPU, accelerator
 from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, write_values
 from pycollect.data.frame import FLAGS
 from pycollect.data.layout import Key, dtype_name, torch_dtype
-from pycollect.data.transfer import Fetch
+from pycollect.data.upload import Fetch
 from pycollect.envs import gymnasium_support as time_limit
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
 from pycollect.envs.single import close_quietly
