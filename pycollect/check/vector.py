@@ -12,7 +12,17 @@ from pycollect.check.calls import Budget, CallFailed, calling, run, watched_star
 from pycollect.check.report import ERROR, WARNING, Draft
 from pycollect.check.single import SEED, check_flags
 from pycollect.check.values import copied, is_equal, make_check
-from pycollect.check.walk import KEPT, Visit, Walk, compare, global_generators, interface, timed
+from pycollect.check.walk import (
+    KEPT,
+    Checked,
+    Visit,
+    Walk,
+    check_times,
+    compare,
+    global_generators,
+    interface,
+    timed,
+)
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
 from pycollect.envs.base import BoolArray, step_values
