@@ -13,8 +13,8 @@ from torch import nn
 
 from pycollect.data.frame import MASK
 from pycollect.data.split import split_trajectories
+from pycollect.envs.base import close_quietly
 from pycollect.envs.make import check_entry, is_env, is_torchrl_env
-from pycollect.envs.single import close_quietly
 
 _ROW = ("collector", "row")
 

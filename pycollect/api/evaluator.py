@@ -27,8 +27,8 @@ from pycollect.compat.weights import source_of
 from pycollect.data.frame import MASK
 from pycollect.data.weights import Weights, weights_from, weights_of
 from pycollect.driver.background import Background, FairLock
+from pycollect.envs.base import close_quietly
 from pycollect.envs.make import is_env
-from pycollect.envs.single import close_quietly
 
 Metrics = dict[str, Any]
 

@@ -24,6 +24,7 @@ from pycollect.check.calls import (
 from pycollect.check.collecting import check_collecting, check_in_worker
 from pycollect.check.own_of_gymnasium import check_by_gymnasium
 from pycollect.check.report import FIXES, WARNING, Draft, Report
+from pycollect.envs.base import close_quietly
 from pycollect.envs.make import (
     ENVS,
     check_distinct,
@@ -32,7 +33,6 @@ from pycollect.envs.make import (
     is_torchrl_env,
     make_env_batch,
 )
-from pycollect.envs.single import close_quietly
 from pycollect.envs.spaces import describe
 from pycollect.envs.vector_api import is_vector_env, parse_autoreset
 from pycollect.transport.pickling import pickle_with_inherited

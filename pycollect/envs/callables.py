@@ -25,7 +25,7 @@ from pycollect.envs.base import (
 from pycollect.envs.gymnasium_support import SEVERAL_REWARDS
 from pycollect.envs.info import Tap
 from pycollect.envs.info_rows import entry_of
-from pycollect.envs.single import SingleEnv, close_quietly, make_act, make_observe, same, unwrap
+from pycollect.envs.single import SingleEnv, make_act, make_observe, same, unwrap
 from pycollect.envs.spaces import (
     Array,
     make_read_extras,
@@ -60,7 +60,7 @@ class CallablesEnv(EnvBatch):
         )
         self._step_each: StepEach | None = None
         self._is_plain = len(self.spec.action) == len(self._buffers) == 1 and not self.spec.extras
-        self._closed = False
+        self.owned = self._envs
         self._extra_values: list[Sequence[Any]] = [()] * len(envs)
         if self.spec.extras:
             self._keep_extras([make_read_extras(env.observation_space) for env in envs])
@@ -153,13 +153,6 @@ class CallablesEnv(EnvBatch):
         for i in np.flatnonzero(done):
             self._store(i, observation_of(reset_env(self._envs[i])))
         return self._arrays()
-
-    def close(self) -> None:
-        """Close the environments; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            for env in self._envs:
-                close_quietly(env)
 
     def _store(self, i: Any, observation: Any) -> None:
         value = self._observe[i](observation)

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 from pycollect._core import CompiledEnv
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
 from pycollect.envs.random_actions import Rng, Sampler
-from pycollect.envs.single import close_quietly
 from pycollect.envs.spaces import RESERVED_OBSERVATIONS, action_leaves
 
 
@@ -41,8 +40,7 @@ class CompiledEnvBatch(EnvBatch):
         arrays = self.compiled.observations
         self._arrays: Arrays = arrays[0] if len(arrays) == 1 else arrays
         self._outcome = self.compiled.outcome
-        self._env = env
-        self._closed = False
+        self.owned = [env]
 
     def _check_leaves(self) -> None:
         for leaf in self.spec.observation:
@@ -88,13 +86,6 @@ class CompiledEnvBatch(EnvBatch):
         """See `EnvBatch.reset_done`."""
         self.compiled.reset(done)
         return self._arrays
-
-    def close(self) -> None:
-        """Call the object's own `close`, if it has one; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            if hasattr(self._env, "close"):
-                close_quietly(self._env)
 
 
 def _no_actions(steps: int, rng: Rng) -> NoReturn:

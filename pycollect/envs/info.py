@@ -137,7 +137,7 @@ class InfoEnv(EnvBatch):
     """An EnvBatch that appends entries of another EnvBatch's info to each step's observation."""
 
     def __init__(self, env: EnvBatch, read: Callable[[Key], list[Any]], keys: InfoKeys) -> None:
-        self._env, self._read = env, read
+        self._env, self._read, self.owned = env, read, [env]
         inner = env.spec
         self._single = len(inner.observation) + len(inner.step_only) == 1
         entries = self._probe(keys)
@@ -262,10 +262,6 @@ class InfoEnv(EnvBatch):
         observation = self._env.reset_done(done)
         self._stepped = False
         return self._with(observation, self._zeros)
-
-    def close(self) -> None:
-        """See `EnvBatch.close`."""
-        self._env.close()
 
     def _with(self, observation: Arrays, values: tuple[Array, ...]) -> Arrays:
         return (*((observation,) if self._single else observation), *values)

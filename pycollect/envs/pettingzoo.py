@@ -26,7 +26,6 @@ from pycollect.envs.base import (
 )
 from pycollect.envs.info_rows import stacked_entry
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.single import close_quietly
 from pycollect.envs.spaces import Array, describe, key_name
 
 ROOT_FLAGS = tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
@@ -223,7 +222,7 @@ class PettingZooEnvs(EnvBatch):
         )
         self._batched, self._one_action = batched, len(self.spec.action) == 1
         self._sampler = agents_sampler(groups, len(envs), batched)
-        self._closed = False
+        self.owned = self._envs
         self._make_rows(0)
 
     def _make_rows(self, limit: int) -> None:
@@ -322,13 +321,6 @@ class PettingZooEnvs(EnvBatch):
         for p in np.flatnonzero(done):
             self._rows[p].reset(None)
         return self._buffers
-
-    def close(self) -> None:
-        """Close the environments; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            for env in self._envs:
-                close_quietly(env)
 
 
 def _observed(group: AgentGroup) -> tuple[Leaf, ...]:

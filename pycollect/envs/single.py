@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -64,7 +63,7 @@ class SingleEnv(EnvBatch):
         self._step: Callable[[Any], Any] = env.step
         self._to_action = make_act(env.action_space)
         self._to_arrays = make_observe(env.observation_space)
-        self._closed = False
+        self.owned = [env]
         self._extra_values: Sequence[Any] = ()
         if self.spec.extras:
             self._keep_extras(make_read_extras(env.observation_space))
@@ -117,12 +116,6 @@ class SingleEnv(EnvBatch):
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset the environment (`done` is [True]) and return its observation."""
         return self._to_arrays(observation_of(reset_env(self._env)))
-
-    def close(self) -> None:
-        """Close the environment; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            close_quietly(self._env)
 
 
 def make_act(space: Space) -> Callable[[Any], Any]:
@@ -183,9 +176,3 @@ def same(action: Array) -> Array:
 def unwrap(action: Array) -> Any:
     """Return an array of shape () as a numpy scalar."""
     return action[()]
-
-
-def close_quietly(env: Any) -> None:
-    """Close `env` and ignore errors, which would hide the error that broke the environment."""
-    with contextlib.suppress(Exception):
-        env.close()

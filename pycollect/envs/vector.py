@@ -60,7 +60,7 @@ class VectorEnvBatch(EnvBatch):
         self._step_rows_api: Callable[..., Any] = api.step_rows
         self._single = len(api.observation) == 1
         self._one_action = len(api.action) == 1
-        self._closed = False
+        self.owned = [api]
         self._flatten = make_flatten(api.observation_space)
         self._watches_mode = True
         self._resetting: BoolArray | None = None  # rows that the next step only resets
@@ -190,12 +190,6 @@ class VectorEnvBatch(EnvBatch):
         if self.spec.skips_after_done:
             raise RuntimeError("reset_done: this vector environment cannot reset single rows")
         return self._arrays(self.api.reset_rows(done))
-
-    def close(self) -> None:
-        """Close the environment; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            self.api.close()
 
     def _arrays(self, leaves: Leaves) -> Arrays:
         return leaves[0] if self._single else leaves

@@ -14,10 +14,16 @@ from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, check_no_tensors
-from pycollect.envs.base import BoolArray, check_seeds, observation_of, reset_env, step_values
+from pycollect.envs.base import (
+    BoolArray,
+    check_seeds,
+    close_quietly,
+    observation_of,
+    reset_env,
+    step_values,
+)
 from pycollect.envs.gymnasium_support import SEVERAL_REWARDS, declared_reward
 from pycollect.envs.random_actions import ActionSampler
-from pycollect.envs.single import close_quietly
 from pycollect.envs.spaces import (
     Array,
     action_leaves,

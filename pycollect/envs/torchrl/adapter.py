@@ -26,7 +26,6 @@ from pycollect.data.layout import Key, dtype_name, torch_dtype
 from pycollect.data.upload import Fetch
 from pycollect.envs import gymnasium_support as time_limit
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
-from pycollect.envs.single import close_quietly
 from pycollect.envs.torchrl.specs import (
     as_key,
     check_device,
@@ -119,7 +118,6 @@ class TorchRLEnv(EnvBatch):
         check_device(env)
         self._env: Any = env
         self._device = env.device or CPU
-        self._closed = False
         self._size = tuple(env.batch_size)
         self._carrier: Any = None  # the root of the next step
         self._last_td: Any = None  # result of the last call: the carrier, or its "next"
@@ -127,6 +125,7 @@ class TorchRLEnv(EnvBatch):
 
     def _read_specs(self) -> None:
         env, size = self._env, self._env.batch_size
+        self.owned = [env]
         observation = observation_leaves(env)
         ends = tuple(leaf.key for leaf in spec_leaves(env.full_done_spec, size))
         reward_leaves = spec_leaves(env.full_reward_spec, size)
@@ -329,12 +328,6 @@ class TorchRLEnv(EnvBatch):
             self._carrier = self._maybe_reset(self._carrier)
         self._last_td = self._carrier
         return (*self._gather_root(self._carrier), *self._no_rewards)
-
-    def close(self) -> None:
-        """Close the environment; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            close_quietly(self._env)
 
 
 def _leaves_in_nodes(extras: Sequence[Extra], leaves: Sequence[Leaf]) -> dict[Key, list[Any]]:

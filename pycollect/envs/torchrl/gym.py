@@ -18,7 +18,7 @@ from pycollect.data.layout import Key
 from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, check_seeds
 from pycollect.envs.gymnasium_support import quicken
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.single import SingleEnv, close_quietly, same, unwrap
+from pycollect.envs.single import SingleEnv, same, unwrap
 from pycollect.envs.spaces import Array
 from pycollect.envs.torchrl.specs import check_device, spec_leaves
 from pycollect.errors import warn_user
@@ -206,7 +206,7 @@ class Unwrapped(SingleEnv):
     def __init__(self, env: Any, spec: InnerSpec) -> None:
         quicken(env._env)
         super().__init__(env._env)
-        self._wrapper = env
+        self._wrapper, self.owned = env, [env]
         self.spec = spec.applied_to(self.spec)
         self._decode = spec.decode
         self.bind_outputs(self.spec.action)
@@ -230,12 +230,6 @@ class Unwrapped(SingleEnv):
         if seeds is not None:
             self._wrapper.set_seed(check_seeds(seeds, 1)[0])
         return super().reset()
-
-    def close(self) -> None:
-        """Close the environment and its wrapper; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            close_quietly(self._wrapper)
 
 
 def action_leaf(outputs: Sequence[Leaf]) -> Leaf:

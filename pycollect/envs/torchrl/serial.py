@@ -16,7 +16,7 @@ from pycollect.data.layout import Key, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, check_seeds
 from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.single import close_quietly, same
+from pycollect.envs.single import same
 from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks
 from pycollect.envs.torchrl.gym import InnerSpec, action_leaf, inner_spec, one_hot_sampler
 from pycollect.envs.torchrl.specs import check_device, draw, name_of
@@ -99,7 +99,7 @@ class UnwrappedRows(CallablesEnv):
 
     def __init__(self, env: Any, spec: InnerSpec) -> None:
         super().__init__([child._env for child in env._envs])
-        self._serial = env
+        self._serial, self.owned = env, [env]
         self.spec = spec.applied_to(self.spec)
         self._buffers = tuple(
             np.zeros((*self.spec.rows, *leaf.shape), leaf.dtype) for leaf in self.spec.observation
@@ -124,12 +124,6 @@ class UnwrappedRows(CallablesEnv):
             _set_seed(self._serial, seeds, self.num_seeds)
         return super().reset()
 
-    def close(self) -> None:
-        """Close the environments with their SerialEnv; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            close_quietly(self._serial)
-
 
 class SerialRows(EnvBatch):
     """The environments of a SerialEnv, each with its own TensorDict, as a batch [P, ...].
@@ -142,7 +136,7 @@ class SerialRows(EnvBatch):
     def __init__(self, env: Any, rows: Sequence[TorchRLEnv]) -> None:
         self._serial = env
         self._rows = rows
-        self._closed = False
+        self.owned = [env]
         self._take_spec()
 
     def _take_spec(self) -> None:
@@ -202,12 +196,6 @@ class SerialRows(EnvBatch):
         for i in np.flatnonzero(done).tolist():
             _write(self._views[i], self._rows[i].reset_done(done[i : i + 1]))
         return self._buffers
-
-    def close(self) -> None:
-        """Close the environments with their SerialEnv; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            close_quietly(self._serial)
 
 
 def _write(views: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
