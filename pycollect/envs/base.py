@@ -365,12 +365,14 @@ def close_quietly(env: Any) -> None:
         env.close()
 
 
-def check_seeds(seeds: Sequence[int], count: int) -> list[int]:
-    """Return `seeds` as Python ints, which Gymnasium requires.
+def seed_each(seeds: Sequence[int] | None, count: int) -> list[Any]:
+    """Return one seed per environment, a Python int as Gymnasium requires, or ``None`` for each.
 
     Raises:
         ValueError: The number of seeds is not `count`.
     """
+    if seeds is None:
+        return [None] * count
     if len(seeds) != count:
         raise ValueError(f"seeds: expected one per environment ({count}), got {len(seeds)}")
     return [int(seed) for seed in seeds]

@@ -17,9 +17,9 @@ from pycollect.envs.base import (
     Arrays,
     BoolArray,
     EnvBatch,
-    check_seeds,
     observation_of,
     reset_env,
+    seed_each,
     step_values,
 )
 from pycollect.envs.gymnasium_support import SEVERAL_REWARDS
@@ -95,9 +95,7 @@ class CallablesEnv(EnvBatch):
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset every environment, with one seed each; return the observations [P, *frame]."""
-        each: Sequence[int | None] = [None] * len(self._envs)
-        if seeds is not None:
-            each = check_seeds(seeds, len(self._envs))
+        each = seed_each(seeds, len(self._envs))
         for i, (env, seed) in enumerate(zip(self._envs, each, strict=True)):
             self._store(i, observation_of(reset_env(env, seed)))
         return self._arrays()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from pycollect._core import CompiledEnv
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, seed_each
 from pycollect.envs.random_actions import Rng, Sampler
 from pycollect.envs.spaces import RESERVED_OBSERVATIONS, action_leaves
 
@@ -73,7 +73,7 @@ class CompiledEnvBatch(EnvBatch):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """See `EnvBatch.reset`."""
         if seeds is not None:
-            self.compiled.seed(check_seeds(seeds, self.num_seeds))
+            self.compiled.seed(seed_each(seeds, self.num_seeds))
         self.compiled.reset_all()
         return self._arrays
 

@@ -19,9 +19,9 @@ from pycollect.envs.base import (
     BoolArray,
     EnvBatch,
     EnvSpec,
-    check_seeds,
     observation_of,
     reset_env,
+    seed_each,
     step_values,
 )
 from pycollect.envs.info_rows import stacked_entry
@@ -299,9 +299,7 @@ class PettingZooEnvs(EnvBatch):
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset every environment, with one seed each; see `EnvBatch.reset`."""
-        each: Sequence[int | None] = [None] * len(self._envs)
-        if seeds is not None:
-            each = check_seeds(seeds, len(self._envs))
+        each = seed_each(seeds, len(self._envs))
         for row, seed in zip(self._rows, each, strict=True):
             row.reset(seed)
         return self._buffers

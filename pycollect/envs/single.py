@@ -19,10 +19,10 @@ from pycollect.envs.base import (
     EnvBatch,
     EnvSpec,
     FastStep,
-    check_seeds,
     observation_of,
     random_step,
     reset_env,
+    seed_each,
     step_values,
 )
 from pycollect.envs.gymnasium_support import declared_reward
@@ -104,7 +104,7 @@ class SingleEnv(EnvBatch):
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset the environment, with the one seed of `seeds`; return its observation [*frame]."""
-        seed = None if seeds is None else check_seeds(seeds, 1)[0]
+        (seed,) = seed_each(seeds, 1)
         return self._to_arrays(observation_of(reset_env(self._env, seed)))
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:

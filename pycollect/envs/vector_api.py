@@ -16,10 +16,10 @@ from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, check_no_tensors
 from pycollect.envs.base import (
     BoolArray,
-    check_seeds,
     close_quietly,
     observation_of,
     reset_env,
+    seed_each,
     step_values,
 )
 from pycollect.envs.gymnasium_support import SEVERAL_REWARDS, declared_reward
@@ -255,7 +255,7 @@ class VectorApi:
         if seeds is None or self._takes_env_ids:
             result = self.env.reset()
         else:
-            result = self._seeded_reset(check_seeds(seeds, self.num_envs))
+            result = self._seeded_reset(seed_each(seeds, self.num_envs))
         observation = observation_of(result)
         if self._is_new:
             self._is_new = False

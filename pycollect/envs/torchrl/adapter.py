@@ -25,7 +25,7 @@ from pycollect.data.frame import FLAGS
 from pycollect.data.layout import Key, dtype_name, torch_dtype
 from pycollect.data.upload import Fetch
 from pycollect.envs import gymnasium_support as time_limit
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, seed_each
 from pycollect.envs.torchrl.specs import (
     as_key,
     check_device,
@@ -285,7 +285,7 @@ class TorchRLEnv(EnvBatch):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all environments, after `env.set_seed` with the first seed if there are any."""
         if seeds is not None:
-            first, *others = check_seeds(seeds, self.num_seeds)
+            first, *others = seed_each(seeds, self.num_seeds)
             self._env.set_seed(first, static_seed=bool(others) and set(others) == {first})
         with torch.no_grad():
             self._carrier = self._last_td = self._env.reset()

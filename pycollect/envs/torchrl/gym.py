@@ -15,7 +15,7 @@ from torchrl.envs import GymEnv, GymWrapper
 
 from pycollect._core import Leaf
 from pycollect.data.layout import Key
-from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, check_seeds
+from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, seed_each
 from pycollect.envs.gymnasium_support import quicken
 from pycollect.envs.random_actions import Sampler
 from pycollect.envs.single import SingleEnv, same, unwrap
@@ -228,7 +228,7 @@ class Unwrapped(SingleEnv):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset the environment, after TorchRL's `set_seed` if there is a seed."""
         if seeds is not None:
-            self._wrapper.set_seed(check_seeds(seeds, 1)[0])
+            self._wrapper.set_seed(seed_each(seeds, 1)[0])
         return super().reset()
 
 

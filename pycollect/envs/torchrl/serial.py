@@ -13,7 +13,7 @@ from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEn
 from pycollect._core import Leaf
 from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key, torch_dtype
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, check_seeds
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, seed_each
 from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.random_actions import Sampler
 from pycollect.envs.single import same
@@ -85,7 +85,7 @@ def _is_plain(row: TorchRLEnv, first: TorchRLEnv) -> bool:
 
 def _set_seed(env: Any, seeds: Sequence[int], count: int) -> None:
     """Seed all environments as TorchRL does, before any reset."""
-    first, *others = check_seeds(seeds, count)
+    first, *others = seed_each(seeds, count)
     env.set_seed(first, static_seed=bool(others) and set(others) == {first})
 
 
