@@ -14,7 +14,7 @@ from pycollect import checks as check
 from pycollect.api.binding import Arguments
 from pycollect.api.launched import LaunchedCollector
 from pycollect.api.ray import RayCollector
-from pycollect.api.set_up import NewWorkers, no_options
+from pycollect.api.set_up import no_options
 from pycollect.api.signatures import (
     DistributedDataCollectorSignature,
     DistributedSyncDataCollectorSignature,
@@ -238,25 +238,6 @@ class DistributedDataCollector(DistributedDataCollectorSignature, LaunchedCollec
         sync = check_flag("sync", given["sync"])
         engine = engine_maker(given, group_carrier(given["backend"]))
         LaunchedCollector.__init__(self, given, sync, no_options, engine)
-
-    @completed_by(RayCollector.add_collectors)
-    def add_collectors(
-        self,
-        create_env_fn: Any,
-        num_envs: int = 1,
-        policy: Any = None,
-        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
-        """Start more ranks, and wait until they are ready.
-
-        They have the same arguments as the first workers. An async collector uses them at once. A
-        sync collector includes them in the first batch that was not requested yet, and divides
-        frames equally among all workers from then on.
-
-        Args:
-            ...: See RayCollector.add_collectors.
-        """
-        return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs))
 
 
 @completed_by(DistributedDataCollector)

@@ -55,6 +55,38 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
             flow, scheduler, set_up.weights, first.pre_collect_hook, first.post_collect_hook
         )
 
+    def add_collectors(
+        self,
+        create_env_fn: Any,
+        num_envs: int = 1,
+        policy: Any = None,
+        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Start more workers, and wait until they are ready.
+
+        They have the same arguments as the first workers. An async collector uses them at once. A
+        sync collector includes them in the first batch that was not requested yet, and divides
+        frames equally among all workers from then on.
+
+        Args:
+            create_env_fn: One entry, or a list with one entry per new worker.
+            num_envs: Number of environments per worker, which are stepped as a batch, or the number
+                of processes if workers have them (default: 1).
+            policy: Policy with the same parameters as the collector's. Defaults to ``None``: the
+                collector's own.
+            collector_kwargs: Arguments of the new workers that replace the collector's: a dict, or
+                a list with one dict per new worker. Defaults to ``None``: the collector's own
+                `collector_kwargs`, if it has a single dict of them.
+
+        Returns:
+            The ids of the new workers.
+
+        Raises:
+            ValueError: An argument is invalid, or the new workers of a sync collector would return
+                batches of another layout.
+        """
+        return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs))
+
     def _add(self, new: NewWorkers) -> list[int]:
         """Start more workers with the arguments of the others; return their ids."""
         plans = partial(new.plans, self._template, self._remote, self.policy)
@@ -158,36 +190,6 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
         place = InWorkers if central is None else central.place(method)
         engine = ProcessEngine(method, None if central is None else central.bell)
         ScheduledCollector.__init__(self, set_up, engine, place)
-
-    def add_collectors(
-        self,
-        create_env_fn: Any,
-        num_envs: int = 1,
-        policy: Any = None,
-        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
-        """Start more worker processes, and wait until they are ready.
-
-        They have the same arguments as the first workers. An async collector uses them at once. A
-        sync collector includes them in the first batch that was not requested yet, and divides
-        frames equally among all workers from then on.
-
-        Args:
-            create_env_fn: One entry, or a list with one entry per new worker.
-            num_envs: Number of environments per worker, which are stepped as a batch (default: 1).
-            policy: Policy with the same parameters as the collector's. Defaults to ``None``: the
-                collector's own.
-            collector_kwargs: Arguments of the new workers that replace the collector's: a dict, or
-                a list with one dict per new worker (default: ``None``).
-
-        Returns:
-            The ids of the new workers.
-
-        Raises:
-            ValueError: An argument is invalid, or the new workers of a sync collector would return
-                batches of another layout.
-        """
-        return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs))
 
     @property
     def pipes(self) -> list[WorkerPipe]:

@@ -179,6 +179,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         check_actor_options(configs)
         return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
 
+    @completed_by(LaunchedCollector.add_collectors)
     def add_collectors(
         self,
         create_env_fn: Any,
@@ -194,22 +195,9 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         frames equally among all workers from then on.
 
         Args:
-            create_env_fn: One entry, or a list with one entry per new worker.
-            num_envs: Number of environments per worker, which are stepped as a batch, or the number
-                of processes if workers have them (default: 1).
-            policy: Policy with the same parameters as the collector's. Defaults to ``None``: the
-                collector's own.
-            collector_kwargs: `collector_kwargs` of the new workers. Defaults to ``None``: the
-                collector's, if that is a single dict.
+            ...: See LaunchedCollector.add_collectors.
             remote_configs: `remote_configs` of the new workers. Defaults to ``None``: the
                 collector's, if that is a single dict.
-
-        Returns:
-            The ids of the new workers.
-
-        Raises:
-            ValueError: An argument is invalid, or the new workers of a sync collector would return
-                batches of another layout.
         """
         configs = parse.one_for_all(remote_configs, self._remote_configs)
         return self._add(

@@ -80,29 +80,16 @@ class WorkerKind:
             )
         return [entry if isinstance(entry, list) else [entry] * processes for entry in entries]
 
-    def plans(
-        self,
-        plans: Sequence[WorkerPlan],
-        remote: RemoteOptions,
-        arguments: Sequence[Mapping[str, Any]],
-    ) -> list[WorkerPlan]:
-        """Return the plans for workers of this kind, made from plans for single collectors.
+    def maker(self, remote: RemoteOptions, own: Mapping[str, Any]) -> NestMaker | None:
+        """Return what makes the processes of a worker, or None if it has none.
 
         Args:
             remote: Options of the outer collector; those about deaths also hold inside workers.
-            arguments: Arguments of each worker.
-
-        Raises:
-            ValueError: An argument is invalid.
+            own: Arguments of the worker.
         """
         if self.nest is None:
-            return list(plans)
-        result = []
-        for plan, own in zip(plans, arguments, strict=True):
-            check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))
-            nest = NestMaker(_nest_options(self.nest == "sync", remote, own))
-            result.append(replace(plan, spec=replace(plan.spec, maker=nest)))
-        return result
+            return None
+        return NestMaker(_nest_options(self.nest == "sync", remote, own))
 
 
 _CLASSES = {
@@ -222,23 +209,29 @@ class WorkerTemplate:
         if self.server is not None:  # the server builds the policy, workers do not
             sources, built = self.server.policies(len(entries)), False
             stepping = [own.without_policy for own in devices]
-        plans = worker_plans(
-            entries,
-            arguments,
-            sources,
-            built,
-            shares,
-            engine_options(stepping),
-            devices,
-            first,
-            remote.masked,
-            self.other_machines,
-            remote.compress,
-        )
-        plans = [replace(plan, copy=self.copy) for plan in plans]
-        plans = self.kind.plans(plans, remote, arguments)
-        check_plans(plans, remote, self.server)
-        return plans
+        options = engine_options(stepping)
+        specs = [
+            worker_spec(
+                first + index,
+                entry,
+                arguments[index],
+                devices[index],
+                builds_policy=built,
+                frames=shares[index],
+                options=options[index],
+                maker=self.kind.maker(remote, arguments[index]),
+                mask=remote.masked,
+                compress=remote.compress,
+            )
+            for index, entry in enumerate(entries)
+        ]
+        for spec in specs:  # only children of this process inherit memory that a spec refers to
+            _ = pickled_spec(spec) if self.other_machines else pickled_for_child(spec)
+        pickled = parse.pickled_policies(sources, built)
+        check_specs(specs, remote, self.server)
+        return [
+            WorkerPlan(*own, copy=self.copy) for own in zip(specs, pickled, options, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -355,47 +348,41 @@ class NewWorkers:
         return template.plans(entries, arguments, policies, shares, self.options, remote, first)
 
 
-def worker_plans(
-    entries: Sequence[Any],
-    arguments: Sequence[Mapping[str, Any]],
-    sources: Sequence[Any],
-    built_by_workers: bool,
-    shares: Sequence[int],
-    options: Sequence[Mapping[str, Any]],
-    devices: Sequence[Devices],
-    first: int = 0,
+def worker_spec(
+    index: int,
+    entry: Any,
+    own: Mapping[str, Any],
+    devices: Devices,
+    *,
+    builds_policy: bool,
+    frames: int,
+    options: Mapping[str, Any],
+    maker: NestMaker | None = None,
     mask: bool = False,
-    other_machines: bool = True,
     compress: bool = False,
-) -> list[WorkerPlan]:
-    """Return the plans of workers; raise TypeError if an argument cannot be pickled.
+) -> WorkerSpec:
+    """Return the checked spec of a worker.
 
     Args:
-        sources: Policy or policy factory of each worker.
-        shares: Frames of one rollout of each worker.
-        options: Engine options of each worker.
-        first: Id of the first worker.
+        own: Arguments of the worker.
+        builds_policy: The worker gets a policy factory.
+        frames: Frames of one rollout.
+        options: Engine options.
         mask: Record ("collector", "mask") for any environment.
-        other_machines: Workers may be on other machines, so a spec cannot refer to memory that only
-            children of this process inherit.
         compress: Compress rollouts that leave the machine.
     """
-    specs = []
-    for index, entry in enumerate(entries):
-        own, places = arguments[index], devices[index]
-        settings = checked(WorkerOptions, own, devices=places, mask=mask, compress=compress)
-        spec = WorkerSpec(
-            first + index,
-            entry,
-            check.check_env_kwargs(own["create_env_kwargs"]),
-            replace(settings, frames=shares[index]),
-            builds_policy=built_by_workers,
-            hides_gpus=_hides_gpus(places, options[index]),
-        )
-        _ = pickled_spec(spec) if other_machines else pickled_for_child(spec)
-        specs.append(spec)
-    policies = parse.pickled_policies(sources, built_by_workers)
-    return [WorkerPlan(*own) for own in zip(specs, policies, options, strict=True)]
+    settings = checked(
+        WorkerOptions, own, frames=frames, devices=devices, mask=mask, compress=compress
+    )
+    return WorkerSpec(
+        index,
+        entry,
+        check.check_env_kwargs(own["create_env_kwargs"], None if maker is None else len(entry)),
+        settings,
+        builds_policy=builds_policy,
+        hides_gpus=_hides_gpus(devices, options),
+        maker=maker,
+    )
 
 
 def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
@@ -408,11 +395,10 @@ def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
     )
 
 
-def check_plans(
-    plans: Sequence[WorkerPlan], remote: RemoteOptions, server: ClientSlots | None
+def check_specs(
+    specs: Sequence[WorkerSpec], remote: RemoteOptions, server: ClientSlots | None
 ) -> None:
     """Raise ValueError if workers do not fit together, or an argument does not fit another."""
-    specs = [plan.spec for plan in plans]
     for spec in specs:
         parse.check_groups(
             spec.entry,
