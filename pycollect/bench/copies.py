@@ -137,7 +137,6 @@ class Copies:
     """
 
     def __init__(self, sizes: Sizes, material: Material, device: torch.device) -> None:
-        """Time the plain copy of pinned memory."""
         self._sizes, self._material, self._device = sizes, material, device
         size = material.batch.bytes
         self._there = torch.empty(size, dtype=torch.uint8, device=device)

@@ -119,7 +119,6 @@ class FreeFrames(gymnasium.Env[Any, Any]):
     """Show four prepared frames of 4x84x84 bytes in turn; episodes have 1000 steps."""
 
     def __init__(self) -> None:
-        """Draw the four frames."""
         self.observation_space = Box(0, 255, (4, 84, 84), np.uint8)
         self.action_space = Box(-1.0, 1.0, (1,), np.float32)
         frames = np.random.default_rng(0).integers(0, 256, (4, 4, 84, 84), dtype=np.uint8)
@@ -141,7 +140,6 @@ class Still(nn.Module):
     """A policy that ignores the frame."""
 
     def __init__(self) -> None:
-        """Make one parameter, so that weights can be sent."""
         super().__init__()
         self.action = nn.Parameter(torch.zeros(1))
 

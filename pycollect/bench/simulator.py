@@ -42,7 +42,6 @@ class PointMasses(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """
 
     def __init__(self, envs: int, device: torch.device | str = "cpu") -> None:
-        """Make the environments."""
         self.num_envs = envs
         self.metadata = {
             "autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP,
@@ -82,7 +81,6 @@ class Policy(nn.Module):
     """Two hidden layers of 64."""
 
     def __init__(self) -> None:
-        """Make the layers."""
         super().__init__()
         sizes = (_FEATURES, 64, 64, _ACTIONS)
         self.layers = nn.Sequential(

@@ -82,14 +82,12 @@ class CallablesEnv(EnvBatch):
         return keep_and_observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `EnvBatch.tap_info`."""
         taps = [Tap() for _ in self._steps]
         self._steps = [tap.wrap(step) for tap, step in zip(taps, self._steps, strict=True)]
         self._step_each = None
         return lambda key: [entry_of(tap.info, key) for tap in taps]
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         columns = zip(*self._extra_values, strict=True)
         return {extra.key: list(c) for extra, c in zip(self.spec.extras, columns, strict=True)}
 

@@ -71,19 +71,16 @@ class CompiledEnvBatch(EnvBatch):
         return super().action_sampler()
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """See `EnvBatch.reset`."""
         if seeds is not None:
             self.compiled.seed(seed_each(seeds, self.num_seeds))
         self.compiled.reset_all()
         return self._arrays
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """See `EnvBatch.step`."""
         self.compiled.step(action if isinstance(action, tuple) else (action,))
         return self._arrays, *self._outcome
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """See `EnvBatch.reset_done`."""
         self.compiled.reset(done)
         return self._arrays
 

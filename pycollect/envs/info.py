@@ -180,26 +180,21 @@ class InfoEnv(EnvBatch):
         return entries
 
     def truncate_after(self, frames: int) -> bool:
-        """See `EnvBatch.truncate_after`."""
         truncates = self._env.truncate_after(frames)
         self.spec = replace(self.spec, observation=self._env.spec.observation)
         return truncates
 
     @property
     def draws_ahead(self) -> bool:
-        """See `EnvBatch.draws_ahead`."""
         return self._env.draws_ahead
 
     def random_action(self) -> tuple[torch.Tensor, ...]:
-        """See `EnvBatch.random_action`."""
         return self._env.random_action()
 
     def action_sampler(self) -> Sampler:
-        """See `EnvBatch.action_sampler`."""
         return self._env.action_sampler()
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         values = dict(self._env.current_extras())
         if self._stepped:
             for extra in self.spec.step_extras:
@@ -208,7 +203,6 @@ class InfoEnv(EnvBatch):
         return values
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """See `EnvBatch.reset`."""
         self._stepped = False
         return self._with(self._env.reset(seeds), self._zeros)
 
@@ -225,7 +219,6 @@ class InfoEnv(EnvBatch):
         return self._informed(self._env.step_rows(action, rows))
 
     def send(self, action: Arrays) -> None:
-        """See `EnvBatch.send`."""
         self._env.send(action)
 
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
@@ -258,7 +251,6 @@ class InfoEnv(EnvBatch):
             self._unseen = []
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """See `EnvBatch.reset_done`."""
         observation = self._env.reset_done(done)
         self._stepped = False
         return self._with(observation, self._zeros)

@@ -286,7 +286,6 @@ class PettingZooEnvs(EnvBatch):
         return not self._masked
 
     def action_sampler(self) -> Sampler:
-        """See `EnvBatch.action_sampler`."""
         return self._sampler
 
     def random_action(self) -> tuple[torch.Tensor, ...]:

@@ -82,13 +82,11 @@ class SingleEnv(EnvBatch):
         self._to_arrays = observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `EnvBatch.tap_info`."""
         tap = Tap()
         self._step = tap.wrap(self._step)
         return lambda key: [entry_of(tap.info, key)]
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         pairs = zip(self.spec.extras, self._extra_values, strict=True)
         return {extra.key: [value] for extra, value in pairs}
 

@@ -66,7 +66,6 @@ class VectorEnvBatch(EnvBatch):
         self._resetting: BoolArray | None = None  # rows that the next step only resets
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `EnvBatch.tap_info`."""
         tap = self._tapped()
         return lambda key: rows_of(tap.info, key, self.api.num_envs)
 
@@ -79,7 +78,6 @@ class VectorEnvBatch(EnvBatch):
         return tap
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         return self._by_key(self.api.extra_values)
 
     def _by_key(self, values: list[list[Any]]) -> ExtraValues:
@@ -222,12 +220,10 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._read_row = make_read_extras(api.observation_space)
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `EnvBatch.tap_info`."""
         tap = self._tapped()
         return lambda key: rows_of_step(tap.info, key, self._ended, self.api.reset_info)
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         if self._final_extras is None:
             return super().current_extras()
         return self._by_key(self._final_extras)

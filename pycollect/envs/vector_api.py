@@ -54,14 +54,12 @@ class MaskOptions(dict[str, Any]):
         self._mask = reset_mask
 
     def pop(self, key: str, *default: Any) -> Any:
-        """See `dict.pop`."""
         if key == _MASK:
             super().pop(key, None)
             return self._mask
         return super().pop(key, *default)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """See `dict.get`."""
         return self._mask if key == _MASK else super().get(key, default)
 
     def __missing__(self, key: str) -> Any:

@@ -267,7 +267,6 @@ class TorchRLEnv(EnvBatch):
         return tuple([value.flatten(0, flat) for value in values] if flat > 0 else values)
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         values = read_values(self._last_td, (*self.spec.extras, *self.spec.step_extras), self._size)
         for key, names in self._leaves_of_extras.items():
             values[key] = [node.exclude(*names) for node in values[key]]

@@ -157,7 +157,6 @@ class SerialRows(EnvBatch):
         return True
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
-        """See `TorchRLEnv.bind_outputs`."""
         (keys, *_) = [row.bind_outputs(outputs) for row in self._rows]
         return keys
 
