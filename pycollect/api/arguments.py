@@ -25,7 +25,6 @@ def check_devices(given: Mapping[str, Any], *, other_machines: bool = False) -> 
     """Check the device arguments of one worker.
 
     Args:
-        given: Arguments by name.
         other_machines: The worker may be on another machine, which checks the devices of its
             environments and policy itself. Otherwise, devices without an index get that of the
             calling thread's current device, because a worker process may have another one.
@@ -165,7 +164,6 @@ def policy_sources(
 
     Args:
         policy: Policy of workers without factories.
-        with_policy: Accept a policy in addition to factories.
     """
     factories = [own["policy_factory"] for own in arguments]
     for factory in factories:
@@ -198,8 +196,6 @@ def check_groups(
     """Raise ValueError if the environments of a worker cannot be divided into these groups.
 
     Args:
-        entry: Entry of the worker.
-        groups: Value of `env_groups`.
         server: Number of groups of each worker with central inference; None without it.
         is_nest: The entry is a list with one entry per process.
     """
@@ -282,10 +278,7 @@ def merged_arguments(
 
     Args:
         values: The collector's own values of WORKER_ARGUMENTS.
-        passed: Names that the caller passed.
         collector_kwargs: None, a dict, or one per worker.
-        names: Names that `collector_kwargs` may contain.
-        runs: Class of the collector that each worker runs.
     """
     given = dict_each("collector_kwargs", collector_kwargs, workers)
     result = []

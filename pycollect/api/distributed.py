@@ -52,10 +52,6 @@ def engine_maker(
 ) -> Callable[[RemoteOptions], DistributedEngine]:
     """Check the arguments that configure how ranks start and connect.
 
-    Args:
-        given: Arguments by name.
-        carrier: Carries messages to ranks.
-
     Returns:
         A function that creates the engine.
 

@@ -19,9 +19,6 @@ class LaunchedCollector(ScheduledCollector):
     """A collector that runs one inner collector in each worker's process.
 
     Args:
-        given: Arguments of the constructor.
-        sync: Whether batches join the rollouts of all workers.
-        engine_options: Engine options of the first workers.
         engine: Makes the engine after all arguments have been checked.
     """
 

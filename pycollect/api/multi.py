@@ -34,7 +34,6 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
     """A stream of batches from a scheduler, which drives workers through an engine.
 
     Args:
-        set_up: The checked arguments.
         engine: Closed when the collector is shut down or cannot be made.
         place: Makes the PolicyPlace. By default, workers call the policy.
     """

@@ -64,7 +64,6 @@ class WorkerKind:
         Args:
             number: Number of workers if `create_env_fn` is not a list.
             count: Number of environments or processes in each worker.
-            name: Name of the argument with this count.
 
         Raises:
             ValueError: An entry is a list, and the count is not 1.
@@ -85,7 +84,6 @@ class WorkerKind:
 
         Args:
             remote: Options of the outer collector; those about deaths also hold inside workers.
-            own: Arguments of the worker.
         """
         if self.nest is None:
             return None
@@ -158,9 +156,7 @@ class WorkerTemplate:
         values: Values of WORKER_ARGUMENTS as passed to the collector.
         passed: Names that the caller passed; they override `collector_kwargs`.
         collector_kwargs: None, a dict, or one per worker.
-        share: Frames of one rollout of each worker.
         other_machines: The workers may be on machines with other devices.
-        kind: Kind of collector that each worker runs.
         server: Slots of the workers at the server that calls the policy. None if they call it.
         copy: Pickles the policy for workers that cannot use such a slot; see `WorkerPlan.copy`.
     """
@@ -199,10 +195,7 @@ class WorkerTemplate:
         """Return the checked plans of workers.
 
         Args:
-            entries: One entry of `create_env_fn` per worker.
             policies: Policy or factory of each worker, and whether they are factories.
-            shares: Frames of one rollout of each worker.
-            first: Id of the first worker.
         """
         devices = [check_devices(own, other_machines=self.other_machines) for own in arguments]
         (sources, built), stepping = policies, devices
@@ -267,7 +260,6 @@ class SetUp:
         Args:
             entries: One entry of `create_env_fn` per worker.
             shares: Frames of one rollout of each worker, if they differ.
-            kind: Kind of collector that each worker runs.
             other_machines: Workers may be on machines with other devices.
             central: Calls the policy for the workers. None if they call it.
         """
@@ -325,7 +317,6 @@ class NewWorkers:
 
         Args:
             policy: The collector's policy; None if workers built it.
-            first: Id of the first new worker.
         """
         many = isinstance(self.create_env_fn, (list, tuple))
         number = None if many else 1
@@ -364,10 +355,8 @@ def worker_spec(
     """Return the checked spec of a worker.
 
     Args:
-        own: Arguments of the worker.
         builds_policy: The worker gets a policy factory.
         frames: Frames of one rollout.
-        options: Engine options.
         mask: Record ("collector", "mask") for any environment.
         compress: Compress rollouts that leave the machine.
     """

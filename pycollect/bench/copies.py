@@ -55,7 +55,6 @@ class Sizes:
         frames: in a batch of frames of 84x84x4 bytes, root and next.
         split_frames: frames of 128 bytes that are split.
         gathered: bytes of a leaf that the kernel alone gathers.
-        seconds: that each case is measured.
     """
 
     frames: int
@@ -65,13 +64,7 @@ class Sizes:
 
 
 class Material:
-    """A rollout as a worker writes it, and the form of a batch of two such.
-
-    Attributes:
-        one: the rollout's placement.
-        rollout: its bytes.
-        batch: the batch's placement.
-    """
+    """A rollout as a worker writes it, and the form of a batch of two such."""
 
     def __init__(self, frames: int) -> None:
         worker = Worker(0, FreeFrames, None, Still(), WorkerOptions(frames=frames // _WORKERS))

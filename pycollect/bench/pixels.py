@@ -51,9 +51,7 @@ def side_rows(side: str, processes: int, seconds: float, device: torch.device) -
 
     Args:
         side: Key of `SIDES`.
-        processes: Number of environments, each in a process.
         seconds: Time to measure; at least three batches.
-        device: Device of the policy and of the batches.
     """
     name = f"{side}, {processes}"
     if reason := lacks("torchrl") if "TorchRL" in side else "":

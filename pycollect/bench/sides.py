@@ -56,11 +56,7 @@ def ours(
     """Collect with a collector of this package.
 
     Args:
-        collector: Name of the class.
-        env: Its `create_env_fn`.
         policy: Makes the policy. ``None`` means random actions.
-        read: Reads each batch.
-        arguments: Its other arguments.
     """
     import pycollect
 

@@ -54,7 +54,6 @@ class CallFailed(Exception):
 
     Attributes:
         code: "crashes" or "hangs".
-        place: The user's line, as "file:line".
         refusal: Message of an error that this package raised, else "".
     """
 
@@ -84,7 +83,6 @@ def calling(call: str, calls: int = 1) -> Iterator[None]:
     """Raise `CallFailed` if the environment raises within the block, or takes too long.
 
     Args:
-        call: The call, for messages.
         calls: Number of calls of the environment that may take the whole time each.
     """
     try:

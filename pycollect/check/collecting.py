@@ -32,8 +32,6 @@ def check_collecting(
     """A collector accepts the environment and collects batches of it.
 
     Args:
-        entry: As for `create_env_fn`.
-        seconds: About how long to collect.
         twice: Compare two batches with the same seed, and look for NaN.
     """
     with warnings.catch_warnings(record=True) as caught:
@@ -55,11 +53,7 @@ def check_collecting(
 
 
 def check_in_worker(entry: Any, report: Draft, autoreset_mode: Any = None) -> None:
-    """A worker process steps the environment, with the results that it has in this process.
-
-    Args:
-        entry: A callable.
-    """
+    """A worker process steps the environment, with the results that it has in this process."""
     frames = report.frames * _rows_of(entry)
     arguments = {"frames_per_batch": frames, "total_frames": -1, "autoreset_mode": autoreset_mode}
     with warnings.catch_warnings():

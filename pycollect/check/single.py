@@ -52,10 +52,8 @@ class Subject(Checked):
     """A single environment under check.
 
     Attributes:
-        batch: The same as collectors see it.
         second: Another new instance; ``None`` if only an instance was passed.
         seed: Seed of each walk; ``None`` if `reset` takes none.
-        actions: Draws actions that the environment takes.
         info_sizes: Size of info after each step of the walk.
     """
 

@@ -58,7 +58,6 @@ def make_check(space: Space, envs: int | None = None) -> Callable[[Any, str, Dra
     """Return a function that compares an observation with the space, entry by entry.
 
     Args:
-        space: Observation space of one environment.
         envs: Number of rows of a vector environment. Defaults to ``None``: a single environment.
     """
     numeric = [(leaf.key, own) for leaf, own in leaf_spaces(space, (), "observation_space")]

@@ -69,12 +69,10 @@ class Walk:
 
     Attributes:
         kept: Copies of the first results: observation, then reward and flags of a step.
-        actions: The actions between these results.
         step_seconds, reset_seconds: Duration of each call.
         lengths: Number of steps of each episode that ended.
         ends: Flags (terminated, truncated) of each end.
         limits: For each end, `TimeLimit.truncated` of its info.
-        last: The last result.
     """
 
     kept: list[tuple[Any, ...]] = field(default_factory=list)
@@ -92,9 +90,7 @@ class Checked:
     """An environment under check.
 
     Attributes:
-        env: One instance.
         seconds: Time for the longest part of the check; others take less.
-        walk: The longest walk.
     """
 
     env: Any
@@ -110,7 +106,6 @@ class Actions:
     """Draws actions like a collector without a policy, but only those that the environment takes.
 
     Args:
-        space: Action space of the environment.
         refused: Values of a Discrete space for which `step` raised.
     """
 
@@ -184,7 +179,6 @@ def take(
 
     Args:
         seed: ``None`` for an environment that takes none.
-        budget: Stop when it is used up.
         observers: Called with the result of each call, before the next call.
         walk: The record to fill, which then also has what precedes an error.
 
@@ -264,7 +258,6 @@ def compare(report: Draft, walks: tuple[Walk, Walk], name: str, before: dict[str
 
     Args:
         name: The instance of the second walk, for the message.
-        before: `global_generators` before the second walk.
     """
     pairs = list(zip(walks[0].kept, walks[1].kept, strict=False))
     different = next((i for i, (a, b) in enumerate(pairs) if not is_close(a, b)), None)

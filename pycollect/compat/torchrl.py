@@ -171,8 +171,6 @@ class TorchRLCollector(WeightUpdates, Hooked, Profiled, OwnAttributes, TorchRLKi
     """A Collector with TorchRL's names; the base of all collectors that users make.
 
     Args:
-        flow, source: As for Collector.
-        weights: How the policy gets new weights.
         pre_hook, post_hook: Called before and after each rollout.
     """
 

@@ -247,7 +247,6 @@ def source_of(given: Mapping[str, Any], model_id: Any, weights_dict: Any) -> Any
 
     Args:
         given: Arguments by name, of which at most one may be set.
-        model_id: Model of the weights.
         weights_dict: Weights by model; replaces both.
 
     Raises:

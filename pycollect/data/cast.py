@@ -115,7 +115,6 @@ def scaled_at_once(tensor: torch.Tensor, dtype: torch.dtype, scale: float) -> to
     Args:
         tensor: Tensor of integers that `dtype` represents exactly.
         dtype: float32, float16 or bfloat16.
-        scale: Factor.
     """
     result = torch.empty_like(tensor, dtype=dtype)
     return torch.mul(tensor, torch.tensor(scale, dtype=torch.float32, device="cpu"), out=result)

@@ -55,7 +55,6 @@ class PackedArray:
 
     Attributes:
         dtype: Dtype of numpy for an array, of torch for a tensor.
-        shape: Shape of the array or tensor.
         size: Number of bytes before compression.
         data: The bytes, possibly compressed.
     """

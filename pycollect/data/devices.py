@@ -359,9 +359,6 @@ class Devices:
 
     Attributes:
         default: The argument `device`, the default of the others.
-        storing: Device of batches.
-        env: Device of environments.
-        policy: Device of the policy.
     """
 
     default: torch.device | None = None

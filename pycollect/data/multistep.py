@@ -228,7 +228,6 @@ class MultiStep(torch.nn.Module):
         """Return the segments within which a frame looks ahead.
 
         Args:
-            td: The batch.
             leaves: Leaves under "next".
         """
         ids_key, mask_key = meta_keys(td, None, None)

@@ -269,7 +269,6 @@ def split_with_plan(
     Args:
         signals: Copies of entries in host memory, by key, so that flags and ids need not be fetched
             from a device.
-        padding_id: Trajectory id of padding.
     """
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")

@@ -75,8 +75,6 @@ def restore_nested(
     Args:
         result: TensorDict in which nested batch sizes are set.
         nested: Batch sizes of nested TensorDicts in the source, by key.
-        lead: Batch size of `result`.
-        ndim: Number of batch dimensions of the source.
     """
     for key, size in nested.items():
         target = (*lead, *size[ndim:])
@@ -164,7 +162,6 @@ def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:
 
     Args:
         done: Flags with `ndim` batch dimensions, then any number of further dimensions.
-        ndim: Number of batch dimensions.
     """
     return done.flatten(ndim).any(-1) if done.shape[ndim:].numel() > 1 else done
 
@@ -174,7 +171,6 @@ def any_done(leaves: dict[Key, torch.Tensor], ndim: int) -> torch.Tensor | None:
 
     Args:
         leaves: Leaves under "next". Without a "done" at the top, all nested ones are combined.
-        ndim: Number of batch dimensions.
     """
     if ("done",) in leaves:
         return any_of(leaves["done",], ndim)

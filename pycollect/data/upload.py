@@ -62,8 +62,6 @@ class Send:
 
     Args:
         sources: Tensors on the host; each `stage` reads them again.
-        accelerator: Accelerator of the device.
-        device: The device.
 
     Attributes:
         mirrors: The tensors on the device; their memory stays the same.
@@ -93,10 +91,6 @@ class Fetch:
     """Copies tensors from a device to the host, with one copy into one block of pinned memory.
 
     Each call reuses the memory.
-
-    Args:
-        accelerator: Accelerator of the device.
-        device: The device.
     """
 
     def __init__(self, accelerator: Accelerator, device: torch.device) -> None:
@@ -159,9 +153,6 @@ class DeviceUploader:
     concurrent to earlier work of the device's current stream. That stream waits for the copy, but
     the host does not. The slab is held until the host memory has been read, so that it is not
     overwritten before.
-
-    Args:
-        accelerator: Accelerator of the device.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -189,9 +180,6 @@ class DeviceUploader:
         """Pin the slabs that other processes write; return whether that succeeded.
 
         Warn the first time that the driver refuses.
-
-        Args:
-            pool: Pool of the slabs.
         """
         try:
             return self._accelerator.pin(pool)
@@ -332,8 +320,6 @@ class Uploads:
         """Return a TensorDict, which is not in a slab, on a device.
 
         Args:
-            td: The TensorDict.
-            place: The device.
             reported: Value of ``td.device`` of the result.
 
         Raises:

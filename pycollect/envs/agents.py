@@ -37,7 +37,6 @@ class AgentGroup:
         agents: Names of the agents, in the order of `possible_agents`.
         observation_space: Observation space of the first agent, without its action mask.
         mask_space: Space of the entry "action_mask" of one agent's observation, or ``None``.
-        action_space: Action space of one agent.
     """
 
     name: str
@@ -236,7 +235,6 @@ class GroupRow:
     """Writes the results of one group's agents in one environment into given arrays.
 
     Attributes:
-        agents: Names of the agents.
         actions_of: Returns the action of each agent from the arrays of all groups' actions.
     """
 
@@ -338,7 +336,6 @@ def _make_act(group: AgentGroup, place: int) -> Callable[[Sequence[Array]], Iter
     """Return `GroupRow.actions_of`.
 
     Args:
-        group: The agents.
         place: Index of the group's first array.
     """
     space, count, end = group.action_space, len(group.agents), place + len(group.action)

@@ -54,7 +54,6 @@ def maker(name: str, target: str | EnvSpec) -> Callable[..., gymnasium.Env[Any, 
 
     Args:
         name: Name of the argument, for errors.
-        target: Id or spec of the environment.
 
     Raises:
         gymnasium.error.Error: No environment has that id; the message suggests similar ids.

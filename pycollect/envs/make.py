@@ -133,9 +133,6 @@ def check_distinct(envs: Sequence[Any]) -> None:
     Wrappers around one environment count as that environment. Environments inside a vector
     environment are compared, too, unless they are in other processes.
 
-    Args:
-        envs: Environments of one worker.
-
     Raises:
         ValueError: An environment occurs twice; the message lists its indices, counted from 0.
     """

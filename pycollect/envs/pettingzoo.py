@@ -76,8 +76,6 @@ class AgentsRow:
 
     Args:
         env: The environment, with the parallel API.
-        groups: Groups of its agents.
-        memory: Arrays to write into, by key.
         limit: Number of steps after which an episode is truncated; 0 for no limit.
 
     Attributes:
@@ -196,10 +194,6 @@ class PettingZooEnvs(EnvBatch):
     An episode ends when no agent is left. It has `terminated` if all agents of its last step have
     terminated, otherwise `truncated`. An absent agent has zero observations, all flags set, and a
     mask of ``False``.
-
-    Args:
-        envs: The environments, with the parallel or the AEC API.
-        batched: Whether there is a dimension P.
 
     Raises:
         ValueError: The groups of the environments differ, or `as_parallel` or `agent_groups`

@@ -136,7 +136,6 @@ def make_observe(space: Space, env: str = "the environment") -> Callable[[Any], 
     """Return a function that checks and casts one environment's observation to `Arrays`.
 
     Args:
-        space: Observation space of one environment.
         env: Name of the environment in error messages.
     """
     leaves = observation_leaves(space)

@@ -49,7 +49,6 @@ def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space],
 
     Args:
         space: A Box, Discrete, MultiDiscrete or MultiBinary, or a nest of Dict and Tuple of them.
-        root: Key of `space`.
         what: "observation_space" or "action_space", for error messages.
 
     Raises:
@@ -237,11 +236,7 @@ def make_read_extras(space: Space) -> Callable[[Any], Sequence[Any]]:
 
 
 def make_read_rows(space: Space) -> Callable[[Any], list[list[Any]]]:
-    """Return a function from a vector environment's observation to one list of values per extra.
-
-    Args:
-        space: Observation space of one environment.
-    """
+    """Return a function from a vector environment's observation to one list of values per extra."""
     flatten = make_flatten(space, extras=True)
     reads = [_read(extra) for extra, _ in extra_spaces(space, _observation_root(space))]
     return lambda value: [
@@ -286,8 +281,6 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the envi
     """Return `value` as an array of the leaf's dtype and of `shape`, see `cast_safely`.
 
     Args:
-        value: Array, scalar or sequence from the environment.
-        leaf: Leaf of the observation space.
         shape: `leaf.shape`, after the batch dimension if there is one.
         env: The environment, or its name. Formatted only for an error, because `str` may be slow.
 
@@ -335,10 +328,6 @@ def action_cast(leaf: Leaf, given: np.dtype[Any]) -> Callable[[Array], Array]:
 
     A float loses its fraction in an integer dtype. A value never wraps around, and a finite value
     never becomes infinite: the function raises a ValueError with the action's key and the value.
-
-    Args:
-        leaf: Key and dtype of the action in the action space.
-        given: Dtype of the actions.
     """
     dtype = np.dtype(leaf.dtype)
     if np.can_cast(given, dtype, "safe") or dtype.kind == "c":

@@ -33,7 +33,6 @@ class VectorEnvBatch(EnvBatch):
     """A vector environment that resets finished rows by mask, or that has `skips_after_done`.
 
     Args:
-        api: The vector environment.
         skips_after_done: Whether a finished row resets itself in the following step.
         steps_rows: Whether rows can be stepped separately. A finished row then resets itself in its
             following step, unless `reset_done` resets it first.
@@ -170,7 +169,6 @@ class VectorEnvBatch(EnvBatch):
         Args:
             final: Array of P objects, each one environment's observation, or one batched
                 observation.
-            rows: Numbers of the rows.
         """
         if isinstance(final, np.ndarray) and final.dtype == object:
             by_row = [self._flatten(final[row]) for row in rows]
@@ -200,7 +198,6 @@ class SameStepEnvBatch(VectorEnvBatch):
     `reset_done` returns the reset observation that the environment returned instead.
 
     Args:
-        api: The vector environment.
         can_reset: Whether the environment honors `reset_mask`, so that other rows can be reset too.
         final_is_unknown: Whether `info` may lack terminal observations. `step` then returns the
             reset observations of such rows, and the entry `OBSERVATION_VALID` marks them.

@@ -150,7 +150,6 @@ class VectorApi:
     may be the environment's own buffers.
 
     Attributes:
-        env: The vector environment.
         returns_only_reset_rows: Whether a masked reset returned only the reset rows, as EnvPool
             does.
         steps_rows: Whether the environment can step some rows without the others, as EnvPool can.

@@ -20,7 +20,6 @@ class DeviceTransfer:
     then waits for a single event, after all copies of outputs were requested.
 
     Args:
-        device: Device of the policy.
         output_device: Device on which outputs are recorded and environments take actions.
         explicit_device: The caller has passed the policy's device (default: ``False``).
 

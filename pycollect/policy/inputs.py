@@ -22,11 +22,9 @@ class PolicyInputs:
     """The memory that a policy reads at each step. The recorder updates it between steps.
 
     Args:
-        env: Environment whose observation the policy reads.
         current: Current observation by key. It may contain more entries.
         extras: Extras of the current observation, updated like `current`.
         counts_steps: Whether the recorder counts steps, see `CollectorEntries`.
-        device: Device of the states.
         cast: Casts of observations, which the policy reads as batches contain them. Defaults to
             ``None``: no casts.
 
@@ -181,12 +179,8 @@ class TensorDictCall:
         """Return the function that calls the policy once per step.
 
         Args:
-            policy: The policy, or its compiled form.
-            wanted: Keys of the tensors that the function returns.
             expected: Keys that the policy must return. It may also return states and private keys,
                 but no other keys.
-            extras: Outputs to keep in `extra_values`.
-            finish: Functions to apply to single returned tensors.
         """
         tensors: Mapping[Key, torch.Tensor] = self._inputs.tensors
         crosses = self._transfer.is_needed(tensors.values())

@@ -50,8 +50,6 @@ def finishers(
         carried: Keys of the states' next values, by the states' keys. They follow the outputs. A
             state that the policy does not write maps to its own key. It is copied, because the
             recorder overwrites its memory.
-        raw: Properties of every output as the policy returns it.
-        batch: Batch dimensions of the environment.
 
     Returns:
         Pairs of an output's position and its function.
@@ -81,9 +79,7 @@ def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, RawOutput]) -> 
     """Return `act` with its outputs cast to the recorded dtypes, on the host.
 
     Args:
-        act: Calls the policy.
         outputs: Recorded leaves of the first tensors that `act` returns, in their order.
-        raw: Properties of every output as the policy returns it.
     """
     casts = [
         (place, _caster(leaf, raw[leaf.key].dtype))

@@ -32,12 +32,7 @@ from pycollect.policy.states import PolicyState
 
 
 class WriteDetector:
-    """Detect whether a policy wrote into one of its inputs.
-
-    Args:
-        key: Key of the entry.
-        td: TensorDict with which the policy will be called.
-    """
+    """Detect whether a policy wrote into one of its inputs."""
 
     def __init__(self, key: Key, td: TensorDictBase) -> None:
         self.key = key
@@ -51,9 +46,6 @@ class WriteDetector:
         """Return whether the policy wrote the entry.
 
         If the policy returned another TensorDict, return whether the value differs.
-
-        Args:
-            out: TensorDict that the policy returned.
         """
         value = out.get(self.key, None)
         if value is None:
@@ -114,10 +106,7 @@ class Probe:
     """Calls a policy for the first time.
 
     Args:
-        policy: Policy in any of the accepted forms.
         inputs: Inputs to copy. States and missing entries of the policy are added to them.
-        transfer: Copies inputs to the policy's device.
-        call: Calls the policy with a TensorDict.
     """
 
     def __init__(
@@ -266,7 +255,6 @@ class _Failure(NamedTuple):
     """A first call that raised.
 
     Attributes:
-        raised: The policy's exception.
         error: Error to raise: this exception, or one that also lists the policy's inputs.
         is_of_types: Whether torch refused the dtype of an input.
         casts: Observations that a cast would make fit.
@@ -285,7 +273,6 @@ def _failure(
 
     Args:
         read: Inputs that the policy may have read, by key.
-        inputs: All inputs of the policy.
     """
     text = str(raised).rstrip(".")
     pattern = _OF_FORM.get(type(raised))
@@ -343,7 +330,6 @@ def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:
     """Return the error of a policy if no form of its states fits.
 
     Args:
-        failures: One for each choice of forms.
         forms: Forms of each state: of one shape and several dtypes if the shape was given.
     """
     for own in failures:

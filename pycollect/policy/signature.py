@@ -30,8 +30,6 @@ def to_program(
     """Return the policy as a program, or ``None`` if it has to be called with a TensorDict.
 
     Args:
-        policy: Policy in any of the accepted forms.
-        env: Environment whose observation the policy reads.
         trusted: Value of `trust_policy`: the policy takes a TensorDict (default: ``False``).
         states: Keys of `policy_state`; a policy over tensors reads them as it reads observations.
     """
@@ -224,9 +222,7 @@ def wrap(
     `is_init` gets that entry of the collector, unless the observation has this key.
 
     Args:
-        policy: The module or callable.
         observation: Keys of observations that are tensors.
-        action: Keys of the actions.
         extras: Keys of other observations, such as texts, for errors.
 
     Raises:

@@ -96,7 +96,6 @@ class StateForm:
     """One form that a state may have.
 
     Attributes:
-        shape: Shape for one environment.
         initial: Value at a trajectory's first step, of that shape.
         draw: Function that draws the first value for one environment or for all. Defaults to
             ``None``: every trajectory begins with `initial`.

@@ -70,7 +70,6 @@ def changed_by_hooks(
     rollout.
 
     Args:
-        env: The environment.
         observations: Leaves of the observations, without flags.
         others: Keys of flags and rewards.
 
@@ -225,9 +224,6 @@ class TorchRLEnv(EnvBatch):
 
     def truncate_after(self, frames: int) -> bool:
         """Append a StepCounter, as TorchRL's collectors do.
-
-        Args:
-            frames: Maximum number of frames of a trajectory.
 
         Raises:
             ValueError: The environment already counts steps.

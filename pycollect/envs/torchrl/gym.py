@@ -42,7 +42,6 @@ class InnerSpec:
     """Actions and observations of a GymEnv's inner environment, in TorchRL's keys and encodings.
 
     Attributes:
-        action: Leaf of the action.
         decode: Decodes actions of any shape and dtype for the inner environment, as `read_action`
             does.
         observation: Leaves in the order of the inner environment's space, each with its encoding,
@@ -196,12 +195,7 @@ def _is_same(leaf: Leaf, space: gymnasium.Space[Any]) -> bool:
 
 
 class Unwrapped(SingleEnv):
-    """The Gymnasium environment inside a GymEnv, with TorchRL's encodings and seeds.
-
-    Args:
-        env: The GymEnv or GymWrapper.
-        spec: Result of `inner_spec` for `env`.
-    """
+    """The Gymnasium environment inside a GymEnv, with TorchRL's encodings and seeds."""
 
     def __init__(self, env: Any, spec: InnerSpec) -> None:
         quicken(env._env)

@@ -90,12 +90,7 @@ def _set_seed(env: Any, seeds: Sequence[int], count: int) -> None:
 
 
 class UnwrappedRows(CallablesEnv):
-    """The Gymnasium environments inside a SerialEnv's GymEnvs, in TorchRL's keys and encodings.
-
-    Args:
-        env: The SerialEnv, started.
-        spec: InnerSpec of each of its environments.
-    """
+    """The Gymnasium environments inside a SerialEnv's GymEnvs, in TorchRL's keys and encodings."""
 
     def __init__(self, env: Any, spec: InnerSpec) -> None:
         super().__init__([child._env for child in env._envs])
@@ -126,12 +121,7 @@ class UnwrappedRows(CallablesEnv):
 
 
 class SerialRows(EnvBatch):
-    """The environments of a SerialEnv, each with its own TensorDict, as a batch [P, ...].
-
-    Args:
-        env: The SerialEnv, started.
-        rows: Its environments, with equal leaves.
-    """
+    """The environments of a SerialEnv, each with its own TensorDict, as a batch [P, ...]."""
 
     def __init__(self, env: Any, rows: Sequence[TorchRLEnv]) -> None:
         self._serial = env

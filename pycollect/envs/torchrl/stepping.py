@@ -208,7 +208,6 @@ def make_put(names: Sequence[Any], to_device: bool) -> Callable[[Any, Sequence[A
     the Recorder refuses the step.
 
     Args:
-        names: Names of the entries.
         to_device: Whether the tensors may be on another device than the TensorDict, which then
             copies them.
     """

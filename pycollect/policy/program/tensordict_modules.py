@@ -47,7 +47,6 @@ class RecurrentStep:
 
     Args:
         module: An LSTMModule or GRUModule.
-        layer: Its RNN layer.
         direct: A call of the layer runs its class's `forward` and nothing else. Its kernel is then
             called directly, because `forward` takes half of the time in small layers.
     """
@@ -134,7 +133,6 @@ def unwrap(policy: nn.Module, lead: tuple[int, ...]) -> Program:
     """Return a TensorDictModule, a sequence of them, or a probabilistic one as a Program.
 
     Args:
-        policy: The module.
         lead: Batch shape of the tensors, as `EnvBatch.batch_size`.
 
     Raises:
@@ -155,7 +153,6 @@ def is_plain(module: nn.Module, has_hooks: bool | None = None) -> bool:
     Backward hooks do not count, because policies run without gradients.
 
     Args:
-        module: The module.
         has_hooks: Whether it has forward hooks that count. Defaults to ``None``: all count.
     """
     kind = type(module)
