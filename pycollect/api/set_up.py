@@ -360,14 +360,12 @@ def worker_spec(
         mask: Record ("collector", "mask") for any environment.
         compress: Compress rollouts that leave the machine.
     """
-    settings = checked(
-        WorkerOptions, own, frames=frames, devices=devices, mask=mask, compress=compress
-    )
+    settings = checked(WorkerOptions, own, devices=devices, mask=mask, compress=compress)
     return WorkerSpec(
         index,
         entry,
         check.check_env_kwargs(own["create_env_kwargs"], None if maker is None else len(entry)),
-        settings,
+        replace(settings, frames=frames),
         builds_policy=builds_policy,
         hides_gpus=_hides_gpus(devices, options),
         maker=maker,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -90,8 +91,8 @@ class SyncDataCollector(
         (own,) = parse.of_each_worker(given, 1)
         places = check_devices(own)
         stream, weights = checked(StreamOptions, given), checked(WeightOptions, given)
-        frames = stream.frames_per_batch
-        options = checked(WorkerOptions, own, frames=frames, devices=places, stays=True)
+        options = checked(WorkerOptions, own, devices=places, stays=True)
+        options = replace(options, frames=stream.frames_per_batch)
         flow = Flow(weights.stream(stream))
         (own_policy,), is_ours = parse.policy_sources([own], given["policy"])
         env_kwargs = check.check_env_kwargs(own["create_env_kwargs"])
