@@ -242,7 +242,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         """Close environments and end the actors; rollouts in flight are lost. Idempotent.
 
         Args:
-            ...: See TorchRLNames.shutdown.
+            ...: See Collector.shutdown.
             shutdown_ray: Also disconnect this process from Ray, whether this collector or the
                 program connected it. Other actors that the process started end too (default:
                 ``False``).
