@@ -116,12 +116,6 @@ def one_each(name: str, value: Any, workers: int) -> list[Any]:
     return list(value)
 
 
-def shares_of(frames_per_batch: Sequence[Any], workers: int) -> list[int]:
-    """Return the frames of each worker, from a list of them."""
-    name = "frames_per_batch"
-    return [check.check_positive(name, own) for own in one_each(name, frames_per_batch, workers)]
-
-
 def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
     """Return a copied dict per worker, from a dict, a list of dicts or None for empty dicts."""
     each = one_each(name, {} if value is None else value, workers)
@@ -245,23 +239,16 @@ def batched(
         ValueError: An entry cannot be repeated.
     """
     count = check.check_positive(name, envs)
-    return [_batched(entry, name, count) for entry in entries]
-
-
-def _batched(entry: Any, name: str, envs: int) -> Any:
-    """Return the entry, or `envs` copies of its callable that are stepped as a batch."""
-    if envs == 1:
-        return entry
-    if isinstance(entry, list):
-        raise ValueError(
-            f"{name}: expected 1 because create_env_fn contains lists of environments, got {envs}"
-        )
-    if not callable(entry):
-        raise ValueError(
-            f"{name}: expected 1 because create_env_fn contains an environment, got {envs}; pass a "
-            "callable that makes one"
-        )
-    return [entry] * envs
+    if count == 1:
+        return list(entries)
+    for entry in entries:
+        if isinstance(entry, list) or not callable(entry):
+            kind = "lists of environments" if isinstance(entry, list) else "an environment"
+            raise ValueError(
+                f"{name}: expected 1 because create_env_fn contains {kind}, got {count}; pass a "
+                "callable that makes one environment"
+            )
+    return [[entry] * count for entry in entries]
 
 
 def merged_arguments(

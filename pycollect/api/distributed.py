@@ -38,15 +38,6 @@ from pycollect.transport.distributed.rendezvous import LOOPBACK, check_port, out
 _LAUNCHERS = ("mp", "submitit", "submitit_delayed")
 
 
-def group_carrier(backend: Any) -> Carrier:
-    """Return a carrier that sends messages through groups of torch.distributed.
-
-    Raises:
-        ValueError: The backend is unknown, or cannot carry the messages.
-    """
-    return GroupCarrier(check_backend(backend))
-
-
 def engine_maker(
     given: Mapping[str, Any], carrier: Carrier
 ) -> Callable[[RemoteOptions], DistributedEngine]:
@@ -88,21 +79,6 @@ def _check_slurm_kwargs(launcher: str, value: Any) -> Mapping[str, Any] | None:
             f"slurm_kwargs: expected None with the launcher {launcher!r}, got {value!r}"
         )
     return check_job_parameters("slurm_kwargs", value)
-
-
-def update_options(update_interval: Any, max_weight_update_interval: Any) -> dict[str, Any]:
-    """Return the options of weight updates for a collector that updates its ranks at an interval.
-
-    Raises:
-        ValueError: `update_interval` is not a positive number.
-    """
-    interval = check.check_positive("update_interval", update_interval)
-    most = check.check_count("max_weight_update_interval", max_weight_update_interval)
-    interval = min(interval, most) if most else interval
-    return {
-        "update_after_each_batch": interval == 1,
-        "max_weight_update_interval": interval,
-    }
 
 
 def _check_address(value: Any) -> str | None:
@@ -232,7 +208,7 @@ class DistributedDataCollector(DistributedDataCollectorSignature, LaunchedCollec
 
     def _make(self, given: Arguments) -> None:
         sync = check_flag("sync", given["sync"])
-        engine = engine_maker(given, group_carrier(given["backend"]))
+        engine = engine_maker(given, GroupCarrier(check_backend(given["backend"])))
         LaunchedCollector.__init__(self, given, sync, no_options, engine)
 
 
@@ -262,8 +238,11 @@ class DistributedSyncDataCollector(DistributedSyncDataCollectorSignature, Distri
     """
 
     def _make(self, given: Arguments) -> None:
-        updates = update_options(given["update_interval"], given["max_weight_update_interval"])
-        engine = engine_maker(given, group_carrier(given["backend"]))
+        name = "max_weight_update_interval"
+        interval = check.check_positive("update_interval", given["update_interval"])
+        interval = min(interval, check.check_count(name, given[name]) or interval)
+        updates = {"update_after_each_batch": interval == 1, name: interval}
+        engine = engine_maker(given, GroupCarrier(check_backend(given["backend"])))
         LaunchedCollector.__init__(self, given.instead(**updates), True, no_options, engine)
 
 

@@ -179,7 +179,8 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
         entries = parse.env_entries(given["create_env_fn"], "num_workers", given["num_workers"])
         frames, shares = given["frames_per_batch"], list[int]()
         if isinstance(frames, (list, tuple)):
-            shares = parse.shares_of(frames, len(entries))
+            each = parse.one_each("frames_per_batch", frames, len(entries))
+            shares = [check.check_positive("frames_per_batch", own) for own in each]
             given = given.instead(frames_per_batch=sum(shares))
         self._pipes: dict[int, WorkerPipe] = {}
         central = Central.of(given, len(entries), sync=sync)
