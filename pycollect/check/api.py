@@ -21,8 +21,7 @@ from pycollect.check.calls import (
     still_running,
     watched_starts,
 )
-from pycollect.check.collecting import check_collecting, check_in_worker
-from pycollect.check.own_of_gymnasium import check_by_gymnasium
+from pycollect.check.collecting import check_by_gymnasium, check_collecting, check_in_worker
 from pycollect.check.report import FIXES, WARNING, Draft, Report
 from pycollect.envs.base import close_quietly
 from pycollect.envs.make import (

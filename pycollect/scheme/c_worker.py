@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from pycollect.checks import check_fraction, check_positive
+from pycollect.data.compression import Packed, import_lz4, pack
 from pycollect.scheme import names
-from pycollect.scheme.compression import Packed, check_lz4, pack
 from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns, mean_return
 from pycollect.scheme.messages import StopListener
 from pycollect.scheme.names import (
@@ -105,7 +105,7 @@ class CWorker(Worker):
         self.fraction_samples = check_fraction("fraction_samples", fraction_samples)
         self.compress_data_to_send = compress_data_to_send
         if compress_data_to_send:
-            check_lz4()
+            import_lz4("compress_data_to_send")
         self.device = device_here("device", device)
         self.envs_train: Any = None
         self.envs_test: Any = None
