@@ -12,8 +12,7 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.frame import FLAGS, BatchLeaves
-from pycollect.data.layout import Key, dotted, dtype_name, torch_dtype
-from pycollect.data.tensordicts import as_key
+from pycollect.data.layout import Key, as_key, dotted, dtype_name, torch_dtype
 
 _ByKey = Mapping[Key | None, Any]
 """A value by observation key; the key ``None`` stands for all observations without a key."""

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from pycollect._core import Layout, Leaf, MemoryPool, Placement
-from pycollect.data.layout import Key, dotted, dtype_name, torch_dtype
+from pycollect.data.layout import Key, as_key, dotted, dtype_name, torch_dtype
 from pycollect.data.slabs import slab_tensors
 
 NestedKey = str | tuple[str, ...]
@@ -128,11 +128,6 @@ def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor) and not is_tensor_collection(value):
         return f"a tensor of layout {value.layout}"
     return type(value).__name__
-
-
-def as_key(key: NestedKey) -> Key:
-    """Return the key as a tuple."""
-    return (key,) if isinstance(key, str) else tuple(key)
 
 
 def meta_keys(

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.data.frame import FLAGS
-from pycollect.data.layout import Key, Node
+from pycollect.data.layout import Key, Node, show
 from pycollect.envs.random_actions import ActionSampler, Rng, Sampler
 from pycollect.envs.single import make_act, make_observe
 from pycollect.envs.spaces import (
@@ -20,7 +20,6 @@ from pycollect.envs.spaces import (
     Space,
     describe,
     extra_spaces,
-    key_name,
     leaf_spaces,
 )
 
@@ -105,7 +104,7 @@ class AgentGroup:
         for extra, child in extra_spaces(space, key, what):
             raise ValueError(
                 f"{what}: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of "
-                f"them, got {child} at {key_name(extra.key)}; encode it in the environment"
+                f"them, got {child} at {show(extra.key)}; encode it in the environment"
             )
         count = len(self.agents)
         return tuple(

@@ -11,11 +11,16 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.extras import Extra, ExtraValues
-from pycollect.data.layout import Key, dtype_name
+from pycollect.data.layout import Key, dtype_name, show
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, random_step
 from pycollect.envs.info_rows import NOTHING
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.spaces import RESERVED_OBSERVATIONS, Array, cast_safely, describe, key_name
+from pycollect.envs.spaces import (
+    RESERVED_OBSERVATIONS,
+    Array,
+    cast_safely,
+    describe,
+)
 from pycollect.errors import warn_user
 
 InfoKey: TypeAlias = str | tuple[str, ...]
@@ -66,8 +71,7 @@ def check_info_keys(value: Any) -> InfoKeys:
         other = next((other for other in keys if _overlap(key, other)), None)
         if other is not None:
             raise ValueError(
-                f"info_keys: expected keys that do not overlap, got {key_name(other)} and "
-                f"{key_name(key)}"
+                f"info_keys: expected keys that do not overlap, got {show(other)} and {show(key)}"
             )
         keys[key] = _checked_dtype(value[name]) if isinstance(value, Mapping) else None
     return keys
@@ -127,8 +131,8 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     for key in keys:
         if any(_overlap(key, other) for other in taken):
             raise ValueError(
-                f"info_keys: {key_name(key)} overlaps another key of the batch; other keys: "
-                f"{', '.join(map(key_name, taken))}"
+                f"info_keys: {show(key)} overlaps another key of the batch; other keys: "
+                f"{', '.join(map(show, taken))}"
             )
     return InfoEnv(env, read, keys)
 
@@ -166,7 +170,7 @@ class InfoEnv(EnvBatch):
         for entry in entries:
             if isinstance(entry, Extra) and self._env.info_shape(entry.key):
                 raise ValueError(
-                    f"info_keys: {key_name(entry.key)}: expected numbers or arrays of equal shapes "
+                    f"info_keys: {show(entry.key)}: expected numbers or arrays of equal shapes "
                     f"in the infos of the first step, got {found[entry.key] or 'none'}; pass a "
                     f"dtype if numbers come later, for example {_argument({entry.key: 'float32'})}"
                 )
@@ -284,12 +288,12 @@ def _plain_numbers(leaf: Leaf) -> Callable[[Any], bool]:
 
 
 def _names(keys: Sequence[Key]) -> str:
-    return ", ".join(map(key_name, keys))
+    return ", ".join(map(show, keys))
 
 
 def _argument(keys: InfoKeys) -> str:
     """Return the text of an argument that requests these keys."""
-    entries = (f"{key_name(key)}: {name and f'torch.{name}'}" for key, name in keys.items())
+    entries = (f"{show(key)}: {name and f'torch.{name}'}" for key, name in keys.items())
     return f"info_keys={{{', '.join(entries)}}}"
 
 
@@ -337,7 +341,7 @@ def _conform(value: Any, leaf: Leaf) -> Array:
             return cast
         why = _why_not_cast(array, leaf)
     raise ValueError(
-        f"info_keys: expected {leaf.dtype} of shape {list(leaf.shape)} for {key_name(leaf.key)}, "
+        f"info_keys: expected {leaf.dtype} of shape {list(leaf.shape)} for {show(leaf.key)}, "
         f"got {describe(value)}; {why}"
     )
 

@@ -12,7 +12,7 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.frame import FLAGS
-from pycollect.data.layout import Key
+from pycollect.data.layout import Key, show
 from pycollect.envs.agents import AgentGroup, GroupRow, agent_groups, agents_sampler
 from pycollect.envs.base import (
     Arrays,
@@ -26,7 +26,10 @@ from pycollect.envs.base import (
 )
 from pycollect.envs.info_rows import stacked_entry
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.spaces import Array, describe, key_name
+from pycollect.envs.spaces import (
+    Array,
+    describe,
+)
 
 ROOT_FLAGS = tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
 """Leaves of an episode's flags."""
@@ -251,7 +254,7 @@ class PettingZooEnvs(EnvBatch):
         if len(key) < 2 or key[0] not in by_name:
             raise ValueError(
                 "info_keys: expected tuples of a group and a key of its agents' infos, with a "
-                f"group of {list(by_name)}, got {key_name(key)}"
+                f"group of {list(by_name)}, got {show(key)}"
             )
         return by_name[key[0]]
 

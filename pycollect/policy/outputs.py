@@ -12,11 +12,14 @@ from gymnasium import spaces
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Kind
-from pycollect.data.layout import Key, dtype_name, is_delivered, torch_dtype
+from pycollect.data.layout import Key, dtype_name, is_delivered, show, torch_dtype
 from pycollect.envs.base import EnvSpec
 from pycollect.envs.spaces import RESERVED_KEYS, action_cast
 from pycollect.policy.program.compile import Act, Finishers
-from pycollect.policy.program.steps import PolicyOutputError, show, show_all
+from pycollect.policy.program.steps import (
+    PolicyOutputError,
+    show_all,
+)
 
 
 class RawOutput(NamedTuple):

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 
 from pycollect.data.extras import Extra, Kind
 from pycollect.data.frame import FLAGS
-from pycollect.data.layout import Key, is_delivered
+from pycollect.data.layout import Key, as_key, is_delivered, show
 from pycollect.errors import is_interrupt
 from pycollect.policy.device_transfer import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs, TensorDictCall, returned
@@ -22,9 +22,7 @@ from pycollect.policy.program.steps import (
     CannotUnwrapError,
     Program,
     Values,
-    as_key,
     preserve_state,
-    show,
     show_all,
 )
 from pycollect.policy.signature import Forms, is_env_state, overlaps

@@ -14,11 +14,10 @@ from tensordict import NestedKey, TensorDictBase
 
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
-from pycollect.data.layout import Key, torch_dtype
+from pycollect.data.layout import Key, show, torch_dtype
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.random_actions import Rng, Sampler
 from pycollect.policy.outputs import fits
-from pycollect.policy.program.steps import show
 
 
 class RandomPolicy:

@@ -11,12 +11,17 @@ from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from pycollect.data.layout import Key
+from pycollect.data.layout import Key, as_key
 from pycollect.envs.base import EnvSpec
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_inputs, check_output_keys
 from pycollect.policy.program.plan import chain_of
-from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, as_key, show_all
+from pycollect.policy.program.steps import (
+    CallStep,
+    CannotUnwrapError,
+    Program,
+    show_all,
+)
 from pycollect.policy.program.tensordict_modules import unwrap
 from pycollect.policy.states import IS_INIT, StateForm, StateFormFinder
 

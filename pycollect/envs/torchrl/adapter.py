@@ -22,12 +22,11 @@ from pycollect._core import Leaf
 from pycollect.data.devices import CPU, accelerator
 from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, write_values
 from pycollect.data.frame import FLAGS
-from pycollect.data.layout import Key, dtype_name, torch_dtype
+from pycollect.data.layout import Key, as_key, dtype_name, torch_dtype
 from pycollect.data.upload import Fetch
 from pycollect.envs import gymnasium_support as time_limit
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, seed_each
 from pycollect.envs.torchrl.specs import (
-    as_key,
     check_device,
     check_root,
     draw,

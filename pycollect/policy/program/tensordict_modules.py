@@ -23,7 +23,7 @@ from tensordict.nn import (
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from pycollect.data.layout import Key
+from pycollect.data.layout import Key, as_key
 from pycollect.policy.program.exploration import check_kept, hooks_of_others, tensor_call
 from pycollect.policy.program.steps import (
     CallStep,
@@ -31,7 +31,6 @@ from pycollect.policy.program.steps import (
     HeadStep,
     Program,
     Step,
-    as_key,
 )
 
 _RNN = "torchrl.modules.tensordict_module.rnn"
