@@ -52,9 +52,9 @@ class Sizes:
     """How much is moved, and for how long.
 
     Attributes:
-        frames: in a batch of frames of 84x84x4 bytes, root and next.
-        split_frames: frames of 128 bytes that are split.
-        gathered: bytes of a leaf that the kernel alone gathers.
+        frames: Number of frames in a batch, each 84x84x4 bytes, at the root and under "next".
+        split_frames: Number of frames of 128 bytes that are split.
+        gathered: Bytes of a leaf that the kernel gathers.
     """
 
     frames: int
