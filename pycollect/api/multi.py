@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from pycollect.api import arguments as parse
 from pycollect.api.binding import Arguments, explained
 from pycollect.api.central import Central
 from pycollect.api.choosing import Choosing, choose_sync
-from pycollect.api.set_up import NewWorkers, SetUp
+from pycollect.api.set_up import EngineOptions, SetUp, no_options
 from pycollect.api.signatures import (
     MultiaSyncDataCollectorSignature,
     MultiSyncDataCollectorSignature,
@@ -23,7 +23,8 @@ from pycollect.compat.many_workers import Asking, ManyWorkers
 from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.compat.weights import WorkerPipe
 from pycollect.driver.flow import Flow
-from pycollect.driver.policy_place import InWorkers, PlaceMaker
+from pycollect.driver.options import RemoteOptions
+from pycollect.driver.policy_place import InWorkers
 from pycollect.driver.replay import warn_of_slices
 from pycollect.driver.scheduler import Scheduler
 from pycollect.transport.engine import Engine
@@ -34,22 +35,23 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
     """A stream of batches from a scheduler, which drives workers through an engine.
 
     Args:
-        engine: Closed when the collector is shut down or cannot be made.
-        place: Makes the PolicyPlace. By default, workers call the policy.
+        engine: Makes the engine, which is closed when the collector is shut down or cannot be made.
     """
 
     _source: Scheduler
     _frames_divided_among = "workers and their environments"
 
-    def __init__(self, set_up: SetUp, engine: Engine, place: PlaceMaker = InWorkers) -> None:
-        self._remote, self._template = set_up.remote, set_up.template
-        options, first = set_up.options, set_up.plans[0].spec.options
+    def __init__(self, set_up: SetUp, engine: Callable[[RemoteOptions], Engine]) -> None:
+        template, plans = set_up.template, set_up.plans
+        remote, central = template.remote, template.central
+        self._template, self._remote = template, remote
+        options, first = set_up.options, plans[0].spec.options
         if options.replay_buffer is not None:  # rows of different batches would differ in length
             options = replace(options, split_trajs=False)
         warn_of_slices(options, first.set_truncated)
         flow = Flow(options)
-        policy, plans = set_up.policy, set_up.plans
-        scheduler = Scheduler(flow, set_up.remote, plans, policy, engine, place)
+        place = InWorkers if central is None else central.place(remote.start_method)
+        scheduler = Scheduler(flow, remote, plans, set_up.policy, engine(remote), place)
         super().__init__(
             flow, scheduler, set_up.weights, first.pre_collect_hook, first.post_collect_hook
         )
@@ -84,12 +86,28 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
             ValueError: An argument is invalid, or the new workers of a sync collector would return
                 batches of another layout.
         """
-        return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs))
+        return self._add(create_env_fn, num_envs, policy, collector_kwargs)
 
-    def _add(self, new: NewWorkers) -> list[int]:
-        """Start more workers with the arguments of the others; return their ids."""
-        plans = partial(new.plans, self._template, self._remote, self.policy)
-        return self._source.members.add(plans)
+    def _add(
+        self,
+        create_env_fn: Any,
+        num_envs: int,
+        policy: Any,
+        collector_kwargs: Any,
+        engine_options: EngineOptions = no_options,
+    ) -> list[int]:
+        """Start more workers; see `add_collectors`."""
+        return self._source.members.add(
+            partial(
+                self._template.later_plans,
+                create_env_fn,
+                num_envs,
+                policy,
+                collector_kwargs,
+                engine_options,
+                self.policy,
+            )
+        )
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
         """Reset environments, and drop their workers' rollouts in flight.
@@ -186,10 +204,10 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
         central = Central.of(given, len(entries), sync=sync)
         own = shares if sync else ()
         set_up = SetUp.of(given, entries, sync=sync, shares=own, central=central)
-        method = set_up.remote.start_method
-        place = InWorkers if central is None else central.place(method)
-        engine = ProcessEngine(method, None if central is None else central.bell)
-        ScheduledCollector.__init__(self, set_up, engine, place)
+        bell = None if central is None else central.bell
+        ScheduledCollector.__init__(
+            self, set_up, lambda remote: ProcessEngine(remote.start_method, bell)
+        )
 
     @property
     def pipes(self) -> list[WorkerPipe]:

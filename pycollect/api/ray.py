@@ -15,7 +15,7 @@ from pycollect.api.binding import Arguments
 from pycollect.api.central import Central
 from pycollect.api.launched import LaunchedCollector
 from pycollect.api.multi import MultiSyncDataCollector
-from pycollect.api.set_up import NewWorkers, WorkerKind
+from pycollect.api.set_up import WorkerKind
 from pycollect.api.signatures import RayCollectorSignature
 from pycollect.arguments import check_flag, completed_by
 from pycollect.compat.torchrl import Done
@@ -200,15 +200,8 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
                 collector's, if that is a single dict.
         """
         configs = parse.one_for_all(remote_configs, self._remote_configs)
-        return self._add(
-            NewWorkers(
-                create_env_fn,
-                num_envs,
-                policy,
-                collector_kwargs,
-                partial(self._actor_options, configs),
-            )
-        )
+        options = partial(self._actor_options, configs)
+        return self._add(create_env_fn, num_envs, policy, collector_kwargs, options)
 
     @completed_by(LaunchedCollector.update_policy_weights_)
     def update_policy_weights_(self, policy_or_weights: Any = None, **options: Any) -> None:

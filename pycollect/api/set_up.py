@@ -150,28 +150,28 @@ def no_options(devices: Sequence[Devices]) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class WorkerTemplate:
-    """The arguments of a collector's workers, except their environments and the policy.
+    """What the workers of a collector share; makes the plans of the first and of later workers.
 
     Attributes:
         values: Values of WORKER_ARGUMENTS as passed to the collector.
         passed: Names that the caller passed; they override `collector_kwargs`.
         collector_kwargs: None, a dict, or one per worker.
+        share: Frames of one rollout.
         other_machines: The workers may be on machines with other devices.
-        server: Slots of the workers at the server that calls the policy. None if they call it.
-        copy: Pickles the policy for workers that cannot use such a slot; see `WorkerPlan.copy`.
+        central: Calls the policy for the workers. None if they call it.
     """
 
     values: Mapping[str, Any]
     passed: Collection[str]
     collector_kwargs: Any
     share: int
-    other_machines: bool = False
+    remote: RemoteOptions
     kind: WorkerKind = _SINGLE
-    server: ClientSlots | None = None
-    copy: Callable[[], bytes] | None = None
+    other_machines: bool = False
+    central: Central | None = None
 
     def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
-        """Return the arguments of new workers; ``None`` means those of the first workers.
+        """Return the arguments of later workers; ``None`` means those of the first workers.
 
         For an argument with one value per first worker, the default applies.
         """
@@ -187,20 +187,21 @@ class WorkerTemplate:
         entries: Sequence[Any],
         arguments: Sequence[Mapping[str, Any]],
         policies: tuple[Sequence[Any], bool],
-        shares: Sequence[int],
         engine_options: EngineOptions,
-        remote: RemoteOptions,
+        shares: Sequence[int] = (),
         first: int = 0,
     ) -> list[WorkerPlan]:
         """Return the checked plans of workers.
 
         Args:
             policies: Policy or factory of each worker, and whether they are factories.
+            shares: Frames of one rollout of each worker, if they differ.
         """
+        remote, central = self.remote, self.central
         devices = [check_devices(own, other_machines=self.other_machines) for own in arguments]
         (sources, built), stepping = policies, devices
-        if self.server is not None:  # the server builds the policy, workers do not
-            sources, built = self.server.policies(len(entries)), False
+        if central is not None:  # the server builds the policy, workers do not
+            sources, built = central.clients.policies(len(entries)), False
             stepping = [own.without_policy for own in devices]
         options = engine_options(stepping)
         specs = [
@@ -210,7 +211,7 @@ class WorkerTemplate:
                 arguments[index],
                 devices[index],
                 builds_policy=built,
-                frames=shares[index],
+                frames=shares[index] if shares else self.share,
                 options=options[index],
                 maker=self.kind.maker(remote, arguments[index]),
                 mask=remote.masked,
@@ -221,10 +222,43 @@ class WorkerTemplate:
         for spec in specs:  # only children of this process inherit memory that a spec refers to
             _ = pickled_spec(spec) if self.other_machines else pickled_for_child(spec)
         pickled = parse.pickled_policies(sources, built)
-        check_specs(specs, remote, self.server)
-        return [
-            WorkerPlan(*own, copy=self.copy) for own in zip(specs, pickled, options, strict=True)
-        ]
+        check_specs(specs, remote, None if central is None else central.clients)
+        copy = central.copy if central is not None and self.other_machines else None
+        return [WorkerPlan(*own, copy=copy) for own in zip(specs, pickled, options, strict=True)]
+
+    def later_plans(
+        self,
+        create_env_fn: Any,
+        num_envs: Any,
+        policy: Any,
+        collector_kwargs: Any,
+        engine_options: EngineOptions,
+        own_policy: Any,
+        first: int,
+    ) -> list[WorkerPlan]:
+        """Check the arguments of `add_collectors`, and return the plans of the workers.
+
+        Args:
+            own_policy: The collector's policy; None if workers built it.
+        """
+        number = None if isinstance(create_env_fn, (list, tuple)) else 1
+        entries = self.kind.entries(create_env_fn, number, num_envs, "num_envs")
+        arguments = self.arguments(collector_kwargs, len(entries))
+        factory = any(own["policy_factory"] is not None for own in arguments)
+        given = own_policy if policy is None and not factory else policy
+        if self.central is not None and policy is not None:
+            raise ValueError(
+                "policy: expected None because inference='central' calls the collector's policy "
+                f"for all workers, got {type(policy).__name__}"
+            )
+        built = self.remote.built_by_workers and self.central is None
+        if given is None and built and not factory:
+            raise ValueError(
+                "policy: expected a policy, or a policy_factory in collector_kwargs, got neither; "
+                "each of the collector's workers has its own policy_factory"
+            )
+        policies = parse.policy_sources(arguments, given)
+        return self.plans(entries, arguments, policies, engine_options, first=first)
 
 
 @dataclass(frozen=True)
@@ -232,12 +266,11 @@ class SetUp:
     """All arguments, checked before anything starts.
 
     Attributes:
-        template: Template of workers that are added later.
+        template: Makes the plans of workers that are added later.
     """
 
     options: StreamOptions
     weights: WeightOptions
-    remote: RemoteOptions
     plans: Sequence[WorkerPlan]
     template: WorkerTemplate
     policy: Any
@@ -259,9 +292,8 @@ class SetUp:
 
         Args:
             entries: One entry of `create_env_fn` per worker.
-            shares: Frames of one rollout of each worker, if they differ.
-            other_machines: Workers may be on machines with other devices.
-            central: Calls the policy for the workers. None if they call it.
+
+        The others are those of :class:`WorkerTemplate`.
         """
         given = given if central is None else central.given
         workers = len(entries)
@@ -286,57 +318,11 @@ class SetUp:
         # With factories, a policy only provides weights; an updater would not know of it.
         with_policy = given["weight_updater"] is None
         policies = parse.policy_sources(arguments, given["policy"], with_policy)
-        clients = None if central is None else central.clients
-        copy = None if central is None or not other_machines else central.copy
         template = WorkerTemplate(
-            values, passed, kwargs, share, other_machines, kind, clients, copy
+            values, passed, kwargs, share, remote, kind, other_machines, central
         )
-        shares = shares or [share] * workers
-        plans = template.plans(entries, arguments, policies, shares, engine_options, remote)
-        return cls(options, weights, remote, plans, template, given["policy"])
-
-
-@dataclass(frozen=True)
-class NewWorkers:
-    """The arguments of `add_collectors`.
-
-    Attributes:
-        options: Returns checked engine options for workers with these devices.
-    """
-
-    create_env_fn: Any
-    num_envs: Any
-    policy: Any
-    collector_kwargs: Any
-    options: EngineOptions = no_options
-
-    def plans(
-        self, template: WorkerTemplate, remote: RemoteOptions, policy: Any, first: int
-    ) -> list[WorkerPlan]:
-        """Check the arguments, and return the plans of the workers.
-
-        Args:
-            policy: The collector's policy; None if workers built it.
-        """
-        many = isinstance(self.create_env_fn, (list, tuple))
-        number = None if many else 1
-        entries = template.kind.entries(self.create_env_fn, number, self.num_envs, "num_envs")
-        arguments = template.arguments(self.collector_kwargs, len(entries))
-        factory = any(own["policy_factory"] is not None for own in arguments)
-        given = policy if self.policy is None and not factory else self.policy
-        if template.server is not None and self.policy is not None:
-            raise ValueError(
-                "policy: expected None because inference='central' calls the collector's policy "
-                f"for all workers, got {type(self.policy).__name__}"
-            )
-        if given is None and remote.built_by_workers and not factory and template.server is None:
-            raise ValueError(
-                "policy: expected a policy, or a policy_factory in collector_kwargs, got neither; "
-                "each of the collector's workers has its own policy_factory"
-            )
-        policies = parse.policy_sources(arguments, given)
-        shares = [template.share] * len(entries)
-        return template.plans(entries, arguments, policies, shares, self.options, remote, first)
+        plans = template.plans(entries, arguments, policies, engine_options, shares)
+        return cls(options, weights, plans, template, given["policy"])
 
 
 def worker_spec(
