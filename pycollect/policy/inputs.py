@@ -12,7 +12,7 @@ from pycollect.data.cast import ObservationCast
 from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, with_current
 from pycollect.data.layout import Key, as_key, is_delivered
 from pycollect.envs.base import EnvSpec
-from pycollect.policy.device_transfer import DeviceTransfer
+from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.program.compile import Act, Finishers
 from pycollect.policy.program.steps import (
     PolicyOutputError,

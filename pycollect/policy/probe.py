@@ -14,7 +14,7 @@ from pycollect.data.extras import Extra, Kind
 from pycollect.data.frame import FLAGS
 from pycollect.data.layout import Key, as_key, is_delivered, show
 from pycollect.errors import is_interrupt
-from pycollect.policy.device_transfer import DeviceTransfer
+from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs, TensorDictCall, returned
 from pycollect.policy.outputs import check_output_keys
 from pycollect.policy.program.compile import Samples, run_plainly

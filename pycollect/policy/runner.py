@@ -17,7 +17,7 @@ from pycollect.data.layout import Key, is_delivered
 from pycollect.data.weights import check_on_device
 from pycollect.envs.base import EnvBatch, EnvSpec
 from pycollect.policy.calling import UNCHANGED, CallOptions
-from pycollect.policy.device_transfer import DeviceTransfer
+from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs, TensorDictCall
 from pycollect.policy.outputs import RawOutput, casting, check_output_keys, finishers, output_leaves
 from pycollect.policy.probe import Probe, source_of
