@@ -11,11 +11,10 @@ import torch
 
 from pycollect.arguments import completed_by
 from pycollect.compat.one_worker import (
-    OneWorker,
+    Paths,
     View,
     WorkerNames,
     WorkerView,
-    called,
     calls,
     mapped,
     resolved,
@@ -124,7 +123,7 @@ class ManyWorkers(WorkerNames):
         return [worker.plan.spec.options.devices for worker in self._workers]
 
 
-class Asking:
+class Asking(Paths):
     """Methods that send a request to workers, which reply after their current rollouts.
 
     Requests lose no rollouts. An exception in a worker is raised here with the same type, after all
@@ -220,25 +219,6 @@ class Asking:
                 for worker, (args, kwargs) in zip(workers, each, strict=True)
             }
         )
-
-    @completed_by(OneWorker.cascade_execute)
-    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
-        """"""  # completed by OneWorker.cascade_execute
-        return called(self, attr_path, *args, **kwargs)
-
-    def get_model(self, model_id: str) -> Any:
-        """Return the caller's policy for "policy", or the object at another path.
-
-        Args:
-            model_id: "policy", or a path of names and indices that starts at the collector.
-
-        Returns:
-            The object in this process.
-
-        Raises:
-            AttributeError: No object exists at that path.
-        """
-        return resolved(self, model_id)
 
     def fake_tensordict(self) -> Any:
         """Refused, because only in-process collectors have environments in this process.

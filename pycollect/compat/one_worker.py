@@ -58,8 +58,53 @@ class WorkerNames(ABC):
         return dict(self._worker_options.call_options.graphed or {})
 
 
-class DeviceNames(WorkerNames):
-    """The device arguments of one worker; ``None`` if a device was not specified."""
+class Paths:
+    """Attributes by path, as TorchRL writes them."""
+
+    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the object at a path, or return it if it is not callable.
+
+        Args:
+            attr_path: Path of names and indices that starts at the collector, such as "env.reset"
+                or "policy.module[0]".
+            args, kwargs: Arguments of the call.
+
+        Returns:
+            The return value of the call, or the object.
+
+        Raises:
+            AttributeError: No object exists at that path.
+            ValueError: Arguments are given, but the object is not callable.
+        """
+        value = resolved(self, attr_path)
+        if callable(value):
+            return value(*args, **kwargs)
+        if args or kwargs:
+            raise ValueError(f"{attr_path}: expected a callable, got {type(value).__name__}")
+        return value
+
+    def get_model(self, model_id: str) -> Any:
+        """Return the policy for "policy", or the object at another path.
+
+        Args:
+            model_id: "policy", or a path of names and indices that starts at the collector.
+
+        Returns:
+            The object in this process.
+
+        Raises:
+            AttributeError: No object exists at that path.
+        """
+        return resolved(self, model_id)
+
+
+class OneWorker(Paths, WorkerNames):
+    """The worker's environment and policy, and attributes of both by path.
+
+    A device is ``None`` if it was not specified.
+    """
+
+    _worker: Worker
 
     @property
     def _devices(self) -> Devices:
@@ -76,20 +121,9 @@ class DeviceNames(WorkerNames):
         return self._devices.reported
 
     @property
-    def env_device(self) -> torch.device | None:
-        """Requested device of the environment, or ``None``."""
-        return self._devices.env_device
-
-    @property
     def policy_device(self) -> torch.device | None:
         """Requested device of the policy, or ``None``."""
         return self._devices.policy_device
-
-
-class OneWorker(DeviceNames):
-    """The worker's environment and policy, and attributes of both by path."""
-
-    _worker: Worker
 
     @property
     def env(self) -> Any:
@@ -174,36 +208,6 @@ class OneWorker(DeviceNames):
         """
         return mapped(self, method_name, calls(list_of_args, list_of_kwargs, None))
 
-    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the object at a path, or return it if it is not callable.
-
-        Args:
-            attr_path: Path of names and indices that starts at the collector, such as "env.reset"
-                or "policy.module[0]".
-            args, kwargs: Arguments of the call.
-
-        Returns:
-            The return value of the call, or the object.
-
-        Raises:
-            AttributeError: No object exists at that path.
-        """
-        return called(self, attr_path, *args, **kwargs)
-
-    def get_model(self, model_id: str) -> Any:
-        """Return the policy for "policy", or the object at another path.
-
-        Args:
-            model_id: "policy", or a path of names and indices that starts at the collector.
-
-        Returns:
-            The object itself.
-
-        Raises:
-            AttributeError: No object exists at that path.
-        """
-        return resolved(self, model_id)
-
 
 # Paths of attributes, as TorchRL writes them
 
@@ -235,20 +239,6 @@ def _index(entry: str) -> int | str:
         return int(entry)
     except ValueError:
         return entry.strip("'\"")
-
-
-def called(start: Any, path: str, *args: Any, **kwargs: Any) -> Any:
-    """Call the function at a path; without arguments, return a value that is not callable.
-
-    Raises:
-        ValueError: Arguments are given, but the value is not callable.
-    """
-    value = resolved(start, path)
-    if callable(value):
-        return value(*args, **kwargs)
-    if args or kwargs:
-        raise ValueError(f"{path}: expected a callable, got {type(value).__name__}")
-    return value
 
 
 def calls(
