@@ -215,7 +215,7 @@ def _check_single(env: Any, second: Any, report: Draft, seconds: float) -> None:
     except CallFailed as failed:
         if not failed.refusal:
             raise
-        report.add("refused", failed.refusal.replace("create_env_fn: ", ""))
+        report.add("refused", failed.refusal)
         raise _StopError from None
     subject = single.Subject(env, report, seconds, batch, second)
     run((*single.CHECKS, check_by_gymnasium), subject, report)

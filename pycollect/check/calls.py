@@ -67,7 +67,7 @@ class CallFailed(Exception):
         """Add it to a report, once for each line. A refusal may follow from another error."""
         if self.refusal:
             if report.ok:
-                report.add("refused", self.refusal.replace("create_env_fn: ", ""))
+                report.add("refused", self.refusal)
         elif not self.place or self.place not in report.places:
             report.places.add(self.place)
             report.add(self.code, str(self), about=self.place)
@@ -104,7 +104,8 @@ def calling(call: str, calls: int = 1) -> Iterator[None]:
 def _refusal(error: BaseException) -> str:
     frames = _frames_of(error)
     ours = frames and frames[-1][0].startswith(_PACKAGE)
-    return str(error) if ours and isinstance(error, TypeError | ValueError) else ""
+    is_refusal = ours and isinstance(error, TypeError | ValueError)
+    return str(error).replace("create_env_fn: ", "") if is_refusal else ""
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def check_vector(env: Any, second: Any, report: Draft, seconds: float, given: An
     except CallFailed as failed:
         if not failed.refusal:
             raise
-        report.add("refused", failed.refusal.replace("create_env_fn: ", ""))
+        report.add("refused", failed.refusal)
         report.note_end()
         return
     mode = told or parse_autoreset(given, "autoreset_mode")

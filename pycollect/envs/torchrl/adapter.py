@@ -279,8 +279,7 @@ class TorchRLEnv(EnvBatch):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all environments, after `env.set_seed` with the first seed if there are any."""
         if seeds is not None:
-            first, *others = seed_each(seeds, self.num_seeds)
-            self._env.set_seed(first, static_seed=bool(others) and set(others) == {first})
+            set_seed(self._env, seeds, self.num_seeds)
         with torch.no_grad():
             self._carrier = self._last_td = self._env.reset()
         check_root(self._carrier, self.spec.observation)
@@ -337,6 +336,12 @@ def _leaves_in_nodes(extras: Sequence[Extra], leaves: Sequence[Leaf]) -> dict[Ke
     }
 
 
+def set_seed(env: Any, seeds: Sequence[int], count: int) -> None:
+    """Seed an `EnvBase` as TorchRL does, before any reset: by the first seed."""
+    first, *others = seed_each(seeds, count)
+    env.set_seed(first, static_seed=bool(others) and set(others) == {first})
+
+
 def _seeds_of(env: Any) -> int:
     while isinstance(env, TransformedEnv):
         env = env.base_env
@@ -355,9 +360,8 @@ def _draws_by_spec(env: Any) -> bool:
 
 
 def _changes_actions(env: Any) -> bool:
-    if not isinstance(env, TransformedEnv):
-        return False
-    return bool(env.full_action_spec != env.base_env.full_action_spec)
+    is_transformed = isinstance(env, TransformedEnv)
+    return is_transformed and bool(env.full_action_spec != env.base_env.full_action_spec)
 
 
 def _resets_separately(env: Any) -> bool:

@@ -11,13 +11,12 @@ import torch
 from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEnv
 
 from pycollect._core import Leaf
-from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key, torch_dtype
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, seed_each
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.random_actions import Sampler
 from pycollect.envs.single import same
-from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks
+from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks, set_seed
 from pycollect.envs.torchrl.gym import InnerSpec, action_leaf, inner_spec, one_hot_sampler
 from pycollect.envs.torchrl.specs import check_device, draw, name_of
 from pycollect.envs.torchrl.stepping import is_torchrl_transform
@@ -83,12 +82,6 @@ def _is_plain(row: TorchRLEnv, first: TorchRLEnv) -> bool:
     )
 
 
-def _set_seed(env: Any, seeds: Sequence[int], count: int) -> None:
-    """Seed all environments as TorchRL does, before any reset."""
-    first, *others = seed_each(seeds, count)
-    env.set_seed(first, static_seed=bool(others) and set(others) == {first})
-
-
 class UnwrappedRows(CallablesEnv):
     """The Gymnasium environments inside a SerialEnv's GymEnvs, in TorchRL's keys and encodings."""
 
@@ -116,7 +109,7 @@ class UnwrappedRows(CallablesEnv):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all environments, after TorchRL's `set_seed` if there are seeds."""
         if seeds is not None:
-            _set_seed(self._serial, seeds, self.num_seeds)
+            set_seed(self._serial, seeds, self.num_seeds)
         return super().reset()
 
 
@@ -160,14 +153,10 @@ class SerialRows(EnvBatch):
         spec = self._serial.input_spec["full_action_spec"]
         return tuple(draw(spec[name_of(leaf.key)]) for leaf in self.spec.action)
 
-    def current_extras(self) -> ExtraValues:
-        """Return an empty dict, because rows have no extras."""
-        return {}
-
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all environments, after TorchRL's `set_seed` if there are seeds."""
         if seeds is not None:
-            _set_seed(self._serial, seeds, self.num_seeds)
+            set_seed(self._serial, seeds, self.num_seeds)
         for row, views in zip(self._rows, self._views, strict=True):
             _write(views, row.reset())
         return self._buffers
