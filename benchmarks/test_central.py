@@ -31,8 +31,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import nn
 
 from benchmarks.race import Side
-from pycollect.bench.sides import count, for_torchrl, ours, torchrls
-from pycollect.bench.workloads import FreeFrames, nature_policy
+from pycollect.bench.sides import FreeFrames, count, for_torchrl, nature_policy, ours, torchrls
 
 CALL_SECONDS = 0.002
 ENV_SECONDS = 0.001

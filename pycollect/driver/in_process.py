@@ -17,7 +17,6 @@ from pycollect.data.extras import joined
 from pycollect.data.frame import TRAJ_IDS
 from pycollect.data.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.data.layout import Key
-from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.slabs import check_lease, make_pool, slab_tensors
 from pycollect.data.weights import load_weights
 from pycollect.driver.accounts import count_slow_paths
@@ -26,6 +25,7 @@ from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.live_policy import LivePolicy
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
 from pycollect.errors import WorkerError, is_interrupt
+from pycollect.policy.device import PolicyStream
 from pycollect.worker.options import POST, PRE, PostHook
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.worker import Worker

@@ -17,11 +17,7 @@ from pycollect.envs.base import step_values
 
 
 class TensorsFoundError(Exception):
-    """A vector environment returned tensors instead of numpy arrays.
-
-    Attributes:
-        observation: The returned observation.
-    """
+    """A vector environment returned tensors instead of numpy arrays."""
 
     def __init__(self, observation: Any) -> None:
         super().__init__()
@@ -78,7 +74,6 @@ class NumpyVectorEnv:
     All other attributes are the environment's.
 
     Args:
-        env: The vector environment.
         observation: The observation of a reset, to learn the kind of its values.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from abc import ABC, abstractmethod
@@ -162,12 +163,14 @@ class EnvBatch(ABC):
             if there are several.
         specs: The TorchRL environment whose specs apply, or ``None``.
         compiled: C++ environments that `Recorder.step_env` steps, or ``None``.
+        owned: Objects that `close` closes.
     """
 
     spec: EnvSpec
     specs: Any = None
     compiled: CompiledEnv | None = None
     original: Any = None
+    owned: Sequence[Any] = ()
 
     @property
     def num_seeds(self) -> int:
@@ -298,9 +301,11 @@ class EnvBatch(ABC):
         """
         raise NotImplementedError
 
-    @abstractmethod
     def close(self) -> None:
-        """Close the environments. Idempotent; ignores errors of a broken environment."""
+        """Close the environments in `owned`. Idempotent; ignores errors of broken environments."""
+        owned, self.owned = self.owned, ()
+        for env in owned:
+            close_quietly(env)
 
 
 _OLD_GYM = "; if the environment uses Gym's old interface, wrap it for Gymnasium"
@@ -373,12 +378,20 @@ def step_values(result: Any) -> Any:
     )
 
 
-def check_seeds(seeds: Sequence[int], count: int) -> list[int]:
-    """Return `seeds` as Python ints, which Gymnasium requires.
+def close_quietly(env: Any) -> None:
+    """Close `env` and ignore errors, which would hide the error that broke the environment."""
+    with contextlib.suppress(Exception):
+        env.close()
+
+
+def seed_each(seeds: Sequence[int] | None, count: int) -> list[Any]:
+    """Return one seed per environment, a Python int as Gymnasium requires, or ``None`` for each.
 
     Raises:
         ValueError: The number of seeds is not `count`.
     """
+    if seeds is None:
+        return [None] * count
     if len(seeds) != count:
         raise ValueError(f"seeds: expected one per environment ({count}), got {len(seeds)}")
     return [int(seed) for seed in seeds]

@@ -235,7 +235,6 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
     environment afterwards.
 
     Args:
-        api: The vector environment.
         whole: Probe resets of all rows. Otherwise masked resets, which must keep the other rows.
     """
     stepper = _RandomStepper(api)

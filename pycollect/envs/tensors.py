@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from pycollect.data.layout import torch_dtype
+from pycollect.data.layout import show, torch_dtype
 from pycollect.envs.arrays import NumpyVectorEnv, as_tensor, mapped
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.envs.info_rows import final_observations, is_list
-from pycollect.envs.spaces import key_name, make_flatten, make_unflatten
+from pycollect.envs.spaces import (
+    make_flatten,
+    make_unflatten,
+)
 from pycollect.envs.vector import (
     ENDED_AGAIN,
     OBSERVATION_VALID,
@@ -245,7 +248,7 @@ class TensorVectorEnv(EnvBatch):
         for value, (leaf, dtype, shape) in zip(values, self._forms, strict=True):
             if value.shape != shape or not torch.can_cast(value.dtype, dtype):
                 raise ValueError(
-                    f"observation: {key_name(leaf.key)}: expected {dtype} {list(shape)}, as in the "
+                    f"observation: {show(leaf.key)}: expected {dtype} {list(shape)}, as in the "
                     f"observation space, got {value.dtype} {list(value.shape)}"
                 )
         return tuple(

@@ -14,10 +14,16 @@ from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, check_no_tensors
-from pycollect.envs.base import BoolArray, check_seeds, observation_of, reset_env, step_values
+from pycollect.envs.base import (
+    BoolArray,
+    close_quietly,
+    observation_of,
+    reset_env,
+    seed_each,
+    step_values,
+)
+from pycollect.envs.gymnasium_support import SEVERAL_REWARDS, declared_reward
 from pycollect.envs.random_actions import ActionSampler
-from pycollect.envs.rewards import SEVERAL_REWARDS, declared_reward
-from pycollect.envs.single import close_quietly
 from pycollect.envs.spaces import (
     Array,
     action_leaves,
@@ -48,14 +54,12 @@ class MaskOptions(dict[str, Any]):
         self._mask = reset_mask
 
     def pop(self, key: str, *default: Any) -> Any:
-        """See `dict.pop`."""
         if key == _MASK:
             super().pop(key, None)
             return self._mask
         return super().pop(key, *default)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """See `dict.get`."""
         return self._mask if key == _MASK else super().get(key, default)
 
     def __missing__(self, key: str) -> Any:
@@ -146,7 +150,6 @@ class VectorApi:
     may be the environment's own buffers.
 
     Attributes:
-        env: The vector environment.
         returns_only_reset_rows: Whether a masked reset returned only the reset rows, as EnvPool
             does.
         steps_rows: Whether the environment can step some rows without the others, as EnvPool can.
@@ -251,7 +254,7 @@ class VectorApi:
         if seeds is None or self._takes_env_ids:
             result = self.env.reset()
         else:
-            result = self._seeded_reset(check_seeds(seeds, self.num_envs))
+            result = self._seeded_reset(seed_each(seeds, self.num_envs))
         observation = observation_of(result)
         if self._is_new:
             self._is_new = False

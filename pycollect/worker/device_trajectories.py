@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from pycollect.data.devices import accelerator
-from pycollect.data.transfer import Fetch
+from pycollect.data.upload import Fetch
 from pycollect.worker.report import Episode
 
 # Episodes per rollout that are fetched with everything else; more need a second copy.

@@ -11,7 +11,7 @@ import torch
 from pycollect._core import RolloutControl, RolloutHeader, Slab
 from pycollect.data.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
 from pycollect.data.layout import Key, is_delivered, torch_dtype
-from pycollect.data.transfer import Packing
+from pycollect.data.upload import Packing
 from pycollect.envs.base import Arrays, BoolArray
 from pycollect.worker.device_trajectories import DeviceTrajectories, PendingCounts, Rollout
 from pycollect.worker.report import Episode
