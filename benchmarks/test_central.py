@@ -434,7 +434,8 @@ def test_central(
     )
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [2, 8])
 def test_in_groups(compare: Callable[..., None], tmp_path: Path, workers: int) -> None:
     """Compare `env_groups=2`: one half of the environments steps while the policy acts."""
 
