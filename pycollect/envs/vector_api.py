@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from gymnasium import error
+from gymnasium import error, spaces
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from pycollect.data.frame import ONE_REWARD
@@ -195,7 +195,8 @@ class VectorApi:
         self.extra_values: list[list[Any]] = []
         if self.extras:
             self._keep_extras()
-        self._to_action = make_unflatten(self.action_space)
+        self._unflatten = make_unflatten(self.action_space)
+        self._plain_action = not isinstance(self.action_space, spaces.Dict | spaces.Tuple)
         self._dtypes = tuple(np.dtype(leaf.dtype) for leaf in self.observation)
         self._row_shape = (self.num_envs,)
         self._shapes = tuple((self.num_envs, *leaf.shape) for leaf in self.observation)
@@ -211,6 +212,10 @@ class VectorApi:
         sampler = ActionSampler(self.action_space, self.num_envs, batched=True)
         drawn = sampler.draw(1, np.random.default_rng(0))
         return step_values(self.env.step(self._to_action(tuple(leaf[0] for leaf in drawn))))[1]
+
+    def _to_action(self, action: Leaves) -> Any:
+        """Return the leaves of an action as an action of the environment."""
+        return action[0] if self._plain_action else self._unflatten(action)
 
     def _keep_extras(self) -> None:
         """Also read the extras of every observation from now on."""
