@@ -174,7 +174,9 @@ class Evaluator:
         check.check_choice("backend", backend, _BACKENDS)
         check.check_factory(policy_factory, policy)
         if backend == "thread":
-            _check_of_one_process(workers, ray_kwargs, num_gpus)
+            if workers != 1:
+                raise ValueError(f"num_workers: expected 1 with backend='thread', got {workers}")
+            _of_each_actor(backend, ray_kwargs, num_gpus)
             self._collector = _collector_here(env, policy, policy_factory, init_fn, arguments)
         else:
             arguments |= {"init_fn": init_fn, "num_collectors": workers, "backend": backend}
@@ -381,7 +383,10 @@ class Evaluator:
             began = time.perf_counter()
             if weights:
                 self._collector.update_policy_weights_(weights, wait=True)
-            self._begin()
+            if self._seed is None:
+                self._collector.reset()
+            else:
+                self._collector.set_seed(self._seed)
             episodes = Episodes(self._wanted)
             while not episodes.are_enough:
                 episodes.add(self._collector.next())
@@ -390,12 +395,6 @@ class Evaluator:
         if self._on_result is not None:
             self._on_result(TensorDict({k: torch.as_tensor(v) for k, v in result.items()}))
         return result
-
-    def _begin(self) -> None:
-        if self._seed is None:
-            self._collector.reset()
-        else:
-            self._collector.set_seed(self._seed)
 
     def _result(self, td: TensorDictBase, seconds: float, step: int) -> Metrics:
         mask = td[MASK]
@@ -443,12 +442,6 @@ def _frames_of(env: Any, limit: int) -> int:
     steps = min(limit, _STEPS) if limit else _STEPS
     envs = max(len(env), 1) if isinstance(env, (list, tuple)) else 1
     return -(-steps // envs) * envs
-
-
-def _check_of_one_process(workers: int, ray_kwargs: Any, num_gpus: Any) -> None:
-    if workers != 1:
-        raise ValueError(f"num_workers: expected 1 with backend='thread', got {workers}")
-    _of_each_actor("thread", ray_kwargs, num_gpus)
 
 
 def _of_each_actor(

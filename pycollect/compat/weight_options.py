@@ -58,10 +58,6 @@ def _tracker(name: str, value: Any) -> Any:
     return None
 
 
-def _unchecked(name: str, value: Any) -> Any:
-    return value
-
-
 def _policy_scheme(schemes: Mapping[str, Any]) -> Any:
     """Return the scheme of the policy, or None."""
     others = [model for model in schemes if model != _POLICY]
@@ -145,7 +141,7 @@ class WeightOptions:
         name="track_policy_version",
         accepts="bool",
     )
-    worker_idx: int | None = argument(None, _unchecked)
+    worker_idx: int | None = argument(None, lambda _, value: value)
 
     def stream(self, options: StreamOptions) -> StreamOptions:
         """Return the stream's options with `sends` and `tracker` added."""

@@ -362,16 +362,11 @@ def observation_of(result: Any) -> Any:
     return result[0]
 
 
-_SEQUENCES = (tuple, list)
-
-
 def step_values(result: Any) -> Any:
     """Return the result of a step if it has five values; TypeError or ValueError if not."""
-    if type(result) in _SEQUENCES and len(result) == 5:
+    if isinstance(result, (tuple, list)) and len(result) == 5:
         return result
-    if isinstance(result, _SEQUENCES) and len(result) == 5:  # a named tuple
-        return result
-    count = len(result) if isinstance(result, _SEQUENCES) else type(result).__name__
+    count = len(result) if isinstance(result, (tuple, list)) else type(result).__name__
     raise (ValueError if isinstance(count, int) else TypeError)(
         "step: expected 5 values (observation, reward, terminated, truncated, info), got "
         f"{count}{_OLD_GYM}"

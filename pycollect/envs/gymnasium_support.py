@@ -90,7 +90,10 @@ def has_time_limit(env: Any) -> bool:
     Evidence is Gymnasium's `spec.max_episode_steps`, of each environment in a vector environment,
     or EnvPool's `config`.
     """
-    if _of_spec(env) or _of_config(env):
+    spec, config = getattr(env, "spec", None), getattr(env, "config", None)
+    if getattr(spec, "max_episode_steps", None):
+        return True
+    if isinstance(config, dict) and config.get("max_episode_steps"):
         return True
     inner = getattr(env, "envs", None)
     if isinstance(inner, list | tuple) and inner:
@@ -99,16 +102,6 @@ def has_time_limit(env: Any) -> bool:
         specs = env.get_attr("spec")
         return bool(specs) and all(getattr(s, "max_episode_steps", None) for s in specs)
     return False
-
-
-def _of_spec(env: Any) -> bool:
-    spec = getattr(env, "spec", None)
-    return bool(getattr(spec, "max_episode_steps", None))
-
-
-def _of_config(env: Any) -> bool:
-    config = getattr(env, "config", None)
-    return isinstance(config, dict) and bool(config.get("max_episode_steps"))
 
 
 SEVERAL_REWARDS = (

@@ -86,7 +86,8 @@ def _make_batch(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvB
             api, skips_after_done=not can_reset, steps_rows=can_reset and api.steps_rows
         )
     known = _is_known(env)
-    keeps = _probe(api)
+    keeps = probe_keeps_rows(api)
+    api.reset()
     if mode is Autoreset.SAME_STEP:
         can_reset = keeps is Finding.CONFIRMED or (known and keeps is Finding.UNCONFIRMED)
         return SameStepEnvBatch(api, can_reset=can_reset, final_is_unknown=final_is_unknown)
@@ -152,12 +153,6 @@ def _resets_rows_after_done(api: VectorApi) -> bool:
         api.reset_clears = resets or probe_resumes(api, whole=True) is Finding.CONFIRMED
     api.reset()
     return resets
-
-
-def _probe(api: VectorApi) -> Finding:
-    keeps = probe_keeps_rows(api)
-    api.reset()
-    return keeps
 
 
 class Finding(enum.Enum):

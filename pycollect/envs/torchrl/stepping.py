@@ -70,7 +70,8 @@ def is_torchrl_transform(transform: Transform) -> bool:
 
 def make_complete(env: Any) -> Step:
     """Return a function like `env._step_proc_data`, which reshapes rewards and completes flags."""
-    return _completer(_flags_of(env) + _sized(env, env.full_reward_spec), env._step_proc_data)
+    entries = _sized(env, env.full_done_spec) + _sized(env, env.full_reward_spec)
+    return _completer(entries, env._step_proc_data)
 
 
 def make_advance(env: Any) -> Step:
@@ -268,10 +269,6 @@ class _Lookup:
         return nodes, opened
 
 
-def _flags_of(env: Any) -> list[tuple[Any, torch.Size]]:
-    return _sized(env, env.full_done_spec)
-
-
 def _sized(env: Any, spec: Any) -> list[tuple[Any, torch.Size]]:
     size = tuple(env.batch_size)
     leaves = spec_leaves(spec, env.batch_size)
@@ -311,7 +308,8 @@ def _completed_step(env: Any) -> Step:
     """Return a step function with complete flags, as transforms expect."""
     step = make_following(env)
     complete = _completer(
-        _flags_of(env), lambda following: env._complete_done(env.full_done_spec, following)
+        _sized(env, env.full_done_spec),
+        lambda following: env._complete_done(env.full_done_spec, following),
     )
     return lambda root: complete(step(root))
 
