@@ -107,7 +107,7 @@ def plain_loop(name: str) -> Iterator[int]:
         yield STEPS
 
 
-WANTED = {"light": 0.7, MINIGRID: 0.9}
+WANTED = {"light": 0.85, MINIGRID: 0.9}
 
 
 @pytest.mark.parametrize("name", WANTED)

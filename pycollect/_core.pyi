@@ -760,6 +760,8 @@ class Recorder:
         scalars: Whether these values become numpy scalars. All of them must have the shape ().
         convert: Converts an observation to an array. Called by `record` if the observation differs
             from the previous one in more than its address. Defaults to ``None``: no conversion.
+        names: Keys of the leaves if an observation is a dict. If its entries differ from the
+            previous ones only in their values, `record` reads them without `convert`.
         elsewhere: Keys of leaves that other code writes into the slab after `finish`. Only their
             uncollected cells are cleared here.
         ends: Keys of observations that end an episode if any of their values is set. If there are
@@ -792,6 +794,7 @@ class Recorder:
         given: Sequence[int] = (),
         scalars: bool = False,
         convert: Callable[[Any], _Array] | None = None,
+        names: Sequence[Any] = (),
         elsewhere: Sequence[_Key] = (),
         ends: Sequence[_Key] = (),
         rewards: Sequence[_Key] = (),

@@ -50,6 +50,29 @@ class Views {
     return borrowers_.size() == 1 && borrowers_[0].is_like_array(array);
   }
 
+  // Borrows the entries of a dict with these keys, if each is an array like the last one or an
+  // integer. Otherwise returns false; the views are then those of other values.
+  bool borrow_entries(py::handle dict, const std::vector<py::object>& keys) {
+    if (keys.size() != views_.size() || !PyDict_CheckExact(dict.ptr())) {
+      return false;
+    }
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const py::handle entry = PyDict_GetItemWithError(dict.ptr(), keys[i].ptr());
+      if (!entry) {
+        PyErr_Clear();
+        return false;
+      }
+      const ConstTensorView& last = views_[i];
+      const bool is_integer =
+          PyLong_CheckExact(entry.ptr()) && last.rank() == 0 && last.dtype == DType::int64;
+      if (!borrowers_[i].is_like_array(entry) && !is_integer) {
+        return false;
+      }
+      views_[i] = borrowers_[i](entry, what_);
+    }
+    return true;
+  }
+
   std::span<const ConstTensorView> views() const { return views_; }
 
  private:
@@ -147,7 +170,8 @@ class BoundRecorder {
                 const std::vector<py::tuple>& states, const py::object& is_init,
                 const py::object& step_count, std::vector<std::size_t> given, bool scalars,
                 py::object convert, const std::vector<py::tuple>& elsewhere,
-                const std::vector<py::tuple>& ends, const std::vector<py::tuple>& rewards)
+                const std::vector<py::tuple>& ends, const std::vector<py::tuple>& rewards,
+                std::vector<py::object> names)
       : held_{py::cast(observations), py::cast(states), is_init, step_count},
         recorder_(layout, observation_specs(observations, keys_from(ends), keys_from(rewards)),
                   keys_from(outputs), options, state_specs(states),
@@ -160,6 +184,7 @@ class BoundRecorder {
         given_(std::move(given)),
         scalars_(scalars),
         convert_(std::move(convert)),
+        names_(std::move(names)),
         is_one_(options.envs == 1 && has_one_reward(layout)),
         own_flags_(!ends.empty()),
         releases_(step_bytes(layout, options.envs) >= kReleaseFrom) {}
@@ -184,7 +209,7 @@ class BoundRecorder {
                     py::handle truncated, py::handle outputs, py::handle states) {
     outputs_.borrow_from(outputs);
     states_.borrow_from(states);
-    return step_of(observation, reward, terminated, truncated);
+    return step_of(observation_.borrow_from(observation), reward, terminated, truncated);
   }
 
   // Records the environment's result for the outputs of the last take().
@@ -195,10 +220,13 @@ class BoundRecorder {
     }
     const py::object kept = std::exchange(taken_, py::object());
     py::object observation = result[0];
+    if (!names_.empty() && observation_.borrow_entries(observation, names_)) {
+      return step_of(observation_.views(), result[1], result[2], result[3]);
+    }
     if (!convert_.is_none() && !observation_.is_like(observation)) {
       observation = convert_(observation);
     }
-    return step_of(observation, result[1], result[2], result[3]);
+    return step_of(observation_.borrow_from(observation), result[1], result[2], result[3]);
   }
 
   // Records the values of environments that reset themselves in the same step, for the outputs of
@@ -275,9 +303,8 @@ class BoundRecorder {
     return copied_to_numpy(borrow(values[place], "values"), "values");
   }
 
-  std::int64_t step_of(py::handle observation, py::handle reward, py::handle terminated,
-                       py::handle truncated) {
-    const auto observed = observation_.borrow_from(observation);
+  std::int64_t step_of(std::span<const ConstTensorView> observed, py::handle reward,
+                       py::handle terminated, py::handle truncated) {
     const auto outputs = outputs_.views(), states = states_.views();
     if (own_flags_) {
       return recorded(StepData{observed, {}, {}, {}, outputs, states});
@@ -316,6 +343,7 @@ class BoundRecorder {
   std::vector<std::size_t> given_;
   bool scalars_;
   py::object convert_;
+  std::vector<py::object> names_;
   py::object taken_;  // holds the memory of outputs_ and states_
   Borrower reward_, terminated_, truncated_;
   bool is_one_;
@@ -375,13 +403,14 @@ void bind_recorder(py::module_& module) {
                        const py::object& step_count, std::vector<std::size_t> given, bool scalars,
                        py::object convert, const std::vector<py::tuple>& elsewhere,
                        const std::vector<py::tuple>& ends, const std::vector<py::tuple>& rewards,
-                       bool leaves_out_dummies, std::int64_t all_envs, std::int64_t first_env) {
+                       bool leaves_out_dummies, std::int64_t all_envs, std::int64_t first_env,
+                       std::vector<py::object> names) {
              return std::make_unique<BoundRecorder>(
                  layout, observations, outputs,
                  RecorderOptions{envs, all_envs, first_env, batched, max_frames_per_traj,
                                  skips_after_done, leaves_out_dummies, set_truncated},
                  states, is_init, step_count, std::move(given), scalars, std::move(convert),
-                 elsewhere, ends, rewards);
+                 elsewhere, ends, rewards, std::move(names));
            }),
            py::arg("layout"), py::arg("observations"), py::arg("outputs"), py::arg("envs"),
            py::arg("batched"), py::arg("max_frames_per_traj") = 0,
@@ -391,7 +420,8 @@ void bind_recorder(py::module_& module) {
            py::arg("scalars") = false, py::arg("convert") = py::none(),
            py::arg("elsewhere") = py::tuple(), py::arg("ends") = py::tuple(),
            py::arg("rewards") = py::tuple(), py::arg("leaves_out_dummies") = false,
-           py::arg("all_envs") = 0, py::arg("first_env") = 0)
+           py::arg("all_envs") = 0, py::arg("first_env") = 0,
+           py::arg("names") = std::vector<py::object>())
       .def_property_readonly("done", &done_of, "bool [P]: must be reset now; changes in place.")
       .def_property_readonly("behind", &behind_of,
                              "bool [P]: the rollout lacks frames of it; changes in place.")

@@ -40,11 +40,15 @@ class FastStep(NamedTuple):
             possibly more values.
         convert: Returns `Arrays` for an observation that is not yet the expected array.
         scalars: Whether `step` takes an action of shape () as a numpy scalar instead of an array.
+        names: If an observation is a dict that is not nested, the keys of its leaves, in order.
+        extra_names: The keys of its extras, in the order of `EnvSpec.extras`.
     """
 
     step: Callable[[Any], Sequence[Any]]
     convert: Callable[[Any], Arrays]
     scalars: bool
+    names: tuple[Any, ...] = ()
+    extra_names: tuple[Any, ...] = ()
 
 
 class AutoresetCalls(NamedTuple):

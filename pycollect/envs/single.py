@@ -34,6 +34,7 @@ from pycollect.envs.spaces import (
     action_leaves,
     conform,
     conform_scalar,
+    entry_names,
     leaf_spaces,
     make_flatten,
     make_read_extras,
@@ -92,13 +93,15 @@ class SingleEnv(EnvBatch):
 
     @property
     def fast_step(self) -> FastStep | None:
-        """See `EnvBatch.fast_step`; ``None`` if an action or the only observation is nested."""
+        """See `EnvBatch.fast_step`; ``None`` if an action or the only leaf is nested."""
         space = self._env.observation_space
         is_array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
-        has_several = len(self.spec.observation) > 1
-        if self._to_action not in (unwrap, same) or not (is_array or has_several):
+        names = entry_names(space)
+        is_fast = is_array or names or len(self.spec.observation) > 1
+        if self._to_action not in (unwrap, same) or not is_fast:
             return None
-        return FastStep(self._step, self._to_arrays, scalars=self._to_action is unwrap)
+        scalars, extra_names = self._to_action is unwrap, entry_names(space, extras=True)
+        return FastStep(self._step, self._to_arrays, scalars, names, extra_names)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset the environment, with the one seed of `seeds`; return its observation [*frame]."""

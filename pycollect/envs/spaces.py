@@ -179,6 +179,14 @@ def make_flatten(space: Space, extras: bool = False) -> Callable[[Any], tuple[An
     return (lambda value: (value,)) if _has_any(space, extras) else (lambda value: ())
 
 
+def entry_names(space: Space, extras: bool = False) -> tuple[Any, ...]:
+    """Return the keys of a Dict space's leaves, or of its extras, in order; () if it is nested."""
+    children = space.spaces if isinstance(space, spaces.Dict) else {}
+    if any(isinstance(child, spaces.Dict | spaces.Tuple) for child in children.values()):
+        return ()
+    return tuple([key for key, child in children.items() if _has_any(child, extras)])
+
+
 def _flatten_child(space: Space, extras: bool) -> Callable[[Any], tuple[Any, ...]] | None:
     nested = isinstance(space, spaces.Dict | spaces.Tuple)
     return make_flatten(space, extras) if nested else None

@@ -266,9 +266,10 @@ class SameStepEnvBatch(VectorEnvBatch):
             resets = recorder.record_autoreset(
                 api.flat(observation), reward, terminated, truncated, self._last(info)
             )
-            self._unchecked = result if resets is not None else None
             if resets is None:  # it needs casts, or is an error
-                resets = recorder.record(self._result(*api.checked(result)))
+                self._unchecked = None
+                return recorder.record(self._result(*api.checked(result)))
+            self._unchecked = observation, reward, terminated, truncated, {}
             return resets
 
         return AutoresetCalls(step, record)

@@ -240,6 +240,7 @@ class EnvGroup:
             given=given,
             scalars=fast_step is not None and fast_step.scalars,
             convert=None if fast_step is None else fast_step.convert,
+            names=() if fast_step is None else fast_step.names,
             elsewhere=[leaf.key for leaf in self.slab_leaves.all if leaf.key not in written],
             ends=spec.ends,
             rewards=spec.rewards,
@@ -288,14 +289,16 @@ class EnvGroup:
     def calls(self) -> Calls:
         """The functions of a step in this rollout."""
         env, records, runner = self.env, self._records, self._acting
+        direct = env.fast_step
+        step = env.step if direct is None else direct.step
         act, record = runner.act, records.record
         reset_done: Callable[..., Arrays] = env.reset_done
         if self.leaves.extras:
             extras = self._extras
             act = extras.wrap_act(act, runner.extra_values)
-            record, reset_done = extras.wrap_record(record), extras.wrap_reset_done(reset_done)
-        direct = env.fast_step
-        step = env.step if direct is None else direct.step
+            names = () if direct is None else direct.extra_names
+            record = extras.wrap_record(record, names)
+            reset_done = extras.wrap_reset_done(reset_done)
         if autoreset := self._autoreset_calls():
             step, record = autoreset
         whole = None

@@ -8,8 +8,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pycollect.data.extras import Extra, Extras, ExtraValues, private_copies
+from pycollect.data.extras import (
+    Extra,
+    Extras,
+    ExtraValues,
+    Kind,
+    private_copies,
+    private_copy,
+)
 from pycollect.data.layout import Key, is_delivered
+from pycollect.data.objects import PLAIN_TYPES
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 
 _Columns: TypeAlias = dict[Key, list[list[Any]]]
@@ -87,12 +95,56 @@ class ExtrasRecorder:
 
         return act_and_keep
 
-    def wrap_record(self, record: Callable[..., int]) -> Callable[..., int]:
-        """Return the recorder's `record`, which also keeps the frame's extras."""
+    def wrap_record(
+        self, record: Callable[..., int], names: Sequence[Any] = ()
+    ) -> Callable[..., int]:
+        """Return the recorder's `record`, which also keeps the frame's extras.
+
+        Args:
+            record: The function.
+            names: Keys of the extras in the observation of one environment, which is a dict; see
+                :class:`FastStep`.
+        """
+        are_objects = all(extra.kind is Kind.OBJECT for extra in self._following)
+        if names and are_objects and not self.outputs and not self._spec.step_extras:
+            return self._recording_entries(record, names)
 
         def record_both(result: Sequence[Any]) -> int:
             resets = record(result)
             self._step(result[2], result[3])
+            return resets
+
+        return record_both
+
+    def _recording_entries(
+        self, record: Callable[..., int], names: Sequence[Any]
+    ) -> Callable[..., int]:
+        """Return `wrap_record` for one environment, whose extras are entries of a dict."""
+        assert self._env.fast_step is not None
+        convert = self._env.fast_step.convert
+        current, (roots, followings) = self.current, self._columns
+        keys = [extra.key for extra in self._spec.extras]
+        columns = [
+            (name, key, roots[key].append, followings[key].append)
+            for name, key in zip(names, keys, strict=True)
+        ]
+
+        def record_both(result: Sequence[Any]) -> int:
+            resets = record(result)
+            observation = result[0]
+            for name, key, add_root, add_following in columns:
+                try:
+                    value = observation[name]
+                except KeyError:
+                    convert(observation)  # its error names the entry
+                    raise
+                add_root(current[key])
+                if type(value) in PLAIN_TYPES:
+                    current[key] = values = [value]
+                    add_following(values)
+                else:
+                    current[key] = [private_copy(value)]
+                    add_following([private_copy(value)])
             return resets
 
         return record_both

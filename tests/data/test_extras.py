@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import tensordict
@@ -232,6 +233,55 @@ def test_split_trajs_and_postproc() -> None:
     for frame in cells(td):
         assert_true(frame)
     assert torch.equal(td["loud"], td["count"].sum(-1))
+
+
+class Varying(gymnasium.Env[Any, Any]):
+    """Observation n has the number n in each entry, in a form that changes with n."""
+
+    observation_space = spaces.Dict(
+        image=spaces.Box(-99, 99, (2,), np.float32), n=spaces.Discrete(99), text=spaces.Text(9)
+    )
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, lacks: str = "") -> None:
+        self.lacks = lacks
+
+    def shown(self) -> Any:
+        n = self.steps
+        image: Any = np.full(2, n, np.float32)
+        forms = [image, [n, n], image.astype(np.float64), np.repeat(image, 2)[::2], image.tolist()]
+        entries = {"image": forms[n % 5], "n": np.int64(n) if n % 3 else n, "text": str(n)}
+        if n == 7:
+            entries.pop(self.lacks, None)
+        return dict(reversed(entries.items()))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return self.shown(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.shown(), 1.0, False, self.steps == 23, {}
+
+
+def test_entries_may_change_their_form() -> None:
+    with SyncDataCollector(Varying, None, frames_per_batch=60) as collector:
+        batch = collector.next()
+    assert batch is not None
+    steps = torch.arange(60) % 23
+    for entries, expected in ((batch, steps), (batch["next"], steps + 1)):
+        assert (entries["image"] == expected.unsqueeze(1)).all()
+        assert entries["n"].tolist() == expected.tolist()
+        assert entries["text"] == [str(n) for n in expected.tolist()]
+
+
+@pytest.mark.parametrize("name", ["image", "n", "text"])
+def test_a_missing_entry_is_refused(name: str) -> None:
+    with (
+        SyncDataCollector(partial(Varying, name), None, frames_per_batch=20) as collector,
+        refused(ValueError, "observation"),
+    ):
+        collector.next()
 
 
 class NotesEnv(TextEnv):

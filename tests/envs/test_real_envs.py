@@ -153,12 +153,10 @@ def test_mo_gymnasium(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Snake-v1", "Game2048-v1"])
 def test_jumanji(name: str) -> None:
-    jumanji = pytest.importorskip("jumanji")
-    from jumanji.wrappers import JumanjiToGymWrapper
-
-    batch = collected(lambda: JumanjiToGymWrapper(jumanji.make(name)), 300)
+    pytest.importorskip("jumanji")
+    batch = collected(partial(_jumanji, name), 300)
     assert (name == "Snake-v1") == ("step_count" in batch.keys(True))
-    compare_one(batch, JumanjiToGymWrapper(jumanji.make(name)))
+    compare_one(batch, _jumanji(name))
 
 
 @pytest.mark.slow
@@ -177,11 +175,12 @@ class Real(NamedTuple):
     Attributes:
         package: Package that must be installed.
         make: Creates an environment.
-        compare: Compares frames [T] with an environment.
+        compare: Compares frames [T], or [P, T] of a vector environment, with an environment.
         inputs: Keys of observations, one for each key of an action.
         outputs: Keys of actions.
         dims: Number of dimensions of such an observation, of one agent if there are several.
         choices: Number of actions.
+        envs: P of a vector environment; 0 for one environment.
     """
 
     package: str
@@ -191,6 +190,7 @@ class Real(NamedTuple):
     outputs: list[Any]
     dims: int
     choices: int
+    envs: int = 0
 
     def policy(self) -> TensorDictModule:
         choose = partial(act, dims=self.dims, choices=self.choices)
@@ -215,11 +215,36 @@ def _tag() -> Any:
     return simple_tag_v3.parallel_env()
 
 
+def _jumanji(name: str = "Snake-v1") -> Any:
+    import jumanji
+    from jumanji.wrappers import JumanjiToGymWrapper
+
+    return JumanjiToGymWrapper(jumanji.make(name))
+
+
+def _cart_poles() -> Any:
+    import gymnax
+    from gymnax.wrappers import GymnaxToVectorGymWrapper
+
+    env, parameters = gymnax.make("CartPole-v1")
+    return GymnaxToVectorGymWrapper(env, ENVS, parameters)
+
+
+def compare_jax_rows(batch: TensorDictBase, env: Any) -> None:
+    import jax
+
+    compare_rows(batch, env, jax.dlpack.from_dlpack)
+
+
 AGENT_KEYS = [[(name, key) for name in ("adversary", "agent")] for key in ("observation", "action")]
 REAL = {
     "minigrid": Real("minigrid", _minigrid, compare_one, ["direction"], ["action"], 0, 7),
     "mo_gymnasium": Real("mo_gymnasium", _treasure, compare_one, ["observation"], ["action"], 1, 4),
     "mpe2": Real("mpe2", _tag, compare_agents, *AGENT_KEYS, 1, 5),
+    "jumanji": Real("jumanji", _jumanji, compare_one, ["grid"], ["action"], 3, 4),
+    "gymnax": Real(
+        "gymnax", _cart_poles, compare_jax_rows, ["observation"], ["action"], 1, 2, ENVS
+    ),
 }
 
 
@@ -245,27 +270,26 @@ def test_every_way(name: str, way: Way) -> None:
     real = REAL[name]
     pytest.importorskip(real.package)
     frames = 60 if name == "mpe2" else 400
-    with collecting(way, lambda worker: real.make, real.policy(), frames=frames) as collector:
+    arguments = {"autoreset_mode": "SameStep"} if real.envs else {}
+    with collecting(
+        way, lambda worker: real.make, real.policy(), frames=frames, **arguments
+    ) as collector:
         collector.set_seed(SEED, static_seed=True)
         batch = collector.next()
-    for _, _, rows in way.rows(batch, 1, batched=False):
-        assert rows["next", "done"].any()
-        real.compare(rows, real.make())
+    rows = [own for _, _, own in way.rows(batch, max(real.envs, 1), batched=bool(real.envs))]
+    if real.envs:
+        rows = [torch.stack(rows[i : i + ENVS]) for i in range(0, len(rows), ENVS)]
+    for own in rows:
+        assert own["next", "done"].any()
+        real.compare(own, real.make())
 
 
 @pytest.mark.slow
 def test_gymnax() -> None:
     """JAX arrays are converted through DLPack."""
-    gymnax = pytest.importorskip("gymnax")
-    import jax
-    from gymnax.wrappers import GymnaxToVectorGymWrapper
-
-    def make() -> Any:
-        env, parameters = gymnax.make("CartPole-v1")
-        return GymnaxToVectorGymWrapper(env, ENVS, parameters)
-
-    batch = collected(make, 60 * ENVS, autoreset_mode="SameStep")
-    compare_rows(batch, make(), jax.dlpack.from_dlpack)
+    pytest.importorskip("gymnax")
+    batch = collected(_cart_poles, 60 * ENVS, autoreset_mode="SameStep")
+    compare_jax_rows(batch, _cart_poles())
 
 
 @cache
