@@ -104,7 +104,7 @@ class InProcess:
         self.worker = worker
         self.policy = worker.policy if is_owned else policy
         flow.policy_stream = PolicyStream(indexed(worker.acting_device))
-        self.place = LivePolicy(flow, worker, self.policy, is_owned, _only_worker)
+        self.place = LivePolicy(flow, worker, self.policy, is_owned, lambda: [0])
         self.streams = OwnStreams(worker, self.place)
         self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None
         self._post_hook = post_hook
@@ -312,8 +312,3 @@ def _placed(report: RolloutReport, tensors: Mapping[Key, torch.Tensor]) -> Rollo
             # With one environment or one step, `contiguous` would return the reused memory.
             kept[key] = recorded.clone() if 1 in recorded.shape[:2] else recorded.contiguous()
     return report._replace(on_device=kept)
-
-
-def _only_worker() -> Sequence[int]:
-    """Return the ids of the workers."""
-    return [0]
