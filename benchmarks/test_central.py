@@ -31,8 +31,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import nn
 
 from benchmarks.race import Side
-from pycollect.bench.sides import count, for_torchrl, ours, torchrls
-from pycollect.bench.workloads import FreeFrames, nature_policy
+from pycollect.bench.sides import FreeFrames, count, for_torchrl, nature_policy, ours, torchrls
 
 CALL_SECONDS = 0.002
 ENV_SECONDS = 0.001
@@ -435,7 +434,8 @@ def test_central(
     )
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [2, 8])
 def test_in_groups(compare: Callable[..., None], tmp_path: Path, workers: int) -> None:
     """Compare `env_groups=2`: one half of the environments steps while the policy acts."""
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from benchmarks import test_pixels, workloads
 from benchmarks.race import Side
 from pycollect.bench.sides import ours, torchrls
@@ -55,6 +57,7 @@ def test_pendulum(compare: Callable[..., None]) -> None:
     )
 
 
+@pytest.mark.full
 def test_pixels_of_ranks(compare: Callable[..., None]) -> None:
     """Compare frames of pixels of a free environment, with a module as policy."""
     compare(

@@ -12,9 +12,8 @@ import pytest
 
 from benchmarks import workloads
 from benchmarks.race import Side
-from pycollect.bench.sides import ours, torchrls
-from pycollect.bench.workloads import FRAME_BYTES as ONE_FRAME
-from pycollect.bench.workloads import FreeFrames
+from pycollect.bench.sides import FRAME_BYTES as ONE_FRAME
+from pycollect.bench.sides import FreeFrames, ours, torchrls
 
 FRAMES = 1000
 ACTORS = 2

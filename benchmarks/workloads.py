@@ -16,8 +16,7 @@ from tensordict.nn import (
 from torch import nn
 
 from benchmarks.race import note_process
-from pycollect.bench.sides import count, read_tensors
-from pycollect.bench.workloads import Still
+from pycollect.bench.sides import Still, count, read_tensors
 
 PENDULUM_BYTES, CARTPOLE_BYTES = 2 * 3 * 4, 2 * 4 * 4
 """Bytes of a frame: the observations before and after the step."""

@@ -887,6 +887,30 @@ class Recorder:
             RuntimeError: As `step`, and without a preceding `take`.
         """
 
+    def record_autoreset(
+        self, observation: Any, reward: Any, terminated: Any, truncated: Any, last: Any
+    ) -> int | None:
+        """Record a step in which environments have reset themselves where their episodes ended.
+
+        No environment has to be reset afterwards.
+
+        Args:
+            observation: Observations for the next action.
+            reward: Float32 or float64 [P].
+            terminated: Bool [P].
+            truncated: Bool [P].
+            last: Last observations of the episodes that ended, like `observation`. Other rows are
+                not read. ``None`` if the environment returned none.
+
+        Returns:
+            0, or -1 if the rollout was stopped and ends here. ``None`` if nothing was recorded: an
+            array needs a cast, last observations are missing, or the rollout has states,
+            `is_init`, step counts or `max_frames_per_traj`. Then call `record` and `reset`.
+
+        Raises:
+            RuntimeError: As `step`, and without a preceding `take`.
+        """
+
     def step(
         self,
         observation: _Array | tuple[_Array, ...],

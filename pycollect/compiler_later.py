@@ -1,8 +1,8 @@
-"""tensordict without torch's compiler, which costs each process a CPU-second and 70 MB.
+"""Import tensordict without torch's compiler, which costs each process a CPU-second and 70 MB.
 
-While tensordict is imported, it marks some functions for the compiler, and to do so torch imports
-all of that (``torch._dynamo``, and with it sympy and torch.distributed). Most workers never compile
-anything. So the marks are kept, and made as soon as somebody imports the compiler.
+While tensordict is imported, it marks some functions for the compiler. For each mark, torch imports
+the whole compiler (``torch._dynamo``, and with it sympy and torch.distributed). Most workers never
+compile anything, so the marks are kept and made when the compiler is imported.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 
 _COMPILER = "torch._dynamo"
 _MARKS = ("allow_in_graph", "assume_constant_result")
-"""Of ``torch.compiler``: what tensordict calls as it is imported; it returns what it is given."""
+"""Functions of ``torch.compiler`` that tensordict calls during its import."""
 
 Mark = Callable[[Any], Any]
 
 
 def import_compiler_later() -> None:
-    """From now on, to import tensordict does not import the compiler; where it is not there yet."""
-    there = any(isinstance(finder, _Hook) for finder in sys.meta_path)
-    if "tensordict" not in sys.modules and not there:
+    """Import tensordict without the compiler from now on, unless tensordict is imported already."""
+    is_hooked = any(isinstance(finder, _Hook) for finder in sys.meta_path)
+    if "tensordict" not in sys.modules and not is_hooked:
         sys.meta_path.insert(0, _Hook("tensordict", _marks_kept))
 
 
 @contextmanager
 def _marks_kept() -> Iterator[None]:
-    """Within, what is marked is noted."""
+    """Keep the marks that are made within the block."""
     from torch import compiler
 
     if _COMPILER in sys.modules:
@@ -45,7 +45,7 @@ def _marks_kept() -> Iterator[None]:
         setattr(compiler, name, partial(_keep, kept, mark))
     try:
         yield
-    except BaseException:  # who tries again marks again
+    except BaseException:  # a second import makes the marks again
         hook.leave()
         raise
     finally:
@@ -62,18 +62,20 @@ def _keep(kept: list[tuple[Mark, Any]], mark: Mark, function: Any) -> Any:
 
 @contextmanager
 def _marks_made(kept: Sequence[tuple[Mark, Any]]) -> Iterator[None]:
-    """Afterwards, what was noted is marked."""
+    """Make the kept marks after the block."""
     yield
     for mark, function in kept:
         mark(function)
 
 
 class _Hook:
-    """Has a module imported within a context, until that has succeeded: for ``sys.meta_path``.
+    """An entry of ``sys.meta_path`` that runs the import of one module within a context.
+
+    It removes itself after a successful import.
 
     Args:
-        name: of the module.
-        around: makes the context.
+        name: Name of the module.
+        around: Makes the context.
     """
 
     def __init__(self, name: str, around: Callable[[], AbstractContextManager[None]]) -> None:
@@ -82,16 +84,16 @@ class _Hook:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Of that module, what the finders behind this one find."""
+        """Return the spec that the finders behind this one find for the module."""
         finders = [*sys.meta_path]  # at once: other threads may import
         if name != self._name or self not in finders:
             return None
         others = finders[finders.index(self) + 1 :]
-        asked = (own for own in others if hasattr(own, "find_spec"))
-        found = (finder.find_spec(name, path, target) for finder in asked)
+        finders = [own for own in others if hasattr(own, "find_spec")]
+        found = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            loader: Any = spec.loader  # of this module alone
+            loader: Any = spec.loader  # it loads only this module
             loader.exec_module = partial(self._run, loader.exec_module)
         return spec
 
@@ -101,6 +103,6 @@ class _Hook:
         self.leave()
 
     def leave(self) -> None:
-        """Have it imported as others are. Idempotent."""
+        """Remove the entry from ``sys.meta_path``. Idempotent."""
         with suppress(ValueError):
             sys.meta_path.remove(self)

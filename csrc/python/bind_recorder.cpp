@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include "bindings.h"
@@ -153,6 +154,7 @@ class BoundRecorder {
                   optional_view(is_init, "is_init"), optional_view(step_count, "step_count"),
                   keys_from(elsewhere)),
         observation_(observations.size(), "observation"),
+        last_(observations.size(), "observation"),
         outputs_(outputs.size(), "outputs"),
         states_(states.size(), "states"),
         given_(std::move(given)),
@@ -197,6 +199,36 @@ class BoundRecorder {
       observation = convert_(observation);
     }
     return step_of(observation, result[1], result[2], result[3]);
+  }
+
+  // Records the values of environments that reset themselves in the same step, for the outputs of
+  // the last take(). `last` is None if there are no last observations. Returns nullopt and records
+  // nothing if an array needs a conversion; then call record().
+  std::optional<std::int64_t> record_autoreset(py::handle observation, py::handle reward,
+                                               py::handle terminated, py::handle truncated,
+                                               py::handle last) {
+    if (!taken_) {
+      throw std::logic_error("record_autoreset: call take() first");
+    }
+    StepData data{{}, {}, {}, {}, outputs_.views(), states_.views()};
+    std::span<const ConstTensorView> finals;
+    try {
+      data.observation = observation_.borrow_from(observation);
+      data.reward = reward_(reward, "reward");
+      data.terminated = terminated_(terminated, "terminated");
+      data.truncated = truncated_(truncated, "truncated");
+      if (!last.is_none()) {
+        finals = last_.borrow_from(last);
+      }
+    } catch (const std::exception&) {  // record() tells what is wrong
+      return std::nullopt;
+    }
+    const auto step = [&] { return recorder_.step_autoreset(data, finals); };
+    const auto result = released(step);
+    if (result) {
+      taken_ = py::object();
+    }
+    return result;
   }
 
   // Takes the outputs, steps the environments, records the step, and resets finished environments.
@@ -263,16 +295,22 @@ class BoundRecorder {
 
   template <typename Data>
   std::int64_t recorded(const Data& data) {
+    return released([&] { return recorder_.step(data); });
+  }
+
+  // Calls a function, without the GIL if it moves much data.
+  template <typename Function>
+  std::invoke_result_t<Function> released(const Function& function) {
     if (!releases_) {
-      return recorder_.step(data);
+      return function();
     }
     py::gil_scoped_release release;
-    return recorder_.step(data);
+    return function();
   }
 
   py::object held_[4];  // keeps the memory that the recorder reads and writes
   Recorder recorder_;
-  Views observation_;
+  Views observation_, last_;
   Views outputs_;
   Views states_;
   std::vector<std::size_t> given_;
@@ -383,6 +421,8 @@ void bind_recorder(py::module_& module) {
           py::arg("beside"))
       .def("take", &BoundRecorder::take, py::arg("values"))
       .def("record", &BoundRecorder::record, py::arg("result"))
+      .def("record_autoreset", &BoundRecorder::record_autoreset, py::arg("observation"),
+           py::arg("reward"), py::arg("terminated"), py::arg("truncated"), py::arg("last"))
       .def("step_env", &BoundRecorder::step_env, py::arg("env"), py::arg("values"))
       .def("step", &BoundRecorder::step, py::arg("observation"), py::arg("reward"),
            py::arg("terminated"), py::arg("truncated"), py::arg("outputs"),

@@ -21,6 +21,22 @@ bool castable(DType from, DType to) {
   return rank(from) <= rank(to);
 }
 
+// The processor fetches consecutive lines ahead by itself, but not rows that are far apart. A write
+// to such a row would wait for it.
+constexpr std::int64_t kRowsAhead = 16;
+constexpr std::int64_t kLineBytes = 64;
+constexpr std::int64_t kMostPrefetchedBytes = 4 * kLineBytes;
+
+void prefetch_row(const std::byte* row, std::int64_t bytes) {
+#ifdef __GNUC__
+  bytes = std::min(bytes, kMostPrefetchedBytes);
+  for (std::int64_t at = 0; at < bytes; at += kLineBytes) {
+    __builtin_prefetch(row + at, 1);
+  }
+  __builtin_prefetch(row + bytes - 1, 1);
+#endif
+}
+
 // Copies n frames of `bytes` bytes each. With a constant size, the compiler emits moves instead of
 // calls of memcpy.
 template <std::size_t bytes>
@@ -44,6 +60,9 @@ void move_frames(std::byte* dst, std::int64_t dst_stride, const std::byte* src,
       return move_small<16>(dst, dst_stride, src, src_stride, n);
     default:
       for (std::int64_t i = 0; i < n; ++i) {
+        if (i + kRowsAhead < n) {
+          prefetch_row(dst + (i + kRowsAhead) * dst_stride, bytes);
+        }
         copy_frame(dst + i * dst_stride, src + i * src_stride, static_cast<std::size_t>(bytes));
       }
   }
@@ -103,6 +122,11 @@ void move_steps(std::byte* rows, std::int64_t env_stride, const std::byte* windo
     constexpr std::int64_t kSide = 16 / kSize;
     if (steps == kWhole) {
       for (; env + kSide <= envs; env += kSide) {
+        if (env + kRowsAhead + kSide <= envs) {
+          for (std::int64_t i = 0; i < kSide; ++i) {
+            prefetch_row(rows + (env + kRowsAhead + i) * env_stride, kWindowRowBytes);
+          }
+        }
         for (std::int64_t step = 0; step < kWhole; step += kSide) {
           transpose<bytes>(rows + env * env_stride + step * kSize, env_stride,
                            window + (step * envs + env) * kSize, envs * kSize);
@@ -113,6 +137,9 @@ void move_steps(std::byte* rows, std::int64_t env_stride, const std::byte* windo
 #endif
   for (; env < envs; ++env) {
     std::byte* const row = rows + env * env_stride;
+    if (env + kRowsAhead < envs) {
+      prefetch_row(row + kRowsAhead * env_stride, steps * kSize);
+    }
     const std::byte* const first = window + env * kSize;
     if (steps == kWhole) {  // a constant for the compiler
       move_small<bytes>(row, kSize, first, envs * kSize, kWhole);
@@ -204,8 +231,12 @@ void LeafRows::flush() {
       return move_steps<4>(rows, env_stride_, window_.data(), envs_, steps);
     case 8:
       return move_steps<8>(rows, env_stride_, window_.data(), envs_, steps);
+    case 12:
+      return move_steps<12>(rows, env_stride_, window_.data(), envs_, steps);
     case 16:
       return move_steps<16>(rows, env_stride_, window_.data(), envs_, steps);
+    case 24:
+      return move_steps<24>(rows, env_stride_, window_.data(), envs_, steps);
     default:
       for (std::int64_t env = 0; env < envs_; ++env) {
         move_frames(rows + env * env_stride_, frame_bytes_, window_.data() + env * frame_bytes_,

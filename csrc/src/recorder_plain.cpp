@@ -207,6 +207,66 @@ std::int64_t Recorder::State::record_many(const StepData& data) {
   return end_plain(static_cast<std::int64_t>(envs), stopped);
 }
 
+std::optional<std::int64_t> Recorder::State::step_autoreset(const StepData& data,
+                                                            std::span<const ConstTensorView> last) {
+  check_step_is_due();
+  if (!can_autoreset(data)) {
+    return std::nullopt;
+  }
+  read_flat("terminated", data.terminated, DType::boolean, terminated_);
+  read_flat("truncated", data.truncated, DType::boolean, truncated_);
+  const auto is_set = [](std::uint8_t flag) { return flag != 0; };
+  const bool any = std::any_of(terminated_.begin(), terminated_.end(), is_set) ||
+                   std::any_of(truncated_.begin(), truncated_.end(), is_set);
+  if (any && !fit_observations(last)) {
+    return std::nullopt;
+  }
+  read_rewards(data.reward);
+  const std::int64_t result = record_many(data);
+  if (any) {
+    begin_after(last);
+  }
+  return result < 0 ? -1 : 0;
+}
+
+bool Recorder::State::can_autoreset(const StepData& data) const {
+  const std::size_t envs = done_.size();
+  const auto are_flags = [&](const ConstTensorView& view) {
+    return view.dtype == DType::boolean && is_dense(view, envs, 1);
+  };
+  const DType type = data.reward.dtype;
+  return may_be_plain_ && objectives_ == 1 && options_.max_frames_per_traj == 0 &&
+         data.states.empty() && are_flags(data.terminated) && are_flags(data.truncated) &&
+         (type == DType::float32 || type == DType::float64) &&
+         is_dense(data.reward, envs, item_size(type)) && moves_.fit(data.outputs, data.observation);
+}
+
+bool Recorder::State::fit_observations(std::span<const ConstTensorView> values) const {
+  return std::equal(values.begin(), values.end(), leaves_.observations.begin(),
+                    leaves_.observations.end(),
+                    [](const ConstTensorView& value, const RecorderLeaves::Observation& own) {
+                      return own.written()->is_plain(value);
+                    });
+}
+
+// Writes the last observations of the episodes that the last step ended, and starts the next ones.
+void Recorder::State::begin_after(std::span<const ConstTensorView> last) {
+  for (std::size_t p = 0; p < done_.size(); ++p) {
+    if (done_[p] == 0) {
+      continue;
+    }
+    const auto env = static_cast<std::int64_t>(p);
+    for (std::size_t i = 0; i < last.size(); ++i) {
+      if (const auto& next = leaves_.observations[i].next) {
+        next->write_env(env, step_ - 1, last[i], Fit::plain);
+      }
+    }
+    start_trajectory(env, step_);
+    done_[p] = 0;
+  }
+  resets_due_ = 0;
+}
+
 // Records a plain step of one environment. Its reward and flags are members of `numbers`.
 template <bool known, typename Data, typename Numbers>
 std::int64_t Recorder::State::record_one(const Data& data, const Numbers& numbers) {
@@ -270,6 +330,11 @@ void Recorder::State::write_current(std::span<const ConstTensorView> observation
 }
 
 std::int64_t Recorder::step(const StepData& data) { return owned().step(data); }
+
+std::optional<std::int64_t> Recorder::step_autoreset(const StepData& data,
+                                                     std::span<const ConstTensorView> last) {
+  return owned().step_autoreset(data, last);
+}
 
 void Recorder::repeat(const StepData& data) { owned().repeat(data); }
 

@@ -30,6 +30,8 @@ class Recorder::State {
   bool stop(std::span<State* const> beside);
   std::int64_t step(const StepData& data);
   std::int64_t step(const OneStep& data);
+  std::optional<std::int64_t> step_autoreset(const StepData& data,
+                                             std::span<const ConstTensorView> last);
   void repeat(const StepData& data);
   std::int64_t step_again();
   void reset(std::span<const ConstTensorView> observation);
@@ -79,6 +81,9 @@ class Recorder::State {
   bool may_be_plain() const;
   void plan_moves();
   std::int64_t record_many(const StepData& data);
+  bool can_autoreset(const StepData& data) const;
+  bool fit_observations(std::span<const ConstTensorView> values) const;
+  void begin_after(std::span<const ConstTensorView> last);
   template <bool known, typename Data, typename Numbers>
   std::int64_t record_one(const Data& data, const Numbers& numbers);
   template <typename Data, typename Numbers>

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributions import Categorical, Distribution
 
 from benchmarks import workloads
-from pycollect.bench.workloads import NatureCNN
+from pycollect.bench.sides import NatureCNN
 
 Kind = Literal["one", "several", "processes", "vector"]
 

@@ -25,7 +25,6 @@ def check_devices(given: Mapping[str, Any], *, other_machines: bool = False) -> 
     """Check the device arguments of one worker.
 
     Args:
-        given: Arguments by name.
         other_machines: The worker may be on another machine, which checks the devices of its
             environments and policy itself. Otherwise, devices without an index get that of the
             calling thread's current device, because a worker process may have another one.
@@ -117,12 +116,6 @@ def one_each(name: str, value: Any, workers: int) -> list[Any]:
     return list(value)
 
 
-def shares_of(frames_per_batch: Sequence[Any], workers: int) -> list[int]:
-    """Return the frames of each worker, from a list of them."""
-    name = "frames_per_batch"
-    return [check.check_positive(name, own) for own in one_each(name, frames_per_batch, workers)]
-
-
 def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
     """Return a copied dict per worker, from a dict, a list of dicts or None for empty dicts."""
     each = one_each(name, {} if value is None else value, workers)
@@ -165,7 +158,6 @@ def policy_sources(
 
     Args:
         policy: Policy of workers without factories.
-        with_policy: Accept a policy in addition to factories.
     """
     factories = [own["policy_factory"] for own in arguments]
     for factory in factories:
@@ -198,8 +190,6 @@ def check_groups(
     """Raise ValueError if the environments of a worker cannot be divided into these groups.
 
     Args:
-        entry: Entry of the worker.
-        groups: Value of `env_groups`.
         server: Number of groups of each worker with central inference; None without it.
         is_nest: The entry is a list with one entry per process.
     """
@@ -249,23 +239,16 @@ def batched(
         ValueError: An entry cannot be repeated.
     """
     count = check.check_positive(name, envs)
-    return [_batched(entry, name, count) for entry in entries]
-
-
-def _batched(entry: Any, name: str, envs: int) -> Any:
-    """Return the entry, or `envs` copies of its callable that are stepped as a batch."""
-    if envs == 1:
-        return entry
-    if isinstance(entry, list):
-        raise ValueError(
-            f"{name}: expected 1 because create_env_fn contains lists of environments, got {envs}"
-        )
-    if not callable(entry):
-        raise ValueError(
-            f"{name}: expected 1 because create_env_fn contains an environment, got {envs}; pass a "
-            "callable that makes one"
-        )
-    return [entry] * envs
+    if count == 1:
+        return list(entries)
+    for entry in entries:
+        if isinstance(entry, list) or not callable(entry):
+            kind = "lists of environments" if isinstance(entry, list) else "an environment"
+            raise ValueError(
+                f"{name}: expected 1 because create_env_fn contains {kind}, got {count}; pass a "
+                "callable that makes one environment"
+            )
+    return [[entry] * count for entry in entries]
 
 
 def merged_arguments(
@@ -282,10 +265,7 @@ def merged_arguments(
 
     Args:
         values: The collector's own values of WORKER_ARGUMENTS.
-        passed: Names that the caller passed.
         collector_kwargs: None, a dict, or one per worker.
-        names: Names that `collector_kwargs` may contain.
-        runs: Class of the collector that each worker runs.
     """
     given = dict_each("collector_kwargs", collector_kwargs, workers)
     result = []

@@ -161,7 +161,6 @@ class Chunks:
 
     Attributes:
         frames: Frames in each rollout.
-        number: Number of rollouts.
     """
 
     frames: int
@@ -180,9 +179,6 @@ class Chunks:
             steps: Number of steps in a rollout. "auto" gives each environment an equal share of the
                 batch, but at least 64 steps. It prefers a length that divides the batch evenly,
                 unless that more than halves the rollouts.
-            batch: Number of frames in a batch.
-            envs: Number of environments of all workers.
-            per_worker: Number of environments in each worker.
         """
         if not check.is_one_of(steps, ("auto",)):
             frames = check.check_positive("transition_chunk_size", steps) * per_worker

@@ -71,10 +71,6 @@ _MEANT = {
 def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> None:
     """Check the keyword arguments that are not in the signature of a collector's class.
 
-    Args:
-        name: Name of the class.
-        known: Names of its arguments.
-
     Raises:
         ValueError: An argument of TorchRL or another collector; the text names a replacement.
         TypeError: An unknown argument; the text names the nearest known one.

@@ -42,7 +42,6 @@ class Central:
     Attributes:
         given: Arguments of the collector. If this process has called a policy factory, they contain
             its policy instead.
-        clients: Slots of the workers.
         copy: Pickles the policy for a worker that shares no memory with its server. Raises
             TypeError if the policy cannot be pickled.
         place: Makes the PolicyPlace, for the start method of an inference process.

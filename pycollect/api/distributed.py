@@ -14,14 +14,13 @@ from pycollect import checks as check
 from pycollect.api.binding import Arguments
 from pycollect.api.launched import LaunchedCollector
 from pycollect.api.ray import RayCollector
-from pycollect.api.set_up import NewWorkers, no_options
+from pycollect.api.set_up import no_options
 from pycollect.api.signatures import (
     DistributedDataCollectorSignature,
     DistributedSyncDataCollectorSignature,
     RPCDataCollectorSignature,
 )
-from pycollect.arguments import check_flag
-from pycollect.docstrings import completed_by
+from pycollect.arguments import check_flag, completed_by
 from pycollect.driver.options import RemoteOptions
 from pycollect.transport.distributed.delayed import WaitingJobLauncher, current_job_folder
 from pycollect.transport.distributed.engine import DistributedEngine, Launcher
@@ -38,23 +37,10 @@ from pycollect.transport.distributed.rendezvous import LOOPBACK, check_port, out
 _LAUNCHERS = ("mp", "submitit", "submitit_delayed")
 
 
-def group_carrier(backend: Any) -> Carrier:
-    """Return a carrier that sends messages through groups of torch.distributed.
-
-    Raises:
-        ValueError: The backend is unknown, or cannot carry the messages.
-    """
-    return GroupCarrier(check_backend(backend))
-
-
 def engine_maker(
     given: Mapping[str, Any], carrier: Carrier
 ) -> Callable[[RemoteOptions], DistributedEngine]:
     """Check the arguments that configure how ranks start and connect.
-
-    Args:
-        given: Arguments by name.
-        carrier: Carries messages to ranks.
 
     Returns:
         A function that creates the engine.
@@ -92,21 +78,6 @@ def _check_slurm_kwargs(launcher: str, value: Any) -> Mapping[str, Any] | None:
             f"slurm_kwargs: expected None with the launcher {launcher!r}, got {value!r}"
         )
     return check_job_parameters("slurm_kwargs", value)
-
-
-def update_options(update_interval: Any, max_weight_update_interval: Any) -> dict[str, Any]:
-    """Return the options of weight updates for a collector that updates its ranks at an interval.
-
-    Raises:
-        ValueError: `update_interval` is not a positive number.
-    """
-    interval = check.check_positive("update_interval", update_interval)
-    most = check.check_count("max_weight_update_interval", max_weight_update_interval)
-    interval = min(interval, most) if most else interval
-    return {
-        "update_after_each_batch": interval == 1,
-        "max_weight_update_interval": interval,
-    }
 
 
 def _check_address(value: Any) -> str | None:
@@ -236,27 +207,8 @@ class DistributedDataCollector(DistributedDataCollectorSignature, LaunchedCollec
 
     def _make(self, given: Arguments) -> None:
         sync = check_flag("sync", given["sync"])
-        engine = engine_maker(given, group_carrier(given["backend"]))
+        engine = engine_maker(given, GroupCarrier(check_backend(given["backend"])))
         LaunchedCollector.__init__(self, given, sync, no_options, engine)
-
-    @completed_by(RayCollector.add_collectors)
-    def add_collectors(
-        self,
-        create_env_fn: Any,
-        num_envs: int = 1,
-        policy: Any = None,
-        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
-        """Start more ranks, and wait until they are ready.
-
-        They have the same arguments as the first workers. An async collector uses them at once. A
-        sync collector includes them in the first batch that was not requested yet, and divides
-        frames equally among all workers from then on.
-
-        Args:
-            ...: See RayCollector.add_collectors.
-        """
-        return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs))
 
 
 @completed_by(DistributedDataCollector)
@@ -285,8 +237,11 @@ class DistributedSyncDataCollector(DistributedSyncDataCollectorSignature, Distri
     """
 
     def _make(self, given: Arguments) -> None:
-        updates = update_options(given["update_interval"], given["max_weight_update_interval"])
-        engine = engine_maker(given, group_carrier(given["backend"]))
+        name = "max_weight_update_interval"
+        interval = check.check_positive("update_interval", given["update_interval"])
+        interval = min(interval, check.check_count(name, given[name]) or interval)
+        updates = {"update_after_each_batch": interval == 1, name: interval}
+        engine = engine_maker(given, GroupCarrier(check_backend(given["backend"])))
         LaunchedCollector.__init__(self, given.instead(**updates), True, no_options, engine)
 
 

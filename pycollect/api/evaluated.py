@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from torch import nn
 
 from pycollect.data.frame import MASK
 from pycollect.data.split import split_trajectories
+from pycollect.envs.base import close_quietly
 from pycollect.envs.make import check_entry, is_env, is_torchrl_env
-from pycollect.envs.single import close_quietly
 
 _ROW = ("collector", "row")
 
@@ -71,20 +71,12 @@ class Episodes:
 _NORMALISERS = ("VecNorm", "VecNormV2")  # TorchRL's, recognized by name
 
 
-def env_here(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
-    """Return the environment to evaluate in this process, or a list of callables.
+def frozen_entry(env: Any) -> Any:
+    """Return the environment to evaluate, or the callable or callables that make it.
 
     Raises:
         TypeError, ValueError: As in :func:`check_entry`.
     """
-    entry = check_entry(env)
-    if isinstance(entry, list):
-        return [MakesFrozen(make) for make in entry]
-    return frozen(entry if is_env(entry) else entry(**(env_kwargs or {})))
-
-
-def remote_env_makers(env: Any) -> Any:
-    """Return the callables that make the environments in another process; as :func:`env_here`."""
     entry = check_entry(env)
     if isinstance(entry, list):
         return [MakesFrozen(make) for make in entry]

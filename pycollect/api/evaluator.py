@@ -22,13 +22,13 @@ from pycollect.api import evaluated
 from pycollect.api.binding import explained
 from pycollect.api.evaluated import Episodes
 from pycollect.api.single import SyncDataCollector
+from pycollect.arguments import completed_by
 from pycollect.compat.weights import source_of
 from pycollect.data.frame import MASK
 from pycollect.data.weights import Weights, weights_from, weights_of
-from pycollect.docstrings import completed_by
 from pycollect.driver.background import Background, FairLock
+from pycollect.envs.base import close_quietly
 from pycollect.envs.make import is_env
-from pycollect.envs.single import close_quietly
 
 Metrics = dict[str, Any]
 
@@ -469,7 +469,10 @@ def _collector_here(
     """Make the collector for "thread"; the factory may receive its environment."""
     if check.check_callable("init_fn", init_fn) is not None:
         init_fn()
-    own = evaluated.env_here(env, arguments.pop("create_env_kwargs", None))
+    own = evaluated.frozen_entry(env)
+    env_kwargs = arguments.pop("create_env_kwargs", None) or {}
+    if isinstance(own, evaluated.MakesFrozen):
+        own = own(**env_kwargs)
     try:
         if evaluated.counts_steps(own):
             arguments["max_frames_per_traj"] = None
@@ -485,7 +488,7 @@ def _collector_here(
 
 
 def _remote_collector(env: Any, policy: Any, factory: Any, arguments: dict[str, Any]) -> Any:
-    makers = evaluated.remote_env_makers(env)
+    makers = evaluated.frozen_entry(env)
     if factory is not None:
         arguments["policy_factory"] = evaluated.MakesPolicy(factory, makers)
     envs = [makers] * arguments["num_collectors"]

@@ -13,9 +13,9 @@ from tensordict import TensorDictBase
 from pycollect import checks as check
 from pycollect.api.multi import MultiaSyncDataCollector, MultiSyncDataCollector
 from pycollect.api.single import SyncDataCollector
+from pycollect.arguments import completed_by
 from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.data.multistep import MultiStep
-from pycollect.docstrings import completed_by
 from pycollect.envs.make import check_entry
 from pycollect.errors import warn_user
 

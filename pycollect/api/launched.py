@@ -11,7 +11,6 @@ from pycollect.api.multi import ScheduledCollector
 from pycollect.api.set_up import EngineOptions, SetUp, WorkerKind
 from pycollect.compat.many_workers import Places
 from pycollect.driver.options import RemoteOptions
-from pycollect.driver.policy_place import InWorkers
 from pycollect.transport.engine import Engine
 
 
@@ -19,10 +18,8 @@ class LaunchedCollector(ScheduledCollector):
     """A collector that runs one inner collector in each worker's process.
 
     Args:
-        given: Arguments of the constructor.
-        sync: Whether batches join the rollouts of all workers.
-        engine_options: Engine options of the first workers.
-        engine: Makes the engine after all arguments have been checked.
+        engine_options: Checks the engine's options for workers with these devices.
+        engine: See :class:`ScheduledCollector`.
     """
 
     def __init__(
@@ -46,8 +43,7 @@ class LaunchedCollector(ScheduledCollector):
             other_machines=True,
             central=central,
         )
-        place = InWorkers if central is None else central.place(set_up.remote.start_method)
-        super().__init__(set_up, engine(set_up.remote), place)
+        super().__init__(set_up, engine)
 
     def _with_policies(self, given: Arguments, workers: int) -> Arguments:
         """Return the arguments, with other policies if workers need them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,18 +12,19 @@ from pycollect.api import arguments as parse
 from pycollect.api.binding import Arguments, explained
 from pycollect.api.central import Central
 from pycollect.api.choosing import Choosing, choose_sync
-from pycollect.api.set_up import NewWorkers, SetUp
+from pycollect.api.set_up import EngineOptions, SetUp, no_options
 from pycollect.api.signatures import (
     MultiaSyncDataCollectorSignature,
     MultiSyncDataCollectorSignature,
 )
 from pycollect.api.single import SyncDataCollector
+from pycollect.arguments import completed_by
 from pycollect.compat.many_workers import Asking, ManyWorkers
 from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.compat.weights import WorkerPipe
-from pycollect.docstrings import completed_by
 from pycollect.driver.flow import Flow
-from pycollect.driver.policy_place import InWorkers, PlaceMaker
+from pycollect.driver.options import RemoteOptions
+from pycollect.driver.policy_place import InWorkers
 from pycollect.driver.replay import warn_of_slices
 from pycollect.driver.scheduler import Scheduler
 from pycollect.transport.engine import Engine
@@ -34,31 +35,79 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
     """A stream of batches from a scheduler, which drives workers through an engine.
 
     Args:
-        set_up: The checked arguments.
-        engine: Closed when the collector is shut down or cannot be made.
-        place: Makes the PolicyPlace. By default, workers call the policy.
+        engine: Makes the engine, which is closed when the collector is shut down or cannot be made.
     """
 
     _source: Scheduler
     _frames_divided_among = "workers and their environments"
 
-    def __init__(self, set_up: SetUp, engine: Engine, place: PlaceMaker = InWorkers) -> None:
-        self._remote, self._template = set_up.remote, set_up.template
-        options, first = set_up.options, set_up.plans[0].spec.options
+    def __init__(self, set_up: SetUp, engine: Callable[[RemoteOptions], Engine]) -> None:
+        template, plans = set_up.template, set_up.plans
+        remote, central = template.remote, template.central
+        self._template, self._remote = template, remote
+        options, first = set_up.options, plans[0].spec.options
         if options.replay_buffer is not None:  # rows of different batches would differ in length
             options = replace(options, split_trajs=False)
         warn_of_slices(options, first.set_truncated)
         flow = Flow(options)
-        policy, plans = set_up.policy, set_up.plans
-        scheduler = Scheduler(flow, set_up.remote, plans, policy, engine, place)
+        place = InWorkers if central is None else central.place(remote.start_method)
+        scheduler = Scheduler(flow, remote, plans, set_up.policy, engine(remote), place)
         super().__init__(
             flow, scheduler, set_up.weights, first.pre_collect_hook, first.post_collect_hook
         )
 
-    def _add(self, new: NewWorkers) -> list[int]:
-        """Start more workers with the arguments of the others; return their ids."""
-        plans = partial(new.plans, self._template, self._remote, self.policy)
-        return self._source.members.add(plans)
+    def add_collectors(
+        self,
+        create_env_fn: Any,
+        num_envs: int = 1,
+        policy: Any = None,
+        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Start more workers, and wait until they are ready.
+
+        They have the same arguments as the first workers. An async collector uses them at once. A
+        sync collector includes them in the first batch that was not requested yet, and divides
+        frames equally among all workers from then on.
+
+        Args:
+            create_env_fn: One entry, or a list with one entry per new worker.
+            num_envs: Number of environments per worker, which are stepped as a batch, or the number
+                of processes if workers have them (default: 1).
+            policy: Policy with the same parameters as the collector's. Defaults to ``None``: the
+                collector's own.
+            collector_kwargs: Arguments of the new workers that replace the collector's: a dict, or
+                a list with one dict per new worker. Defaults to ``None``: the collector's own
+                `collector_kwargs`, if it has a single dict of them.
+
+        Returns:
+            The ids of the new workers.
+
+        Raises:
+            ValueError: An argument is invalid, or the new workers of a sync collector would return
+                batches of another layout.
+        """
+        return self._add(create_env_fn, num_envs, policy, collector_kwargs)
+
+    def _add(
+        self,
+        create_env_fn: Any,
+        num_envs: int,
+        policy: Any,
+        collector_kwargs: Any,
+        engine_options: EngineOptions = no_options,
+    ) -> list[int]:
+        """Start more workers; see `add_collectors`."""
+        return self._source.members.add(
+            partial(
+                self._template.later_plans,
+                create_env_fn,
+                num_envs,
+                policy,
+                collector_kwargs,
+                engine_options,
+                self.policy,
+            )
+        )
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
         """Reset environments, and drop their workers' rollouts in flight.
@@ -148,46 +197,17 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
         entries = parse.env_entries(given["create_env_fn"], "num_workers", given["num_workers"])
         frames, shares = given["frames_per_batch"], list[int]()
         if isinstance(frames, (list, tuple)):
-            shares = parse.shares_of(frames, len(entries))
+            each = parse.one_each("frames_per_batch", frames, len(entries))
+            shares = [check.check_positive("frames_per_batch", own) for own in each]
             given = given.instead(frames_per_batch=sum(shares))
         self._pipes: dict[int, WorkerPipe] = {}
         central = Central.of(given, len(entries), sync=sync)
         own = shares if sync else ()
         set_up = SetUp.of(given, entries, sync=sync, shares=own, central=central)
-        method = set_up.remote.start_method
-        place = InWorkers if central is None else central.place(method)
-        engine = ProcessEngine(method, None if central is None else central.bell)
-        ScheduledCollector.__init__(self, set_up, engine, place)
-
-    def add_collectors(
-        self,
-        create_env_fn: Any,
-        num_envs: int = 1,
-        policy: Any = None,
-        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[int]:
-        """Start more worker processes, and wait until they are ready.
-
-        They have the same arguments as the first workers. An async collector uses them at once. A
-        sync collector includes them in the first batch that was not requested yet, and divides
-        frames equally among all workers from then on.
-
-        Args:
-            create_env_fn: One entry, or a list with one entry per new worker.
-            num_envs: Number of environments per worker, which are stepped as a batch (default: 1).
-            policy: Policy with the same parameters as the collector's. Defaults to ``None``: the
-                collector's own.
-            collector_kwargs: Arguments of the new workers that replace the collector's: a dict, or
-                a list with one dict per new worker (default: ``None``).
-
-        Returns:
-            The ids of the new workers.
-
-        Raises:
-            ValueError: An argument is invalid, or the new workers of a sync collector would return
-                batches of another layout.
-        """
-        return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs))
+        bell = None if central is None else central.bell
+        ScheduledCollector.__init__(
+            self, set_up, lambda remote: ProcessEngine(remote.start_method, bell)
+        )
 
     @property
     def pipes(self) -> list[WorkerPipe]:

@@ -1,10 +1,13 @@
-"""RayCollector: workers in Ray actors."""
+"""RayCollector: workers in Ray actors, and policies in a Ray actor of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
 
 from pycollect.api import arguments as parse
 from pycollect.api.arguments import dict_each
@@ -12,13 +15,11 @@ from pycollect.api.binding import Arguments
 from pycollect.api.central import Central
 from pycollect.api.launched import LaunchedCollector
 from pycollect.api.multi import MultiSyncDataCollector
-from pycollect.api.set_up import NewWorkers, WorkerKind
+from pycollect.api.set_up import WorkerKind
 from pycollect.api.signatures import RayCollectorSignature
-from pycollect.arguments import check_flag
-from pycollect.compat.ray_service import client_factories, is_inference_service, update_service
+from pycollect.arguments import check_flag, completed_by
 from pycollect.compat.torchrl import Done
 from pycollect.data.devices import Devices
-from pycollect.docstrings import completed_by
 from pycollect.driver.options import RemoteOptions
 from pycollect.transport.ray.engine import (
     RayEngine,
@@ -178,6 +179,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         check_actor_options(configs)
         return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
 
+    @completed_by(LaunchedCollector.add_collectors)
     def add_collectors(
         self,
         create_env_fn: Any,
@@ -193,33 +195,13 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         frames equally among all workers from then on.
 
         Args:
-            create_env_fn: One entry, or a list with one entry per new worker.
-            num_envs: Number of environments per worker, which are stepped as a batch, or the number
-                of processes if workers have them (default: 1).
-            policy: Policy with the same parameters as the collector's. Defaults to ``None``: the
-                collector's own.
-            collector_kwargs: `collector_kwargs` of the new workers. Defaults to ``None``: the
-                collector's, if that is a single dict.
+            ...: See LaunchedCollector.add_collectors.
             remote_configs: `remote_configs` of the new workers. Defaults to ``None``: the
                 collector's, if that is a single dict.
-
-        Returns:
-            The ids of the new workers.
-
-        Raises:
-            ValueError: An argument is invalid, or the new workers of a sync collector would return
-                batches of another layout.
         """
         configs = parse.one_for_all(remote_configs, self._remote_configs)
-        return self._add(
-            NewWorkers(
-                create_env_fn,
-                num_envs,
-                policy,
-                collector_kwargs,
-                partial(self._actor_options, configs),
-            )
-        )
+        options = partial(self._actor_options, configs)
+        return self._add(create_env_fn, num_envs, policy, collector_kwargs, options)
 
     @completed_by(LaunchedCollector.update_policy_weights_)
     def update_policy_weights_(self, policy_or_weights: Any = None, **options: Any) -> None:
@@ -253,7 +235,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         """Close environments and end the actors; rollouts in flight are lost. Idempotent.
 
         Args:
-            ...: See TorchRLNames.shutdown.
+            ...: See Collector.shutdown.
             shutdown_ray: Also disconnect this process from Ray, whether this collector or the
                 program connected it. Other actors that the process started end too (default:
                 ``False``).
@@ -285,3 +267,50 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         """
         self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
         return Done()
+
+
+def is_inference_service(policy: Any) -> bool:
+    """Whether the policy is TorchRL's ``InferenceServer(service_backend="ray")``, or its like."""
+    return getattr(policy, "service_backend", None) == "ray" and callable(
+        getattr(policy, "client", None)
+    )
+
+
+def client_factories(
+    service: Any, policy_factory: Any, workers: int
+) -> list[Callable[[], ServedPolicy]]:
+    """Return one policy factory per worker, each with its own client.
+
+    Raises:
+        ValueError: A `policy_factory` was also passed.
+    """
+    if policy_factory is not None:
+        raise ValueError("policy_factory: expected None together with policy; pass one of the two")
+    return [partial(ServedPolicy, service.client()) for _ in range(workers)]
+
+
+class ServedPolicy:
+    """A policy that sends each TensorDict to the service and returns the reply."""
+
+    def __init__(self, client: Callable[[TensorDictBase], TensorDictBase]) -> None:
+        self._client = client
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Return the TensorDict with the policy's outputs."""
+        return self._client(tensordict)
+
+
+def update_service(service: Any, weights: Any) -> None:
+    """Send new weights to the service's policy.
+
+    Raises:
+        ValueError: No weights were passed; the service has the only copy of the policy.
+    """
+    if weights is None:
+        raise ValueError(
+            "policy_or_weights: expected a module or weights, got None; the policy runs in "
+            "another actor, so pass its new weights"
+        )
+    if isinstance(weights, nn.Module):
+        weights = TensorDict.from_module(weights).data
+    service.update_model_weights(weights)

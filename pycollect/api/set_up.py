@@ -65,7 +65,6 @@ class WorkerKind:
         Args:
             number: Number of workers if `create_env_fn` is not a list.
             count: Number of environments or processes in each worker.
-            name: Name of the argument with this count.
 
         Raises:
             ValueError: An entry is a list, and the count is not 1.
@@ -81,29 +80,15 @@ class WorkerKind:
             )
         return [entry if isinstance(entry, list) else [entry] * processes for entry in entries]
 
-    def plans(
-        self,
-        plans: Sequence[WorkerPlan],
-        remote: RemoteOptions,
-        arguments: Sequence[Mapping[str, Any]],
-    ) -> list[WorkerPlan]:
-        """Return the plans for workers of this kind, made from plans for single collectors.
+    def maker(self, remote: RemoteOptions, own: Mapping[str, Any]) -> Callable[..., Nest] | None:
+        """Return what makes the processes of a worker, or None if it has none.
 
         Args:
             remote: Options of the outer collector; those about deaths also hold inside workers.
-            arguments: Arguments of each worker.
-
-        Raises:
-            ValueError: An argument is invalid.
         """
         if self.nest is None:
-            return list(plans)
-        result = []
-        for plan, own in zip(plans, arguments, strict=True):
-            check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))
-            nest = partial(Nest, options=_nest_options(self.nest == "sync", remote, own))
-            result.append(replace(plan, spec=replace(plan.spec, maker=nest)))
-        return result
+            return None
+        return partial(Nest, options=_nest_options(self.nest == "sync", remote, own))
 
 
 _CLASSES = {
@@ -166,30 +151,28 @@ def no_options(devices: Sequence[Devices]) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class WorkerTemplate:
-    """The arguments of a collector's workers, except their environments and the policy.
+    """What the workers of a collector share; makes the plans of the first and of later workers.
 
     Attributes:
         values: Values of WORKER_ARGUMENTS as passed to the collector.
         passed: Names that the caller passed; they override `collector_kwargs`.
         collector_kwargs: None, a dict, or one per worker.
-        share: Frames of one rollout of each worker.
+        share: Frames of one rollout.
         other_machines: The workers may be on machines with other devices.
-        kind: Kind of collector that each worker runs.
-        server: Slots of the workers at the server that calls the policy. None if they call it.
-        copy: Pickles the policy for workers that cannot use such a slot; see `WorkerPlan.copy`.
+        central: Calls the policy for the workers. None if they call it.
     """
 
     values: Mapping[str, Any]
     passed: Collection[str]
     collector_kwargs: Any
     share: int
-    other_machines: bool = False
+    remote: RemoteOptions
     kind: WorkerKind = _SINGLE
-    server: ClientSlots | None = None
-    copy: Callable[[], bytes] | None = None
+    other_machines: bool = False
+    central: Central | None = None
 
     def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
-        """Return the arguments of new workers; ``None`` means those of the first workers.
+        """Return the arguments of later workers; ``None`` means those of the first workers.
 
         For an argument with one value per first worker, the default applies.
         """
@@ -205,41 +188,78 @@ class WorkerTemplate:
         entries: Sequence[Any],
         arguments: Sequence[Mapping[str, Any]],
         policies: tuple[Sequence[Any], bool],
-        shares: Sequence[int],
         engine_options: EngineOptions,
-        remote: RemoteOptions,
+        shares: Sequence[int] = (),
         first: int = 0,
     ) -> list[WorkerPlan]:
         """Return the checked plans of workers.
 
         Args:
-            entries: One entry of `create_env_fn` per worker.
             policies: Policy or factory of each worker, and whether they are factories.
-            shares: Frames of one rollout of each worker.
-            first: Id of the first worker.
+            shares: Frames of one rollout of each worker, if they differ.
         """
+        remote, central = self.remote, self.central
         devices = [check_devices(own, other_machines=self.other_machines) for own in arguments]
         (sources, built), stepping = policies, devices
-        if self.server is not None:  # the server builds the policy, workers do not
-            sources, built = self.server.policies(len(entries)), False
+        if central is not None:  # the server builds the policy, workers do not
+            sources, built = central.clients.policies(len(entries)), False
             stepping = [own.without_policy for own in devices]
-        plans = worker_plans(
-            entries,
-            arguments,
-            sources,
-            built,
-            shares,
-            engine_options(stepping),
-            devices,
-            first,
-            remote.masked,
-            self.other_machines,
-            remote.compress,
-        )
-        plans = [replace(plan, copy=self.copy) for plan in plans]
-        plans = self.kind.plans(plans, remote, arguments)
-        check_plans(plans, remote, self.server)
-        return plans
+        options = engine_options(stepping)
+        specs = [
+            worker_spec(
+                first + index,
+                entry,
+                arguments[index],
+                devices[index],
+                builds_policy=built,
+                frames=shares[index] if shares else self.share,
+                options=options[index],
+                maker=self.kind.maker(remote, arguments[index]),
+                mask=remote.masked,
+                compress=remote.compress,
+            )
+            for index, entry in enumerate(entries)
+        ]
+        for spec in specs:  # only children of this process inherit memory that a spec refers to
+            _ = pickled_spec(spec) if self.other_machines else pickled_for_child(spec)
+        pickled = parse.pickled_policies(sources, built)
+        check_specs(specs, remote, None if central is None else central.clients)
+        copy = central.copy if central is not None and self.other_machines else None
+        return [WorkerPlan(*own, copy=copy) for own in zip(specs, pickled, options, strict=True)]
+
+    def later_plans(
+        self,
+        create_env_fn: Any,
+        num_envs: Any,
+        policy: Any,
+        collector_kwargs: Any,
+        engine_options: EngineOptions,
+        own_policy: Any,
+        first: int,
+    ) -> list[WorkerPlan]:
+        """Check the arguments of `add_collectors`, and return the plans of the workers.
+
+        Args:
+            own_policy: The collector's policy; None if workers built it.
+        """
+        number = None if isinstance(create_env_fn, (list, tuple)) else 1
+        entries = self.kind.entries(create_env_fn, number, num_envs, "num_envs")
+        arguments = self.arguments(collector_kwargs, len(entries))
+        factory = any(own["policy_factory"] is not None for own in arguments)
+        given = own_policy if policy is None and not factory else policy
+        if self.central is not None and policy is not None:
+            raise ValueError(
+                "policy: expected None because inference='central' calls the collector's policy "
+                f"for all workers, got {type(policy).__name__}"
+            )
+        built = self.remote.built_by_workers and self.central is None
+        if given is None and built and not factory:
+            raise ValueError(
+                "policy: expected a policy, or a policy_factory in collector_kwargs, got neither; "
+                "each of the collector's workers has its own policy_factory"
+            )
+        policies = parse.policy_sources(arguments, given)
+        return self.plans(entries, arguments, policies, engine_options, first=first)
 
 
 @dataclass(frozen=True)
@@ -247,12 +267,11 @@ class SetUp:
     """All arguments, checked before anything starts.
 
     Attributes:
-        template: Template of workers that are added later.
+        template: Makes the plans of workers that are added later.
     """
 
     options: StreamOptions
     weights: WeightOptions
-    remote: RemoteOptions
     plans: Sequence[WorkerPlan]
     template: WorkerTemplate
     policy: Any
@@ -274,10 +293,8 @@ class SetUp:
 
         Args:
             entries: One entry of `create_env_fn` per worker.
-            shares: Frames of one rollout of each worker, if they differ.
-            kind: Kind of collector that each worker runs.
-            other_machines: Workers may be on machines with other devices.
-            central: Calls the policy for the workers. None if they call it.
+
+        The others are those of :class:`WorkerTemplate`.
         """
         given = given if central is None else central.given
         workers = len(entries)
@@ -302,101 +319,44 @@ class SetUp:
         # With factories, a policy only provides weights; an updater would not know of it.
         with_policy = given["weight_updater"] is None
         policies = parse.policy_sources(arguments, given["policy"], with_policy)
-        clients = None if central is None else central.clients
-        copy = None if central is None or not other_machines else central.copy
         template = WorkerTemplate(
-            values, passed, kwargs, share, other_machines, kind, clients, copy
+            values, passed, kwargs, share, remote, kind, other_machines, central
         )
-        shares = shares or [share] * workers
-        plans = template.plans(entries, arguments, policies, shares, engine_options, remote)
-        return cls(options, weights, remote, plans, template, given["policy"])
+        plans = template.plans(entries, arguments, policies, engine_options, shares)
+        return cls(options, weights, plans, template, given["policy"])
 
 
-@dataclass(frozen=True)
-class NewWorkers:
-    """The arguments of `add_collectors`.
-
-    Attributes:
-        options: Returns checked engine options for workers with these devices.
-    """
-
-    create_env_fn: Any
-    num_envs: Any
-    policy: Any
-    collector_kwargs: Any
-    options: EngineOptions = no_options
-
-    def plans(
-        self, template: WorkerTemplate, remote: RemoteOptions, policy: Any, first: int
-    ) -> list[WorkerPlan]:
-        """Check the arguments, and return the plans of the workers.
-
-        Args:
-            policy: The collector's policy; None if workers built it.
-            first: Id of the first new worker.
-        """
-        many = isinstance(self.create_env_fn, (list, tuple))
-        number = None if many else 1
-        entries = template.kind.entries(self.create_env_fn, number, self.num_envs, "num_envs")
-        arguments = template.arguments(self.collector_kwargs, len(entries))
-        factory = any(own["policy_factory"] is not None for own in arguments)
-        given = policy if self.policy is None and not factory else self.policy
-        if template.server is not None and self.policy is not None:
-            raise ValueError(
-                "policy: expected None because inference='central' calls the collector's policy "
-                f"for all workers, got {type(self.policy).__name__}"
-            )
-        if given is None and remote.built_by_workers and not factory and template.server is None:
-            raise ValueError(
-                "policy: expected a policy, or a policy_factory in collector_kwargs, got neither; "
-                "each of the collector's workers has its own policy_factory"
-            )
-        policies = parse.policy_sources(arguments, given)
-        shares = [template.share] * len(entries)
-        return template.plans(entries, arguments, policies, shares, self.options, remote, first)
-
-
-def worker_plans(
-    entries: Sequence[Any],
-    arguments: Sequence[Mapping[str, Any]],
-    sources: Sequence[Any],
-    built_by_workers: bool,
-    shares: Sequence[int],
-    options: Sequence[Mapping[str, Any]],
-    devices: Sequence[Devices],
-    first: int = 0,
+def worker_spec(
+    index: int,
+    entry: Any,
+    own: Mapping[str, Any],
+    devices: Devices,
+    *,
+    builds_policy: bool,
+    frames: int,
+    options: Mapping[str, Any],
+    maker: Callable[..., Nest] | None = None,
     mask: bool = False,
-    other_machines: bool = True,
     compress: bool = False,
-) -> list[WorkerPlan]:
-    """Return the plans of workers; raise TypeError if an argument cannot be pickled.
+) -> WorkerSpec:
+    """Return the checked spec of a worker.
 
     Args:
-        sources: Policy or policy factory of each worker.
-        shares: Frames of one rollout of each worker.
-        options: Engine options of each worker.
-        first: Id of the first worker.
+        builds_policy: The worker gets a policy factory.
+        frames: Frames of one rollout.
         mask: Record ("collector", "mask") for any environment.
-        other_machines: Workers may be on other machines, so a spec cannot refer to memory that only
-            children of this process inherit.
         compress: Compress rollouts that leave the machine.
     """
-    specs = []
-    for index, entry in enumerate(entries):
-        own, places = arguments[index], devices[index]
-        settings = checked(WorkerOptions, own, devices=places, mask=mask, compress=compress)
-        spec = WorkerSpec(
-            first + index,
-            entry,
-            check.check_env_kwargs(own["create_env_kwargs"]),
-            replace(settings, frames=shares[index]),
-            builds_policy=built_by_workers,
-            hides_gpus=_hides_gpus(places, options[index]),
-        )
-        _ = pickled_spec(spec) if other_machines else pickled_for_child(spec)
-        specs.append(spec)
-    policies = parse.pickled_policies(sources, built_by_workers)
-    return [WorkerPlan(*own) for own in zip(specs, policies, options, strict=True)]
+    settings = checked(WorkerOptions, own, devices=devices, mask=mask, compress=compress)
+    return WorkerSpec(
+        index,
+        entry,
+        check.check_env_kwargs(own["create_env_kwargs"], None if maker is None else len(entry)),
+        replace(settings, frames=frames),
+        builds_policy=builds_policy,
+        hides_gpus=_hides_gpus(devices, options),
+        maker=maker,
+    )
 
 
 def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
@@ -409,11 +369,10 @@ def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
     )
 
 
-def check_plans(
-    plans: Sequence[WorkerPlan], remote: RemoteOptions, server: ClientSlots | None
+def check_specs(
+    specs: Sequence[WorkerSpec], remote: RemoteOptions, server: ClientSlots | None
 ) -> None:
     """Raise ValueError if workers do not fit together, or an argument does not fit another."""
-    specs = [plan.spec for plan in plans]
     for spec in specs:
         parse.check_groups(
             spec.entry,

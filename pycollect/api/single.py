@@ -14,11 +14,10 @@ from pycollect.api.arguments import check_devices
 from pycollect.api.binding import Arguments
 from pycollect.api.choosing import Choosing, check_none_chosen, choose_backend
 from pycollect.api.signatures import SyncDataCollectorSignature
-from pycollect.arguments import checked
+from pycollect.arguments import checked, completed_by
 from pycollect.compat.one_worker import OneWorker
 from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.compat.weight_options import WeightOptions
-from pycollect.docstrings import completed_by
 from pycollect.driver.delivery import assemble, finish
 from pycollect.driver.flow import Flow
 from pycollect.driver.in_process import InProcess

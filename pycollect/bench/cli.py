@@ -134,11 +134,7 @@ def _gpu(args: argparse.Namespace) -> Iterable[list[Row]]:
 
 
 def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Namespace) -> int:
-    """Run a benchmark; return the exit code.
-
-    Args:
-        measure: Returns the rows of each part.
-    """
+    """Run a benchmark; return the exit code."""
     if find_spec("gymnasium") is None:
         parser.error("gymnasium is not installed: pip install gymnasium")
     if args.plot is not None and find_spec("matplotlib") is None:

@@ -47,7 +47,6 @@ def device_seconds(work: Callable[[], object], calls: int = 20) -> float | None:
 
     Args:
         work: The call; two calls warm up.
-        calls: Number of queued calls.
 
     Returns:
         Seconds; ``None`` if the host queued the calls too slowly.

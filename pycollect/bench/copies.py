@@ -20,7 +20,7 @@ from pycollect.bench.clock import (
     seconds_of,
 )
 from pycollect.bench.report import Row, missing
-from pycollect.bench.workloads import FreeFrames, Still
+from pycollect.bench.sides import FreeFrames, Still
 from pycollect.data.cast import scaled
 from pycollect.data.devices import CPU, StreamAccelerator, accelerator
 from pycollect.data.layout import Key
@@ -52,10 +52,9 @@ class Sizes:
     """How much is moved, and for how long.
 
     Attributes:
-        frames: in a batch of frames of 84x84x4 bytes, root and next.
-        split_frames: frames of 128 bytes that are split.
-        gathered: bytes of a leaf that the kernel alone gathers.
-        seconds: that each case is measured.
+        frames: Number of frames in a batch, each 84x84x4 bytes, at the root and under "next".
+        split_frames: Number of frames of 128 bytes that are split.
+        gathered: Bytes of a leaf that the kernel gathers.
     """
 
     frames: int
@@ -65,13 +64,7 @@ class Sizes:
 
 
 class Material:
-    """A rollout as a worker writes it, and the form of a batch of two such.
-
-    Attributes:
-        one: the rollout's placement.
-        rollout: its bytes.
-        batch: the batch's placement.
-    """
+    """A rollout as a worker writes it, and the form of a batch of two such."""
 
     def __init__(self, frames: int) -> None:
         worker = Worker(0, FreeFrames, None, Still(), WorkerOptions(frames=frames // _WORKERS))
@@ -137,7 +130,6 @@ class Copies:
     """
 
     def __init__(self, sizes: Sizes, material: Material, device: torch.device) -> None:
-        """Time the plain copy of pinned memory."""
         self._sizes, self._material, self._device = sizes, material, device
         size = material.batch.bytes
         self._there = torch.empty(size, dtype=torch.uint8, device=device)

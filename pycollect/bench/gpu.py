@@ -44,9 +44,7 @@ def measure(
     Args:
         parts: Names of the parts, see `cli`.
         device: "cuda:0", ...; on "cpu" only collectors and the host's own rows are measured.
-        processes: Numbers of processes of the collectors.
         sides: Keys of `pixels.SIDES` (default: all, or `QUICK_SIDES` if `quick`).
-        quick: Measure each case for a tenth of the time.
 
     Raises:
         ValueError: The device or a side does not exist, or a number of processes is below 1.

@@ -42,11 +42,9 @@ class Form(NamedTuple):
     """A collector's batch with 12 leaves and trajectory ids.
 
     Attributes:
-        name: Kind of environment.
         shape: Shape of the batch, [rows, steps].
         frame: Shape of an observation: uint8 if it is an image, otherwise float32.
         action: Number of action components.
-        steps: Length of each trajectory.
     """
 
     name: str
@@ -188,13 +186,7 @@ def _batch(frames: int, device: torch.device) -> TensorDict:
 
 
 class Width(NamedTuple):
-    """The frames of one leaf.
-
-    Attributes:
-        name: Description of the frames.
-        dtype: Data type of their items.
-        items: Number of items in a frame.
-    """
+    """The frames of one leaf."""
 
     name: str
     dtype: torch.dtype
@@ -218,11 +210,7 @@ WIDTHS = (
 
 
 class Case:
-    """A leaf with rows of 1000 frames; its trajectories of 81 to 119 frames get padded.
-
-    Args:
-        bytes: Approximate size of the leaf.
-    """
+    """A leaf with rows of 1000 frames; its trajectories of 81 to 119 frames get padded."""
 
     def __init__(self, width: Width, bytes: float, device: torch.device) -> None:
         frames = min(int(bytes) // width.bytes, _MOST_FRAMES)

@@ -28,8 +28,15 @@ from tensordict import TensorDictBase
 
 from pycollect import MultiSyncDataCollector
 from pycollect.bench.report import Row, missing
-from pycollect.bench.sides import Stream, lacks, ours, torchrls
-from pycollect.bench.workloads import FreeFrames, NatureCNN, nature_policy
+from pycollect.bench.sides import (
+    FreeFrames,
+    NatureCNN,
+    Stream,
+    lacks,
+    nature_policy,
+    ours,
+    torchrls,
+)
 
 STEPS = 128
 """Frames per environment in a batch."""
@@ -44,9 +51,7 @@ def side_rows(side: str, processes: int, seconds: float, device: torch.device) -
 
     Args:
         side: Key of `SIDES`.
-        processes: Number of environments, each in a process.
         seconds: Time to measure; at least three batches.
-        device: Device of the policy and of the batches.
     """
     name = f"{side}, {processes}"
     if reason := lacks("torchrl") if "TorchRL" in side else "":

@@ -34,9 +34,7 @@ class Row:
     """One measurement.
 
     Attributes:
-        name: Name of the case.
         megabytes: 10^6 bytes moved or written in one round.
-        seconds: Median duration of one round.
         available: False if this machine cannot run the case; nothing was measured then.
         limit: Name of the row with the best possible rate.
         ratio: This rate divided by the limit's.
@@ -44,7 +42,6 @@ class Row:
         times: This rate divided by the peer's. Without bytes and frames, the peer's time divided by
             this row's.
         hidden: Share of the copies' time that overlapped with a learner's work.
-        frames: Number of frames in one round.
         note: Why figures are missing, or a remark on them.
     """
 

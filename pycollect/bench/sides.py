@@ -1,8 +1,4 @@
-"""Ways to collect as streams: generators that yield the number of frames of each batch.
-
-A call imports the collector's library, so that the process of one side imports no other side.
-The first `next` makes the collector, and `close` shuts it down.
-"""
+"""Workloads, and ways to collect them as generators of the number of frames per batch."""
 
 from __future__ import annotations
 
@@ -12,8 +8,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
+from gymnasium.spaces import Box
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
 
 FOREVER = 10**12
 """Frames that no run reaches; TorchRL's RayCollector yields nothing for its default, -1."""
@@ -55,11 +56,7 @@ def ours(
     """Collect with a collector of this package.
 
     Args:
-        collector: Name of the class.
-        env: Its `create_env_fn`.
         policy: Makes the policy. ``None`` means random actions.
-        read: Reads each batch.
-        arguments: Its other arguments.
     """
     import pycollect
 
@@ -109,3 +106,74 @@ def _wrapped(make: Callable[[], Any]) -> Any:
 def lacks(module: str) -> str:
     """Return why a row cannot be measured, or "" if the module is installed."""
     return "" if find_spec(module) is not None else f"{module} is not installed"
+
+
+FRAME_BYTES = 4 * 84 * 84
+
+
+class FreeFrames(gymnasium.Env[Any, Any]):
+    """Show four prepared frames of 4x84x84 bytes in turn; episodes have 1000 steps."""
+
+    def __init__(self) -> None:
+        self.observation_space = Box(0, 255, (4, 84, 84), np.uint8)
+        self.action_space = Box(-1.0, 1.0, (1,), np.float32)
+        frames = np.random.default_rng(0).integers(0, 256, (4, 4, 84, 84), dtype=np.uint8)
+        self.frames = list(frames)
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        self._steps = 0
+        return self.frames[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Show the next frame."""
+        self._steps += 1
+        return self.frames[self._steps & 3], 1.0, False, self._steps == 1000, {}
+
+
+class Still(nn.Module):
+    """A policy that ignores the frame."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action = nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """The same action for every frame."""
+        return self.action.expand(*observation.shape[:-3], 1).clone()
+
+
+class NatureCNN(nn.Module):
+    """The network of Mnih et al., "Human-level control through deep reinforcement learning",
+    Nature 518 (2015), on frames of 4x84x84 bytes.
+    """
+
+    def __init__(self, outputs: int) -> None:
+        """Make three convolutions, a hidden layer of 512 and the output layer."""
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(4, 32, 8, 4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, 2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(3136, 512),
+            nn.ReLU(),
+            nn.Linear(512, outputs),
+        )
+        self.outputs = outputs
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """[*lead, 4, 84, 84] uint8 to [*lead, outputs] float32."""
+        lead = observation.shape[:-3]
+        result: torch.Tensor = self.layers(observation.reshape(-1, 4, 84, 84).float() / 255)
+        return result.reshape(*lead, self.outputs)
+
+
+def nature_policy() -> TensorDictModule:
+    """The network with one action in (-1, 1)."""
+    net = nn.Sequential(NatureCNN(1), nn.Tanh())
+    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])

@@ -35,14 +35,9 @@ class PointMasses(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """P environments with a smooth nonlinear motion; episodes end at random or after 200 steps.
 
     It resets in the same step, and returns last observations as `info["final_obs"]`, [P, 17].
-
-    Args:
-        envs: P.
-        device: Device of all tensors.
     """
 
     def __init__(self, envs: int, device: torch.device | str = "cpu") -> None:
-        """Make the environments."""
         self.num_envs = envs
         self.metadata = {
             "autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP,
@@ -82,7 +77,6 @@ class Policy(nn.Module):
     """Two hidden layers of 64."""
 
     def __init__(self) -> None:
-        """Make the layers."""
         super().__init__()
         sizes = (_FEATURES, 64, 64, _ACTIONS)
         self.layers = nn.Sequential(
@@ -136,8 +130,6 @@ def loop(envs: int, device: torch.device, by_time: bool = False) -> Stream:
     """A hand-written loop into preallocated tensors, [P, T, ...].
 
     Args:
-        envs: P.
-        device: Device of all tensors.
         by_time: The tensors are [T, P, ...], which is faster to write.
     """
     env, policy = PointMasses(envs, device), Policy().to(device)
@@ -159,13 +151,7 @@ def loop(envs: int, device: torch.device, by_time: bool = False) -> Stream:
 
 
 def collector(envs: int, device: torch.device, captured: bool = False) -> Stream:
-    """The collector of this package.
-
-    Args:
-        envs: P.
-        device: Device of environments, policy and batches.
-        captured: Capture whole rollouts as CUDA graphs.
-    """
+    """The collector of this package."""
     return ours(
         "SyncDataCollector",
         partial(PointMasses, envs, device),
@@ -233,9 +219,6 @@ def simulator_rows(envs: int, seconds: float, device: torch.device, lacking: str
     """Measure all ways with `envs` environments; a row for each.
 
     Args:
-        envs: P.
-        seconds: Time to measure each.
-        device: Device of the environments.
         lacking: Why the device is not available, or an empty string.
     """
     title = f"{envs} environments there"

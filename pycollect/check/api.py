@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,13 +12,18 @@ from typing import Any
 import gymnasium
 
 from pycollect.check import single, vector
-from pycollect.check.calls import CallFailed, calling, named, run
-from pycollect.check.collecting import check_collecting, check_in_worker
-from pycollect.check.own_of_gymnasium import check_by_gymnasium
-from pycollect.check.pickles import unpicklable
-from pycollect.check.repeats import check_same_seed
+from pycollect.check.calls import (
+    CallFailed,
+    Start,
+    calling,
+    named,
+    run,
+    still_running,
+    watched_starts,
+)
+from pycollect.check.collecting import check_by_gymnasium, check_collecting, check_in_worker
 from pycollect.check.report import FIXES, WARNING, Draft, Report
-from pycollect.check.starts import Start, still_running, watched_starts
+from pycollect.envs.base import close_quietly
 from pycollect.envs.make import (
     ENVS,
     check_distinct,
@@ -26,9 +32,9 @@ from pycollect.envs.make import (
     is_torchrl_env,
     make_env_batch,
 )
-from pycollect.envs.single import close_quietly
 from pycollect.envs.spaces import describe
 from pycollect.envs.vector_api import is_vector_env, parse_autoreset
+from pycollect.transport.pickling import pickle_with_inherited
 
 
 def check_env(
@@ -209,10 +215,10 @@ def _check_single(env: Any, second: Any, report: Draft, seconds: float) -> None:
     except CallFailed as failed:
         if not failed.refusal:
             raise
-        report.add("refused", failed.refusal.replace("create_env_fn: ", ""))
+        report.add("refused", failed.refusal)
         raise _StopError from None
     subject = single.Subject(env, report, seconds, batch, second)
-    run((*single.CHECKS, check_same_seed, check_by_gymnasium), subject, report)
+    run((*single.CHECKS, check_by_gymnasium), subject, report)
 
 
 def _check_left(starts: list[Start], report: Draft) -> None:
@@ -250,3 +256,58 @@ def _check_torchrl_specs(env: Any, report: Draft) -> None:
         if not isinstance(failed.__cause__, AssertionError):
             raise
         report.add("specs", f"check_env_specs failed: {failed.__cause__}")
+
+
+_DEPTH = 8
+
+
+def unpicklable(value: Any) -> tuple[str, str] | None:
+    """Return the path to the smallest part that cannot be pickled, and the error.
+
+    The path is "" for the value itself, else for example ``.simulator.lock``. ``None`` is returned
+    if the value can be pickled.
+    """
+    error = _error_of(value)
+    if error is None:
+        return None
+    path = ""
+    for _ in range(_DEPTH):
+        for name, part in _parts(value):
+            inner = _error_of(part)
+            if inner is not None:
+                path, value, error = path + name, part, inner
+                break
+        else:
+            break
+    return path, error
+
+
+def _error_of(value: Any) -> str | None:
+    try:
+        pickle_with_inherited(value)
+    except Exception as error:  # an object's own pickling may raise anything
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of an object that are pickled with it, and how to reach each."""
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", own) for key, own in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{i}]", own) for i, own in enumerate(value))
+    elif isinstance(value, functools.partial):
+        yield from ((f".args[{i}]", own) for i, own in enumerate(value.args))
+        yield from ((f".keywords[{key!r}]", own) for key, own in value.keywords.items())
+        yield ".func", value.func
+    elif (code := getattr(value, "__code__", None)) is not None:
+        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+            yield f" (variable {name!r})", cell.cell_contents
+        for name in code.co_names:
+            if name in value.__globals__:
+                yield f" (global {name!r})", value.__globals__[name]
+    elif (owner := getattr(value, "__self__", None)) is not None:
+        yield ".__self__", owner
+    else:
+        attributes = getattr(value, "__dict__", {})
+        yield from ((f".{name}", own) for name, own in list(attributes.items()))

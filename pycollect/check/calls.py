@@ -1,10 +1,12 @@
-"""Calls of the environment: a time limit for each, and the user's line of an exception."""
+"""Calls of the environment: time limits, the user's line of an exception, and started processes."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -12,8 +14,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from pycollect.check.report import Draft
 from pycollect.errors import WorkerError
@@ -50,7 +54,6 @@ class CallFailed(Exception):
 
     Attributes:
         code: "crashes" or "hangs".
-        place: The user's line, as "file:line".
         refusal: Message of an error that this package raised, else "".
     """
 
@@ -64,7 +67,7 @@ class CallFailed(Exception):
         """Add it to a report, once for each line. A refusal may follow from another error."""
         if self.refusal:
             if report.ok:
-                report.add("refused", self.refusal.replace("create_env_fn: ", ""))
+                report.add("refused", self.refusal)
         elif not self.place or self.place not in report.places:
             report.places.add(self.place)
             report.add(self.code, str(self), about=self.place)
@@ -80,7 +83,6 @@ def calling(call: str, calls: int = 1) -> Iterator[None]:
     """Raise `CallFailed` if the environment raises within the block, or takes too long.
 
     Args:
-        call: The call, for messages.
         calls: Number of calls of the environment that may take the whole time each.
     """
     try:
@@ -102,7 +104,8 @@ def calling(call: str, calls: int = 1) -> Iterator[None]:
 def _refusal(error: BaseException) -> str:
     frames = _frames_of(error)
     ours = frames and frames[-1][0].startswith(_PACKAGE)
-    return str(error) if ours and isinstance(error, TypeError | ValueError) else ""
+    is_refusal = ours and isinstance(error, TypeError | ValueError)
+    return str(error).replace("create_env_fn: ", "") if is_refusal else ""
 
 
 @contextmanager
@@ -193,3 +196,71 @@ def named(env: Any) -> str:
     """Return a short name of an environment: its id, or its class."""
     spec = getattr(env, "spec", None)
     return str(getattr(spec, "id", "") or type(getattr(env, "unwrapped", env)).__name__)
+
+
+_END_SECONDS = 1.0
+
+
+class Start(NamedTuple):
+    """A process or thread that was started.
+
+    Attributes:
+        kind: "a process", "a thread" or "a fork".
+        place: The user's line, as "file:line".
+        started: The process or thread; ``None`` for a fork.
+    """
+
+    kind: str
+    place: str
+    started: Any
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is a process that still runs. Forks count as not running."""
+        if isinstance(self.started, subprocess.Popen):
+            return self.started.poll() is None
+        is_process = isinstance(self.started, BaseProcess)
+        return is_process and self.started in multiprocessing.active_children()
+
+
+_STARTERS: tuple[tuple[str, Any, str], ...] = (
+    ("a process", BaseProcess, "start"),
+    ("a process", subprocess.Popen, "__init__"),
+    ("a thread", threading.Thread, "start"),
+    ("a fork", os, "fork"),
+)
+
+
+@contextmanager
+def watched_starts() -> Iterator[list[Start]]:
+    """Collect the starts within the block in a list; threads of C code are not seen."""
+    starts: list[Start] = []
+    patches = [
+        patch.object(own, name, _noting(kind, getattr(own, name), starts))
+        for kind, own, name in _STARTERS
+    ]
+    for one in patches:
+        one.start()
+    try:
+        yield starts
+    finally:
+        for one in patches:
+            one.stop()
+
+
+def still_running(starts: list[Start]) -> list[Start]:
+    """Return the started processes that do not end within a second."""
+    end = time.monotonic() + _END_SECONDS
+    while (running := [own for own in starts if own.is_running]) and time.monotonic() < end:
+        time.sleep(0.01)
+    return running
+
+
+def _noting(kind: str, function: Any, starts: list[Start]) -> Any:
+    def note(*args: Any, **kwargs: Any) -> Any:
+        place = place_here()
+        result = function(*args, **kwargs)
+        starts.append(Start(kind, place, args[0] if args else None))
+        return result
+
+    return note

@@ -1,22 +1,28 @@
-"""Checks through a collector, for environments of every kind."""
+"""Checks by other code, whose messages become findings: a collector, Gymnasium's `check_env`."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import gymnasium
 import torch
+from gymnasium.utils.env_checker import check_env
 from tensordict import TensorDictBase
 
 from pycollect.api.multi import MultiSyncDataCollector
 from pycollect.api.single import SyncDataCollector
 from pycollect.check.calls import CALL_SECONDS, Budget, CallFailed, calling
 from pycollect.check.report import ERROR, WARNING, Draft
-from pycollect.check.single import SEED
+from pycollect.check.single import SEED, Subject
 
-_CALLS = 5  # a batch is one call
+_COLLECTOR_CALLS = 5  # a batch is one call
 _BATCHES = 20
-_CODES = (
+_COLLECTOR_CODES = (
     ("reset_mask", "reset-mask"),
     ("autoreset_mode:", "autoreset-mode"),
     ("final_observation:", "final-observation"),
@@ -32,14 +38,12 @@ def check_collecting(
     """A collector accepts the environment and collects batches of it.
 
     Args:
-        entry: As for `create_env_fn`.
-        seconds: About how long to collect.
         twice: Compare two batches with the same seed, and look for NaN.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            with calling("a collector", _CALLS):
+            with calling("a collector", _COLLECTOR_CALLS):
                 _collect(entry, report, min(seconds, CALL_SECONDS / 4), autoreset_mode, twice)
         except CallFailed as failed:
             if failed.refusal:
@@ -50,28 +54,24 @@ def check_collecting(
                 raise
     for warning in caught:
         text = str(warning.message)
-        if warning.category is UserWarning and any(part in text for part, _ in _CODES):
+        if warning.category is UserWarning and any(part in text for part, _ in _COLLECTOR_CODES):
             _add_message(report, text, "warned", WARNING)
 
 
 def check_in_worker(entry: Any, report: Draft, autoreset_mode: Any = None) -> None:
-    """A worker process steps the environment, with the results that it has in this process.
-
-    Args:
-        entry: A callable.
-    """
+    """A worker process steps the environment, with the results that it has in this process."""
     frames = report.frames * _rows_of(entry)
     arguments = {"frames_per_batch": frames, "total_frames": -1, "autoreset_mode": autoreset_mode}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with (
-            calling("a collector", _CALLS),
+            calling("a collector", _COLLECTOR_CALLS),
             SyncDataCollector(entry, None, **arguments) as collector,
         ):
             here = _first_batch(collector)
         try:
             with (
-                calling("a collector", _CALLS),
+                calling("a collector", _COLLECTOR_CALLS),
                 MultiSyncDataCollector([entry], None, **arguments) as many,
             ):
                 there = _first_batch(many)
@@ -85,12 +85,13 @@ def check_in_worker(entry: Any, report: Draft, autoreset_mode: Any = None) -> No
 
 
 def _first_batch(collector: Any) -> TensorDictBase:
-    collector.set_seed(SEED)
-    return _copied(collector.next())
+    collector.set_seed(SEED)  # also resets
+    td: TensorDictBase = collector.next().clone()
+    return td
 
 
 def _add_message(report: Draft, text: str, otherwise: str, severity: str) -> None:
-    code = next((code for part, code in _CODES if part in text), otherwise)
+    code = next((code for part, code in _COLLECTOR_CODES if part in text), otherwise)
     if code != otherwise or report.ok:  # else an error that is known is its reason
         text = text.replace("create_env_fn: ", "")
         report.add(code, f"a collector says: {text}", severity)
@@ -107,8 +108,7 @@ def _collect(entry: Any, report: Draft, seconds: float, mode: Any, twice: bool) 
         first = _first_batch(collector)
         if twice:
             _check_finite(first, report)
-            collector.set_seed(SEED)  # also resets
-            different = _first_difference(first, _copied(collector.next()))
+            different = _first_difference(first, _first_batch(collector))
             if different:
                 text = f"two batches after set_seed({SEED}) differ in {different}"
                 report.add("non-deterministic", text, WARNING if "'info'" in different else ERROR)
@@ -126,10 +126,6 @@ def _rows_of(entry: Any) -> int:
     if isinstance(entry, list | tuple):
         return len(entry)
     return max(1, int(getattr(entry, "num_envs", 1) or 1))
-
-
-def _copied(batch: Any) -> TensorDictBase:
-    return batch.clone()
 
 
 def _numeric(batch: TensorDictBase) -> dict[Any, torch.Tensor]:
@@ -153,3 +149,118 @@ def _first_difference(first: TensorDictBase, again: TensorDictBase) -> str:
             place = torch.argwhere(value != other[key])[0].tolist()
             return f"batch[{key!r}], first at {place}"
     return ""
+
+
+_GYMNASIUM_CALLS = 20  # it resets and steps about as often
+_SHARE = 5  # times `seconds`
+_CHECKER = "env_checker.py:"  # a line of its own raised, not one of the environment
+_COLORS = re.compile(r"\x1b\[\d+m")
+
+_GYMNASIUM_CODES = (
+    ("share an object", "shared-object", "reused-buffer"),
+    ("non-deterministic", "non-deterministic", "ignored-seed"),
+    ("not equivalent", "non-deterministic", "ignored-seed"),
+    ("although similar", "non-deterministic", "ignored-seed"),
+    ("within the observation space", "observation-space", "observation-", "not-finite"),
+    ("numpy array dtype", "observation-dtype", "observation-"),
+    ("expecting a numpy array", "observation-dtype", "observation-"),
+    ("should be an int or np.int64", "observation-dtype"),
+    ("NaN value", "not-finite"),
+    ("inf value", "not-finite"),
+    ("signal to be a boolean", "flag-type"),
+    ("provide a `seed`", "ignored-seed"),
+)
+"""Parts of Gymnasium's messages, the code of each, and other codes for the same fault."""
+
+_STYLE = (
+    "different from the unwrapped version",
+    "probably too low",
+    "probably too high",
+    "recommend using a symmetric",
+    "render",
+    "Casting input x to numpy array",
+    "The reward returned by `step()` must be a float",  # arrays of one number are fine
+    "method is not within the observation space",  # an assertion repeats it
+    "truncates after 1 step",  # also if the flag is a numpy bool
+    "is now ignored",
+)
+"""Messages that no collector is concerned with, or that a check of this package replaces."""
+
+_MAY_BE_INTENDED = (
+    "random number generator",
+    "random generates are not same",
+    "`.np_random`",
+    "share an object",
+    "info are not equivalent",
+)
+"""Errors that are warnings here, because batches are right in spite of them."""
+
+
+def check_by_gymnasium(subject: Subject) -> None:
+    """Gymnasium's `check_env` finds nothing else."""
+    report = subject.report
+    if report.has("interface"):
+        return
+    walk = subject.walk
+    needed = _GYMNASIUM_CALLS * sum(
+        max(own, default=0.0) for own in (walk.reset_seconds, walk.step_seconds)
+    )
+    if needed > _SHARE * subject.seconds:
+        report.skip("Gymnasium's check_env", f"it may take {needed:.0f} s; increase seconds")
+        return
+    env = _with_render_modes(subject.env)
+    if inspect.getfullargspec(env.reset).varkw not in (None, "kwargs"):
+        env = gymnasium.Wrapper(env)  # Gymnasium finds keyword arguments only by that name
+    with _gymnasium_warnings() as texts:
+        try:
+            with calling("Gymnasium's check_env", _GYMNASIUM_CALLS):
+                check_env(env, skip_render_check=True, skip_close_check=True)
+        except CallFailed as failed:
+            error = failed.__cause__
+            if report.has_mask:
+                report.skip("Gymnasium's check_env", f"it ignores the action mask: {failed}")
+            elif failed.place in report.places:
+                report.note_end(failed.place)
+            elif isinstance(error, AssertionError | gymnasium.error.Error):
+                _add_gymnasiums(subject, str(error), ERROR)
+            elif _CHECKER in failed.place:
+                report.skip("the rest of Gymnasium's check_env", str(failed))
+            elif report.ok:
+                raise
+    for text in texts:
+        _add_gymnasiums(subject, text, WARNING)
+
+
+def _with_render_modes(env: Any) -> Any:
+    """Return the environment without the wrappers of `gymnasium.make`."""
+    known = ("OrderEnforcing", "PassiveEnvChecker", "TimeLimit")
+    while isinstance(env, gymnasium.Wrapper) and type(env).__name__ in known:
+        env = env.env
+    return env
+
+
+@contextmanager
+def _gymnasium_warnings() -> Iterator[list[str]]:
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    for warning in caught:
+        text = _COLORS.sub("", str(warning.message))
+        if text.startswith("WARN: "):
+            texts.append(text.removeprefix("WARN: "))
+
+
+def _add_gymnasiums(subject: Subject, text: str, severity: str) -> None:
+    report = subject.report
+    text = " ".join(text.split()) or "an assertion without a message failed"
+    if any(part in text for part in _STYLE):
+        return
+    known = [codes for part, *codes in _GYMNASIUM_CODES if part in text]
+    if any(part in text for part in _MAY_BE_INTENDED):
+        severity = WARNING
+    if not any(report.has(*codes) for codes in known):
+        code = known[0][0] if known else "gymnasium"
+        report.add(code, f"Gymnasium's check_env says: {text}", severity, about=text)
+    if severity == ERROR:
+        report.note_end()

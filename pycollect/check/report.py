@@ -160,9 +160,6 @@ class Draft(Report):
         If an error with that code and object is known, nothing is added.
 
         Args:
-            code: Key of `FIXES`.
-            message: Behavior of the environment.
-            severity: "error" or "warning".
             fix: Defaults to "": the fix of the code.
             about: For example the key of an observation.
         """

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from pycollect.check.calls import Budget, CallFailed, calling
+from pycollect.check.calls import Budget, CallFailed, Start, calling, watched_starts
 from pycollect.check.report import WARNING, Draft
-from pycollect.check.starts import Start, watched_starts
 from pycollect.check.values import is_equal, make_check
-from pycollect.check.walk import Actions, Visit, Walk, mask_of, reset, take
+from pycollect.check.walk import (
+    Actions,
+    Checked,
+    Visit,
+    check_times,
+    compare,
+    global_generators,
+    mask_of,
+    reset,
+    take,
+)
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.gymnasium_support import has_time_limit
@@ -26,8 +34,6 @@ MAX_STEPS = 2_000
 _MANY_STEPS = 1_000
 _FEW_ACTIONS = 64
 _REPEATED = 3  # episodes
-_SLOW = 10.0  # times the median
-_PREEMPTED = 0.02  # seconds for which another process may have had the CPU
 _LIMITS = (
     "max_steps",
     "max_episode_steps",
@@ -42,30 +48,12 @@ _LIMITS = (
 
 
 @dataclass
-class Checked:
-    """An environment under check.
-
-    Attributes:
-        env: One instance.
-        seconds: Time for the longest part of the check; others take less.
-        walk: The longest walk.
-    """
-
-    env: Any
-    report: Draft
-    seconds: float
-    walk: Walk = field(default_factory=Walk, kw_only=True)
-
-
-@dataclass
 class Subject(Checked):
     """A single environment under check.
 
     Attributes:
-        batch: The same as collectors see it.
         second: Another new instance; ``None`` if only an instance was passed.
         seed: Seed of each walk; ``None`` if `reset` takes none.
-        actions: Draws actions that the environment takes.
         info_sizes: Size of info after each step of the walk.
     """
 
@@ -196,15 +184,24 @@ def _check_values(visit: Visit, subject: Subject) -> None:
 
 def _check_buffers(visit: Visit, report: Draft) -> None:
     """The call did not change the observation that the call before it had returned."""
-    before = visit.before
-    if before is None or is_equal(before.observation, before.kept):
+    if visit.overwritten:
+        report.add(
+            "reused-buffer",
+            f"{visit.overwritten}. Collectors copy each frame at once; a list of observations, or "
+            "final_obs of a SyncVectorEnv in SAME_STEP mode, has wrong values",
+        )
+
+
+def check_same_seed(subject: Subject) -> None:
+    """The same seed and the same actions give the same results, in this and in a new instance."""
+    if subject.seed is None or getattr(subject.env.spec, "nondeterministic", False):
         return
-    report.add(
-        "reused-buffer",
-        f"{visit.where} changed the observation that {before.where} had returned. Collectors copy "
-        "each frame at once; a list of observations, or final_obs of a SyncVectorEnv in SAME_STEP "
-        "mode, has wrong values",
-    )
+    steps = len(subject.walk.actions)
+    for name, env in (("the same instance", subject.env), ("a new instance", subject.second)):
+        if env is not None:
+            budget, before = Budget(subject.seconds / 2), global_generators()
+            walk = take(env, subject.actions, subject.seed, steps, budget)
+            compare(subject.report, (subject.walk, walk), name, before)
 
 
 def check_changed_later(subject: Subject) -> None:
@@ -344,46 +341,6 @@ def check_ends(subject: Subject) -> None:
         subject.report.add("no-end", f"no episode ended within {steps} random steps", WARNING)
 
 
-def check_times(subject: Checked) -> None:
-    """Steps take about equally long, and resets little of the time."""
-    steps, resets = subject.walk.step_seconds, subject.walk.reset_seconds[1:]
-    report = subject.report
-    if not steps:
-        return
-    middle, total = median(steps), sum(steps)
-    report.frames = max(1, min(report.frames, int(subject.seconds / 3 / middle)))
-    slow = [own for own in steps if own > max(_SLOW * middle, _PREEMPTED)]
-    share = sum(slow) / total
-    report.facts["steps"] = f"{len(steps)}, and {len(subject.walk.ends)} ends of episodes"
-    report.facts["time per step"] = (
-        f"median {_time(middle)}, 99 % below {_time(float(np.quantile(steps, 0.99)))}, longest "
-        f"{_time(max(steps))}"
-    )
-    if resets:
-        report.facts["time per reset"] = f"median {_time(median(resets))}"
-    if len(steps) >= 100 and len(slow) > 1 and share > 0.3:
-        report.add(
-            "slow-steps",
-            f"{len(slow)} of {len(steps)} steps took more than {_SLOW:g} times the median of "
-            f"{_time(middle)}, and together {share:.0%} of the time",
-            WARNING,
-        )
-    if len(resets) > 1 and sum(resets) > total and sum(resets) > 0.1:
-        report.add(
-            "slow-reset",
-            f"{len(resets)} resets took {_time(sum(resets))}, and all {len(steps)} steps together "
-            f"{_time(total)}",
-            WARNING,
-        )
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
-
-
 CHECKS = (
     check_seed_argument,
     check_actions,
@@ -394,4 +351,5 @@ CHECKS = (
     check_infos,
     check_ends,
     check_times,
+    check_same_seed,
 )

@@ -11,8 +11,13 @@ import torch
 from gymnasium import spaces
 
 from pycollect.check.report import ERROR, WARNING, Draft
-from pycollect.data.layout import Key
-from pycollect.envs.spaces import describe, extra_spaces, key_name, leaf_spaces, make_flatten
+from pycollect.data.layout import Key, show
+from pycollect.envs.spaces import (
+    describe,
+    extra_spaces,
+    leaf_spaces,
+    make_flatten,
+)
 
 Space: TypeAlias = spaces.Space[Any]
 
@@ -58,7 +63,6 @@ def make_check(space: Space, envs: int | None = None) -> Callable[[Any, str, Dra
     """Return a function that compares an observation with the space, entry by entry.
 
     Args:
-        space: Observation space of one environment.
         envs: Number of rows of a vector environment. Defaults to ``None``: a single environment.
     """
     numeric = [(leaf.key, own) for leaf, own in leaf_spaces(space, (), "observation_space")]
@@ -88,7 +92,7 @@ def make_check(space: Space, envs: int | None = None) -> Callable[[Any, str, Dra
 
 
 def _called(key: Key) -> str:
-    return f"the observation {key_name(key)}" if key else "an observation"
+    return f"the observation {show(key)}" if key else "an observation"
 
 
 class _Entry:

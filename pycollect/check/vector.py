@@ -8,13 +8,21 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from pycollect.check.calls import Budget, CallFailed, calling, run
-from pycollect.check.repeats import compare, global_generators
+from pycollect.check.calls import Budget, CallFailed, calling, run, watched_starts
 from pycollect.check.report import ERROR, WARNING, Draft
-from pycollect.check.single import SEED, Checked, check_flags, check_times
-from pycollect.check.starts import watched_starts
+from pycollect.check.single import SEED, check_flags
 from pycollect.check.values import copied, is_equal, make_check
-from pycollect.check.walk import KEPT, Visit, Walk, interface, timed
+from pycollect.check.walk import (
+    KEPT,
+    Checked,
+    Visit,
+    Walk,
+    check_times,
+    compare,
+    global_generators,
+    interface,
+    timed,
+)
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
 from pycollect.envs.base import BoolArray, step_values
@@ -61,7 +69,7 @@ def check_vector(env: Any, second: Any, report: Draft, seconds: float, given: An
     except CallFailed as failed:
         if not failed.refusal:
             raise
-        report.add("refused", failed.refusal.replace("create_env_fn: ", ""))
+        report.add("refused", failed.refusal)
         report.note_end()
         return
     mode = told or parse_autoreset(given, "autoreset_mode")
@@ -202,14 +210,9 @@ def _check_rows_of(visit: Visit, vector: Vector) -> None:
 
 
 def _check_buffer(visit: Visit, report: Draft) -> None:
-    before = visit.before
-    if before is not None and not is_equal(before.observation, before.kept):
-        report.add(
-            "reused-buffer",
-            f"{visit.where} changed the observation that {before.where} had returned. Collectors "
-            "copy each frame at once, other code may not",
-            WARNING,
-        )
+    if visit.overwritten:
+        text = f"{visit.overwritten}. Collectors copy each frame at once, other code may not"
+        report.add("reused-buffer", text, WARNING)
 
 
 def check_different_rows(vector: Vector) -> None:

@@ -1,25 +1,31 @@
-"""Random steps of an environment, as a collector makes them, and a record of them."""
+"""Random steps of an environment, as a collector makes them; records of them, and comparisons."""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from pycollect.check.calls import Budget, CallFailed, calling
-from pycollect.check.values import Space, copied
+from pycollect.check.report import WARNING, Draft
+from pycollect.check.values import Space, copied, is_close, is_equal
 from pycollect.envs.base import observation_of, reset_env, step_values
 from pycollect.envs.random_actions import ActionSampler
 from pycollect.envs.single import make_act
 from pycollect.envs.spaces import describe
 
 _SCHEDULED = Path("/proc/thread-self/schedstat")
+_SLOW = 10.0  # times the median
+_PREEMPTED = 0.02  # seconds for which another process may have had the CPU
 KEPT = 150
 """Number of transitions of a walk that are kept for comparisons."""
 
@@ -48,6 +54,14 @@ class Visit:
         """Whether the step ended an episode."""
         return bool(self.values) and (bool(self.values[1]) or bool(self.values[2]))
 
+    @property
+    def overwritten(self) -> str:
+        """A text if the call changed the observation that the call before had returned, else ""."""
+        before = self.before
+        if before is None or is_equal(before.observation, before.kept):
+            return ""
+        return f"{self.where} changed the observation that {before.where} had returned"
+
 
 @dataclass
 class Walk:
@@ -55,12 +69,10 @@ class Walk:
 
     Attributes:
         kept: Copies of the first results: observation, then reward and flags of a step.
-        actions: The actions between these results.
         step_seconds, reset_seconds: Duration of each call.
         lengths: Number of steps of each episode that ended.
         ends: Flags (terminated, truncated) of each end.
         limits: For each end, `TimeLimit.truncated` of its info.
-        last: The last result.
     """
 
     kept: list[tuple[Any, ...]] = field(default_factory=list)
@@ -73,6 +85,20 @@ class Walk:
     last: Visit | None = None
 
 
+@dataclass
+class Checked:
+    """An environment under check.
+
+    Attributes:
+        seconds: Time for the longest part of the check; others take less.
+    """
+
+    env: Any
+    report: Draft
+    seconds: float
+    walk: Walk = field(default_factory=Walk, kw_only=True)
+
+
 Observer = Callable[[Visit], None]
 
 
@@ -80,7 +106,6 @@ class Actions:
     """Draws actions like a collector without a policy, but only those that the environment takes.
 
     Args:
-        space: Action space of the environment.
         refused: Values of a Discrete space for which `step` raised.
     """
 
@@ -154,7 +179,6 @@ def take(
 
     Args:
         seed: ``None`` for an environment that takes none.
-        budget: Stop when it is used up.
         observers: Called with the result of each call, before the next call.
         walk: The record to fill, which then also has what precedes an error.
 
@@ -227,3 +251,85 @@ def _seconds_without_cpu() -> float:
     with contextlib.suppress(OSError, ValueError, IndexError):  # not every system reports it
         return int(_SCHEDULED.read_text().split()[1]) / 1e9
     return 0.0
+
+
+def compare(report: Draft, walks: tuple[Walk, Walk], name: str, before: dict[str, Any]) -> None:
+    """Report the first result of the second walk that differs from the first walk's.
+
+    Args:
+        name: The instance of the second walk, for the message.
+    """
+    pairs = list(zip(walks[0].kept, walks[1].kept, strict=False))
+    different = next((i for i, (a, b) in enumerate(pairs) if not is_close(a, b)), None)
+    if different is None:
+        if not all(is_equal(a, b) for a, b in pairs):
+            report.add(
+                "non-deterministic",
+                f"the same seed and actions gave slightly different values in {name}",
+                WARNING,
+            )
+        return
+    drawn = [own for own, state in global_generators().items() if before[own] != state]
+    why = f" It draws from the global generator {' and '.join(drawn)}." if drawn else ""
+    if different == 0:
+        text = f"reset() with the same seed returned another observation in {name}.{why}"
+        report.add("ignored-seed", text)
+        return
+    names = ("observation", "reward", "terminated", "truncated")
+    parts = zip(names, *pairs[different], strict=False)
+    part = next((one for one, a, b in parts if not is_close(a, b)), "kind of result")
+    report.add(
+        "non-deterministic",
+        f"after a reset with the same seed, and with the same actions, call {different} of step or "
+        f"reset returned another {part} in {name}.{why}",
+    )
+
+
+def global_generators() -> dict[str, Any]:
+    """Return hashes of the states of the global random generators."""
+    own = np.random.get_state()
+    return {
+        "np.random": (own[1].tobytes(), own[2]) if isinstance(own, tuple) else own,
+        "random": hash(random.getstate()),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
+
+
+def check_times(subject: Checked) -> None:
+    """Steps take about equally long, and resets little of the time."""
+    steps, resets = subject.walk.step_seconds, subject.walk.reset_seconds[1:]
+    report = subject.report
+    if not steps:
+        return
+    middle, total = median(steps), sum(steps)
+    report.frames = max(1, min(report.frames, int(subject.seconds / 3 / middle)))
+    slow = [own for own in steps if own > max(_SLOW * middle, _PREEMPTED)]
+    share = sum(slow) / total
+    report.facts["steps"] = f"{len(steps)}, and {len(subject.walk.ends)} ends of episodes"
+    report.facts["time per step"] = (
+        f"median {_time(middle)}, 99 % below {_time(float(np.quantile(steps, 0.99)))}, longest "
+        f"{_time(max(steps))}"
+    )
+    if resets:
+        report.facts["time per reset"] = f"median {_time(median(resets))}"
+    if len(steps) >= 100 and len(slow) > 1 and share > 0.3:
+        report.add(
+            "slow-steps",
+            f"{len(slow)} of {len(steps)} steps took more than {_SLOW:g} times the median of "
+            f"{_time(middle)}, and together {share:.0%} of the time",
+            WARNING,
+        )
+    if len(resets) > 1 and sum(resets) > total and sum(resets) > 0.1:
+        report.add(
+            "slow-reset",
+            f"{len(resets)} resets took {_time(sum(resets))}, and all {len(steps)} steps together "
+            f"{_time(total)}",
+            WARNING,
+        )
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

@@ -9,10 +9,17 @@ from typing import Any
 import cloudpickle
 import torch
 
-from pycollect.compat.one_worker import OneWorker, WorkerNames, called, calls, mapped, resolved
-from pycollect.compat.worker_view import View, WorkerView
+from pycollect.arguments import completed_by
+from pycollect.compat.one_worker import (
+    Paths,
+    View,
+    WorkerNames,
+    WorkerView,
+    calls,
+    mapped,
+    resolved,
+)
 from pycollect.data.devices import Devices
-from pycollect.docstrings import completed_by
 from pycollect.driver.nest import Nest
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord
@@ -116,7 +123,7 @@ class ManyWorkers(WorkerNames):
         return [worker.plan.spec.options.devices for worker in self._workers]
 
 
-class Asking:
+class Asking(Paths):
     """Methods that send a request to workers, which reply after their current rollouts.
 
     Requests lose no rollouts. An exception in a worker is raised here with the same type, after all
@@ -212,25 +219,6 @@ class Asking:
                 for worker, (args, kwargs) in zip(workers, each, strict=True)
             }
         )
-
-    @completed_by(OneWorker.cascade_execute)
-    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
-        """"""  # completed by OneWorker.cascade_execute
-        return called(self, attr_path, *args, **kwargs)
-
-    def get_model(self, model_id: str) -> Any:
-        """Return the caller's policy for "policy", or the object at another path.
-
-        Args:
-            model_id: "policy", or a path of names and indices that starts at the collector.
-
-        Returns:
-            The object in this process.
-
-        Raises:
-            AttributeError: No object exists at that path.
-        """
-        return resolved(self, model_id)
 
     def fake_tensordict(self) -> Any:
         """Refused, because only in-process collectors have environments in this process.

@@ -1,7 +1,8 @@
-"""TorchRL's names of a collector with one worker, in this process."""
+"""TorchRL's names of one worker: in this process, or as seen from within the worker's process."""
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +11,12 @@ from typing import Any
 import torch
 from tensordict.nn import InteractionType
 
-from pycollect.arguments import exposes
+from pycollect.arguments import completed_by, exposes
+from pycollect.checks import check_callable
 from pycollect.data.devices import Devices
-from pycollect.docstrings import completed_by
-from pycollect.worker.options import WorkerOptions
+from pycollect.policy.remote import RemotePolicy
+from pycollect.transport.host import SingleWorker
+from pycollect.worker.options import POST, PRE, WorkerOptions
 from pycollect.worker.worker import Worker
 
 _PART = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")
@@ -55,8 +58,53 @@ class WorkerNames(ABC):
         return dict(self._worker_options.call_options.graphed or {})
 
 
-class DeviceNames(WorkerNames):
-    """The device arguments of one worker; ``None`` if a device was not specified."""
+class Paths:
+    """Attributes by path, as TorchRL writes them."""
+
+    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the object at a path, or return it if it is not callable.
+
+        Args:
+            attr_path: Path of names and indices that starts at the collector, such as "env.reset"
+                or "policy.module[0]".
+            args, kwargs: Arguments of the call.
+
+        Returns:
+            The return value of the call, or the object.
+
+        Raises:
+            AttributeError: No object exists at that path.
+            ValueError: Arguments are given, but the object is not callable.
+        """
+        value = resolved(self, attr_path)
+        if callable(value):
+            return value(*args, **kwargs)
+        if args or kwargs:
+            raise ValueError(f"{attr_path}: expected a callable, got {type(value).__name__}")
+        return value
+
+    def get_model(self, model_id: str) -> Any:
+        """Return the policy for "policy", or the object at another path.
+
+        Args:
+            model_id: "policy", or a path of names and indices that starts at the collector.
+
+        Returns:
+            The object in this process.
+
+        Raises:
+            AttributeError: No object exists at that path.
+        """
+        return resolved(self, model_id)
+
+
+class OneWorker(Paths, WorkerNames):
+    """The worker's environment and policy, and attributes of both by path.
+
+    A device is ``None`` if it was not specified.
+    """
+
+    _worker: Worker
 
     @property
     def _devices(self) -> Devices:
@@ -73,20 +121,9 @@ class DeviceNames(WorkerNames):
         return self._devices.reported
 
     @property
-    def env_device(self) -> torch.device | None:
-        """Requested device of the environment, or ``None``."""
-        return self._devices.env_device
-
-    @property
     def policy_device(self) -> torch.device | None:
         """Requested device of the policy, or ``None``."""
         return self._devices.policy_device
-
-
-class OneWorker(DeviceNames):
-    """The worker's environment and policy, and attributes of both by path."""
-
-    _worker: Worker
 
     @property
     def env(self) -> Any:
@@ -171,36 +208,6 @@ class OneWorker(DeviceNames):
         """
         return mapped(self, method_name, calls(list_of_args, list_of_kwargs, None))
 
-    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the object at a path, or return it if it is not callable.
-
-        Args:
-            attr_path: Path of names and indices that starts at the collector, such as "env.reset"
-                or "policy.module[0]".
-            args, kwargs: Arguments of the call.
-
-        Returns:
-            The return value of the call, or the object.
-
-        Raises:
-            AttributeError: No object exists at that path.
-        """
-        return called(self, attr_path, *args, **kwargs)
-
-    def get_model(self, model_id: str) -> Any:
-        """Return the policy for "policy", or the object at another path.
-
-        Args:
-            model_id: "policy", or a path of names and indices that starts at the collector.
-
-        Returns:
-            The object itself.
-
-        Raises:
-            AttributeError: No object exists at that path.
-        """
-        return resolved(self, model_id)
-
 
 # Paths of attributes, as TorchRL writes them
 
@@ -232,20 +239,6 @@ def _index(entry: str) -> int | str:
         return int(entry)
     except ValueError:
         return entry.strip("'\"")
-
-
-def called(start: Any, path: str, *args: Any, **kwargs: Any) -> Any:
-    """Call the function at a path; without arguments, return a value that is not callable.
-
-    Raises:
-        ValueError: Arguments are given, but the value is not callable.
-    """
-    value = resolved(start, path)
-    if callable(value):
-        return value(*args, **kwargs)
-    if args or kwargs:
-        raise ValueError(f"{path}: expected a callable, got {type(value).__name__}")
-    return value
 
 
 def calls(
@@ -290,3 +283,95 @@ def mapped(
     if not callable(function):
         raise AttributeError(f"{path}: expected a method, got {type(function).__name__}")
     return [function(*args, **kwargs) for args, kwargs in each]
+
+
+# These advance or reset collection, so a worker may not run them without its collector.
+_THE_COLLECTORS = frozenset(
+    [
+        "async_shutdown",
+        "iterator",
+        "load_state_dict",
+        "next",
+        "pause",
+        "reset",
+        "rollout",
+        "set_seed",
+        "shutdown",
+        "start",
+        "state_dict",
+        "update_policy_weights_",
+    ]
+)
+
+
+class View:
+    """Base of the readable attributes; explains names that it lacks."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _THE_COLLECTORS:
+            raise AttributeError(
+                f"not available on a single worker; call {name}() of the collector"
+            )
+        raise AttributeError(f"a worker has no attribute {name!r}")
+
+
+class WorkerView(View, OneWorker):
+    """The names that TorchRL's collector in a worker has, as far as they move nothing."""
+
+    def __init__(self, worker: SingleWorker) -> None:
+        self._worker: SingleWorker = worker
+        self.worker_idx = worker.index
+        self.total_frames = math.inf
+        self.closed = False
+
+    @property
+    def _worker_options(self) -> WorkerOptions:
+        return self._worker.options
+
+    @property
+    def policy(self) -> Any:
+        """The worker's copy; None for random actions."""
+        return self._worker.policy
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Frames of one rollout."""
+        frames: int = self._worker.steps * self._worker.num_envs
+        return frames
+
+    requested_frames_per_batch = frames_per_batch
+
+    @property
+    def policy_version(self) -> int | None:
+        """Version of the worker's weights; None if an inference server has them."""
+        return None if isinstance(self._worker.policy, RemotePolicy) else self._worker.version
+
+    def get_policy_version(self) -> int | None:
+        """`policy_version`."""
+        return self.policy_version
+
+    @property
+    def pre_collect_hook(self) -> Any:
+        """Called before each rollout."""
+        return self._worker.pre_collect_hook
+
+    @pre_collect_hook.setter
+    def pre_collect_hook(self, hook: Any) -> None:
+        self._worker.pre_collect_hook = check_callable(PRE, hook)
+
+    @property
+    def post_collect_hook(self) -> Any:
+        """Called with each rollout."""
+        return self._worker.post_collect_hook
+
+    def set_post_collect_hook(self, hook: Any) -> None:
+        """Set `post_collect_hook` of this worker alone, until it is replaced."""
+        self._worker.post_collect_hook = check_callable(POST, hook)
+
+    def stats(self) -> dict[str, Any]:
+        """Its own counts."""
+        return {
+            "frames": self._worker.stepped,
+            "requested_frames_per_batch": self.frames_per_batch,
+            "policy_version": self.policy_version,
+        }

@@ -117,7 +117,6 @@ class ProfilerHook:
     It can be pickled; the profiler is made in the first call.
 
     Args:
-        worker: Id of the worker.
         inner: The hook that it replaces, which it also calls.
 
     Attributes:

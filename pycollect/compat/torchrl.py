@@ -14,11 +14,10 @@ from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset
 
 from pycollect import checks as check
-from pycollect.arguments import exposes
+from pycollect.arguments import completed_by, exposes
 from pycollect.compat.profiling import Profiled
 from pycollect.compat.weight_options import WeightOptions
 from pycollect.compat.weights import WeightUpdates
-from pycollect.docstrings import completed_by
 from pycollect.driver.collector import Collector
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import StreamOptions
@@ -172,8 +171,6 @@ class TorchRLCollector(WeightUpdates, Hooked, Profiled, OwnAttributes, TorchRLKi
     """A Collector with TorchRL's names; the base of all collectors that users make.
 
     Args:
-        flow, source: As for Collector.
-        weights: How the policy gets new weights.
         pre_hook, post_hook: Called before and after each rollout.
     """
 

@@ -247,7 +247,6 @@ def source_of(given: Mapping[str, Any], model_id: Any, weights_dict: Any) -> Any
 
     Args:
         given: Arguments by name, of which at most one may be set.
-        model_id: Model of the weights.
         weights_dict: Weights by model; replaces both.
 
     Raises:
@@ -278,10 +277,10 @@ def source_of(given: Mapping[str, Any], model_id: Any, weights_dict: Any) -> Any
 
 
 class WorkerPipe:
-    """Takes weights for one worker: ``send((weights, "update"))``, which `recv` acknowledges.
+    """Sends weights to one worker: ``send((weights, "update"))``, which `recv` acknowledges.
 
     Args:
-        give: gives the worker weights, in any form that `update_policy_weights_` takes.
+        give: Sends weights to the worker, in any form that `update_policy_weights_` accepts.
     """
 
     def __init__(self, give: Callable[[Any], None]) -> None:
@@ -289,18 +288,18 @@ class WorkerPipe:
         self._answers: deque[tuple[None, str]] = deque()
 
     def send(self, message: tuple[Any, str]) -> None:
-        """Give the worker weights for its next rollout; ValueError for any other message."""
+        """Send weights for the next rollout; raise ValueError for any other message."""
         if not isinstance(message, tuple) or len(message) != 2 or message[1] != "update":
             raise ValueError(f"message: expected (weights, 'update'), got {message!r}")
         self._give(message[0])
         self._answers.append(_UPDATED)
 
     def recv(self) -> tuple[None, str]:
-        """(None, "updated") for each message; EOFError where nothing was sent."""
+        """Return ``(None, "updated")`` for each message; raise EOFError if nothing was sent."""
         if not self._answers:
             raise EOFError("no message to acknowledge; call send() first")
         return self._answers.popleft()
 
     def poll(self, timeout: float | None = 0.0) -> bool:
-        """Whether there is an answer; none is ever waited for."""
+        """Return whether there is an answer, without waiting for one."""
         return bool(self._answers)

@@ -12,8 +12,7 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.frame import FLAGS, BatchLeaves
-from pycollect.data.layout import Key, dotted, dtype_name, torch_dtype
-from pycollect.data.tensordicts import as_key
+from pycollect.data.layout import Key, as_key, dotted, dtype_name, torch_dtype
 
 _ByKey = Mapping[Key | None, Any]
 """A value by observation key; the key ``None`` stands for all observations without a key."""
@@ -115,7 +114,6 @@ def scaled_at_once(tensor: torch.Tensor, dtype: torch.dtype, scale: float) -> to
     Args:
         tensor: Tensor of integers that `dtype` represents exactly.
         dtype: float32, float16 or bfloat16.
-        scale: Factor.
     """
     result = torch.empty_like(tensor, dtype=dtype)
     return torch.mul(tensor, torch.tensor(scale, dtype=torch.float32, device="cpu"), out=result)

@@ -1,7 +1,8 @@
-"""Compress arrays and tensors with LZ4 before they are sent to another node."""
+"""Compress arrays and tensors with LZ4, before they are sent to another node."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from types import ModuleType
@@ -14,6 +15,7 @@ from torch import Tensor
 
 Buffer = npt.NDArray[np.uint8]
 
+_ARGUMENT = "compress_data_to_send"  # of scheme.CWorker
 _SMALL = 1024  # bytes; less is not worth the call
 _MAX_RATIO = 0.9  # data that compresses less is sent uncompressed
 
@@ -55,7 +57,6 @@ class PackedArray:
 
     Attributes:
         dtype: Dtype of numpy for an array, of torch for a tensor.
-        shape: Shape of the array or tensor.
         size: Number of bytes before compression.
         data: The bytes, possibly compressed.
     """
@@ -66,14 +67,14 @@ class PackedArray:
     data: Buffer
 
     @classmethod
-    def of(cls, value: npt.NDArray[Any] | Tensor, argument: str) -> PackedArray:
+    def of(cls, value: npt.NDArray[Any] | Tensor) -> PackedArray:
         """Pack an array or a tensor, which may be on any device."""
         raw = _bytes_of(value)
-        return cls(value.dtype, tuple(value.shape), raw.nbytes, compress(raw, argument))
+        return cls(value.dtype, tuple(value.shape), raw.nbytes, compress(raw, _ARGUMENT))
 
-    def open(self, argument: str) -> npt.NDArray[Any] | Tensor:
+    def open(self) -> npt.NDArray[Any] | Tensor:
         """Return the packed array, or the packed tensor on the CPU, in new memory."""
-        raw = decompress(self.data, self.size, argument)
+        raw = decompress(self.data, self.size, _ARGUMENT)
         if isinstance(self.dtype, torch.dtype):
             if not self.size:  # torch cannot view an empty tensor as another dtype
                 return torch.empty(self.shape, dtype=self.dtype, device="cpu")
@@ -123,3 +124,69 @@ def _bytes_of(value: npt.NDArray[Any] | Tensor) -> Buffer:
         array: Buffer = flat.view(torch.uint8).numpy()
         return array
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A value with compressed arrays and tensors; :func:`unpack` restores it.
+
+    Tuple unpacking also restores it: ``data, info = packed``.
+
+    Attributes:
+        content: The value, with a PackedArray in place of each array and tensor.
+    """
+
+    content: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(unpack(self))
+
+
+def pack(value: Any) -> Packed:
+    """Compress each array and tensor in dicts, lists and tuples by LZ4.
+
+    Arrays that would not get smaller, and objects of other types, are kept uncompressed without a
+    copy.
+
+    Args:
+        value: Any nesting of dicts, lists and tuples.
+
+    Returns:
+        The compressed value.
+
+    Raises:
+        ImportError: LZ4 is not installed.
+    """
+    import_lz4(_ARGUMENT)
+    return Packed(_each(value, _packed))
+
+
+def unpack(packed: Any) -> Any:
+    """Restore the value that was passed to :func:`pack`; return other values unchanged.
+
+    Args:
+        packed: A :class:`Packed`, or any other value.
+
+    Returns:
+        The value, with tensors on the CPU.
+    """
+    return _each(packed.content, _opened) if isinstance(packed, Packed) else packed
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
+        return PackedArray.of(value)
+    return value
+
+
+def _opened(value: Any) -> Any:
+    return value.open() if isinstance(value, PackedArray) else value
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the value with each leaf of its dicts, lists and tuples changed."""
+    if type(value) is dict:
+        return {key: _each(item, change) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_each(item, change) for item in value)
+    return change(value)

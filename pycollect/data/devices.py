@@ -122,22 +122,37 @@ class PartialUpload:
         return [slice(first, end) for first, end in gaps if first < end]
 
 
-class Accelerator(Protocol):
+class _Done:
+    """An event that is always done."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Accelerator:
     """Operations of a device that uploads and transfers need.
+
+    This class is for a device without streams in torch: every copy is synchronous, and no memory is
+    pinned.
 
     Attributes:
         device: The device, with its index.
     """
 
-    device: torch.device
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return uninitialized pinned host memory, which the device accesses directly."""
-        ...
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
-        """Return pinned host memory of exactly this size, for slabs that are reused."""
-        ...
+        """Return pinned host memory for slabs that are reused; torch may allocate more."""
+        array: npt.NDArray[np.uint8] = self.pinned([bytes], torch.uint8).numpy()
+        return array
 
     def mark(self, soon: bool = False) -> Event:
         """Return an event after all work that is queued on the current stream.
@@ -146,15 +161,17 @@ class Accelerator(Protocol):
             soon: Whether the host will wait for the event soon and only briefly, so that the thread
                 may poll before it sleeps (default: ``False``).
         """
-        ...
+        module: Any = getattr(torch, self.device.type)
+        module.synchronize()
+        return _Done()
 
     def begin(self, bytes: int) -> PartialUpload | None:
         """Allocate a slab's memory on the device for `send`; ``None`` if parts are unsupported."""
-        ...
+        return None
 
     def send(self, host: torch.Tensor, partial: PartialUpload, part: slice) -> None:
         """Copy a part of a slab, concurrently to the current stream; see `upload` for `host`."""
-        ...
+        raise NotImplementedError
 
     def upload(
         self,
@@ -174,11 +191,11 @@ class Accelerator(Protocol):
             The result of `finish`, an event at the end of the copy, and an event at the end of
             `finish`.
         """
-        ...
+        result = finish(host.to(self.device))
+        return result, _Done(), _Done()
 
     def drain(self) -> None:
         """Wait for all requested copies, and release the host memory that they read."""
-        ...
 
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> Event:
         """Let the current stream use tensors of the copying stream after the event `ready`.
@@ -186,7 +203,7 @@ class Accelerator(Protocol):
         Returns:
             An event at the end of the current stream's earlier work.
         """
-        ...
+        return _Done()
 
     def pin(self, pool: SharedSlabPool) -> bool:
         """Pin the memory of shared slabs, so that the device reads it directly.
@@ -197,10 +214,10 @@ class Accelerator(Protocol):
         Raises:
             CudaError: The driver refuses to pin the memory.
         """
-        ...
+        return False
 
 
-class StreamAccelerator:
+class StreamAccelerator(Accelerator):
     """A device with streams, such as CUDA or XPU."""
 
     def __init__(self, device: torch.device) -> None:
@@ -208,20 +225,10 @@ class StreamAccelerator:
         self.device = indexed(device)
         self._stream = self._module.Stream(self.device)
 
-    def pin(self, pool: SharedSlabPool) -> bool:
-        """See :class:`Accelerator`; torch does not support it."""
-        return False
-
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """See :class:`Accelerator`."""
         return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
-    def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
-        """See :class:`Accelerator`; torch may allocate more."""
-        return _bytes_of(self.pinned([bytes], torch.uint8))
-
     def mark(self, soon: bool = False) -> Event:
-        """See :class:`Accelerator`."""
         return self._record(self._module.current_stream(self.device), soon)
 
     def _record(self, stream: Any, soon: bool = False) -> Event:
@@ -229,14 +236,12 @@ class StreamAccelerator:
         return event
 
     def begin(self, bytes: int) -> PartialUpload | None:
-        """See :class:`Accelerator`."""
         # Memory that is allocated on the copying stream is reused in the order of that stream, so
         # the copy need not wait for the current stream.
         with self._module.stream(self._stream):
             return PartialUpload(torch.empty(bytes, dtype=torch.uint8, device=self.device))
 
     def send(self, host: torch.Tensor, partial: PartialUpload, part: slice) -> None:
-        """See :class:`Accelerator`."""
         with self._module.stream(self._stream):
             self._copy(host[part], partial.target[part])
         partial.sent.append((part.start, part.stop))
@@ -247,7 +252,6 @@ class StreamAccelerator:
         finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
         partial: PartialUpload | None = None,
     ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
-        """See :class:`Accelerator`."""
         partial = partial or self.begin(len(host))
         assert partial is not None, "begin: expected memory on the device"
         with self._module.stream(self._stream):
@@ -266,11 +270,9 @@ class StreamAccelerator:
         return self._record(self._stream)
 
     def drain(self) -> None:
-        """See :class:`Accelerator`."""
         self._stream.synchronize()
 
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> Event:
-        """See :class:`Accelerator`."""
         before = self.mark()
         current = self._module.current_stream(self.device)
         self._wait_event(current, ready)
@@ -296,16 +298,14 @@ class CudaAccelerator(StreamAccelerator):
         self._stream = self._uploader.stream
 
     def pin(self, pool: SharedSlabPool) -> bool:
-        """See :class:`Accelerator`."""
         pool.pin(self.device.index)
         return True
 
     def drain(self) -> None:
-        """See :class:`Accelerator`."""
         self._uploader.wait()
 
     def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
-        """See :class:`Accelerator`; torch's pinned memory is rounded up to a power of two."""
+        # torch's pinned memory would be rounded up to a power of two.
         return host_memory(self.device.index, bytes).array()
 
     def _record(self, stream: Any, soon: bool = False) -> Event:
@@ -333,70 +333,6 @@ class _CoreEvent:
         self.core.wait()
 
 
-class _Done:
-    """An event that is always done."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-
-class PlainAccelerator:
-    """A device without streams in torch: every copy is synchronous."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """See :class:`Accelerator`; the memory is not pinned."""
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-
-    def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
-        """See :class:`Accelerator`; the memory is not pinned."""
-        return _bytes_of(self.pinned([bytes], torch.uint8))
-
-    def mark(self, soon: bool = False) -> Event:
-        """See :class:`Accelerator`; waits for all work first."""
-        module: Any = getattr(torch, self.device.type)
-        module.synchronize()
-        return _Done()
-
-    def begin(self, bytes: int) -> PartialUpload | None:
-        """See :class:`Accelerator`."""
-        return None
-
-    def send(self, host: torch.Tensor, partial: PartialUpload, part: slice) -> None:
-        """See :class:`Accelerator`; not called, because `begin` returns ``None``."""
-
-    def upload(
-        self,
-        host: torch.Tensor,
-        finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
-        partial: PartialUpload | None = None,
-    ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
-        """See :class:`Accelerator`."""
-        result = finish(host.to(self.device))
-        return result, _Done(), _Done()
-
-    def drain(self) -> None:
-        """See :class:`Accelerator`; there are no pending copies."""
-
-    def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> Event:
-        """See :class:`Accelerator`; the returned event is done, because there are no events."""
-        return _Done()
-
-    def pin(self, pool: SharedSlabPool) -> bool:
-        """See :class:`Accelerator`."""
-        return False
-
-
-def _bytes_of(memory: torch.Tensor) -> npt.NDArray[np.uint8]:
-    array: npt.NDArray[np.uint8] = memory.numpy()
-    return array
-
-
 _accelerators: dict[torch.device, Accelerator] = {}
 
 
@@ -413,7 +349,7 @@ def accelerator(device: torch.device) -> Accelerator:
 
 def _kind_of(device: torch.device) -> Callable[[torch.device], Accelerator]:
     if device.type == "cpu" or not hasattr(getattr(torch, device.type), "Stream"):
-        return PlainAccelerator
+        return Accelerator
     return CudaAccelerator if device.type == "cuda" and cuda.is_torchs() else StreamAccelerator
 
 
@@ -423,9 +359,6 @@ class Devices:
 
     Attributes:
         default: The argument `device`, the default of the others.
-        storing: Device of batches.
-        env: Device of environments.
-        policy: Device of the policy.
     """
 
     default: torch.device | None = None

@@ -89,7 +89,6 @@ class GeneratorState:
         """Return the state that `plain` describes.
 
         Args:
-            plain: Any value.
             place: Name of the entry in the collector's state, for errors.
 
         Raises:
@@ -131,7 +130,6 @@ def from_plain(plain: Any, place: str) -> GeneratorState | NestState:
     """Return the state of a worker from its plain form.
 
     Args:
-        plain: Any value.
         place: Name of the entry in the collector's state, for errors.
 
     Raises:
@@ -357,7 +355,6 @@ class _Numpy(NamedTuple):
 
     Attributes:
         state: As ``np.random.get_state(legacy=False)`` returns it.
-        bits: The bit generator.
     """
 
     state: Any

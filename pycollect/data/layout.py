@@ -69,6 +69,16 @@ def is_delivered(key: Key) -> bool:
     return not any(part.startswith("_") for part in key)
 
 
+def as_key(key: Any) -> Key:
+    """Return a key of tensordict, a string or nested tuple of strings, as a flat tuple."""
+    return (key,) if isinstance(key, str) else tuple(part for own in key for part in as_key(own))
+
+
+def show(key: Key) -> str:
+    """Return a key for messages as users write it: a string, or a tuple if it is nested."""
+    return repr(key[0] if len(key) == 1 else key) if key else "the top level"
+
+
 def dotted(key: Key) -> str:
     """Return a key for error messages, such as ``"next.reward"``."""
     return ".".join(key)

@@ -14,14 +14,13 @@ from pycollect.checks import check_positive
 from pycollect.data.extras import ExtrasBatch, with_extras, without_extras
 from pycollect.data.frame import FLAGS
 from pycollect.data.gather_cuda import ahead_on_device, on_one_device
-from pycollect.data.layout import Key, dotted, dtype_name
+from pycollect.data.layout import Key, as_key, dotted, dtype_name
 from pycollect.data.tensordicts import (
     NestedKey,
     allocate,
     any_done,
     any_of,
     as_int64,
-    as_key,
     as_signal,
     flatten,
     is_plain,
@@ -228,7 +227,6 @@ class MultiStep(torch.nn.Module):
         """Return the segments within which a frame looks ahead.
 
         Args:
-            td: The batch.
             leaves: Leaves under "next".
         """
         ids_key, mask_key = meta_keys(td, None, None)

@@ -26,8 +26,6 @@ def make_pool(
     """Make a pool of slabs; with ``PYCOLLECT_POISON=1``, returned slabs are filled with 0xA5.
 
     Args:
-        placement: Placement of each slab.
-        max_free: Maximum number of unused slabs that the pool keeps.
         allocate: Allocates the memory; see :class:`SlabPool`.
     """
     return SlabPool(placement, max_free, _poisons(), allocate)
@@ -62,8 +60,6 @@ def slab_tensors(
     Each tensor keeps the slab alive.
 
     Args:
-        slab: The slab.
-        batch_shape: Batch dimensions of the tensors.
         keys: Keys of the slab's leaves in their order; ``None`` omits a leaf. Defaults to ``None``:
             the keys of the layout; to look them up takes longer than to make the tensors.
     """
@@ -145,7 +141,6 @@ def unchecked_tensordict(
 
     Args:
         entries: Tensors that are known to have matching shapes.
-        like: TensorDict with the same batch size and names.
         device: Device of the TensorDict (default: that of `like`).
     """
     names = like.names
@@ -181,7 +176,6 @@ class SlabRows:
     """The rows of a slab into which one worker writes its rollout.
 
     Attributes:
-        slab: The slab.
         row: Index of the worker in the slab.
         order: Order of the slab's placement: "stack" or "time".
     """

@@ -11,14 +11,13 @@ from tensordict import TensorDict, TensorDictBase
 from pycollect._core import Leaf, SplitPlan
 from pycollect.data.extras import with_extras, without_extras
 from pycollect.data.gather_cuda import on_one_device, split_on_device
-from pycollect.data.layout import Key, dotted, dtype_name
+from pycollect.data.layout import Key, as_key, dotted, dtype_name
 from pycollect.data.slabs import to_tensordict
 from pycollect.data.tensordicts import (
     NestedKey,
     allocate,
     any_of,
     as_int64,
-    as_key,
     as_signal,
     flatten,
     is_plain,
@@ -269,7 +268,6 @@ def split_with_plan(
     Args:
         signals: Copies of entries in host memory, by key, so that flags and ids need not be fetched
             from a device.
-        padding_id: Trajectory id of padding.
     """
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")

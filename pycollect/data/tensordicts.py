@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from pycollect._core import Layout, Leaf, MemoryPool, Placement
-from pycollect.data.layout import Key, dotted, dtype_name, torch_dtype
+from pycollect.data.layout import Key, as_key, dotted, dtype_name, torch_dtype
 from pycollect.data.slabs import slab_tensors
 
 NestedKey = str | tuple[str, ...]
@@ -75,8 +75,6 @@ def restore_nested(
     Args:
         result: TensorDict in which nested batch sizes are set.
         nested: Batch sizes of nested TensorDicts in the source, by key.
-        lead: Batch size of `result`.
-        ndim: Number of batch dimensions of the source.
     """
     for key, size in nested.items():
         target = (*lead, *size[ndim:])
@@ -132,11 +130,6 @@ def _describe(value: Any) -> str:
     return type(value).__name__
 
 
-def as_key(key: NestedKey) -> Key:
-    """Return the key as a tuple."""
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
 def meta_keys(
     td: TensorDictBase, prefix: NestedKey | None, trajectory_key: NestedKey | None
 ) -> tuple[Key, Key]:
@@ -164,7 +157,6 @@ def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:
 
     Args:
         done: Flags with `ndim` batch dimensions, then any number of further dimensions.
-        ndim: Number of batch dimensions.
     """
     return done.flatten(ndim).any(-1) if done.shape[ndim:].numel() > 1 else done
 
@@ -174,7 +166,6 @@ def any_done(leaves: dict[Key, torch.Tensor], ndim: int) -> torch.Tensor | None:
 
     Args:
         leaves: Leaves under "next". Without a "done" at the top, all nested ones are combined.
-        ndim: Number of batch dimensions.
     """
     if ("done",) in leaves:
         return any_of(leaves["done",], ndim)

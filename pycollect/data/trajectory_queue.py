@@ -58,18 +58,9 @@ class TrajectoryQueue:
         trajectories: Number of trajectories per batch, N, at least 1.
         form: "padded" or "cat".
         next_id: First new id.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
 
     def __init__(self, trajectories: int, form: str = "padded", next_id: int = 0) -> None:
-        if trajectories < 1:
-            raise ValueError(f"trajectories: expected at least 1, got {trajectories}")
-        if form not in ("padded", "cat"):
-            raise ValueError(f'form: expected "padded" or "cat", got {form!r}')
-        if next_id < 0:
-            raise ValueError(f"next_id: expected at least 0, got {next_id}")
         self.trajectories = trajectories
         self.form = form
         self.next_id = next_id

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from pycollect._core import Leaf
 from pycollect.data.layout import dtype_name, torch_dtype
-from pycollect.data.transfer import Packing
+from pycollect.data.upload import Packing
 
 _EXTRA_STATE = "_extra_state"  # the last part of such a key, as in `nn.Module.state_dict`
 
@@ -280,9 +280,6 @@ class WeightSpec:
     def fitted(self, weights: Weights) -> Weights:
         """Return weights under the first name of each, after checking names and shapes.
 
-        Args:
-            weights: All weights of the policy, or some of them.
-
         Raises:
             ValueError: The policy has no weight with that name and shape.
         """
@@ -410,9 +407,6 @@ class WeightSlab:
 
     A buffer contains the tensors, one byte per tensor (whether it is present), one byte per module
     (its training mode, or that it is missing), and the pickled extra state if there is any.
-
-    Args:
-        spec: Spec of all weights of a policy that is a module.
     """
 
     def __init__(self, spec: WeightSpec) -> None:

@@ -28,15 +28,11 @@ class Task:
     """An environment with all settings of the demo.
 
     Attributes:
-        env_id: Gymnasium id.
         make_env: Makes a vector environment; can be pickled.
-        num_envs: Number of environments in each worker.
         steps: Length of a rollout per environment.
-        frames: Maximum number of frames.
         target: Mean return that ends the run early, or ``None``.
         threads: Number of the learner's torch threads.
         spaces: Shape of one observation, and number of actions.
-        ppo: Settings of the learner.
     """
 
     env_id: str
@@ -203,7 +199,6 @@ class Point:
 
     Attributes:
         seconds: Time since training began.
-        frames: Number of frames collected.
         mean_return: Mean return of recent episodes; nan before the first has ended.
     """
 
@@ -226,9 +221,7 @@ def train(task: Task, actors: int, seed: int) -> Run:
     """Train until the target, the last frame or Ctrl-C; always shut the collector down.
 
     Args:
-        task: The task.
         actors: Number of Ray actors; 0 collects in this process.
-        seed: Seed of the network, the learner and the collector.
     """
     run = Run(task)
     torch.manual_seed(seed)

@@ -15,7 +15,6 @@ from pycollect._core import SharedNumber, TrajectoryIds
 from pycollect.checks import check_open
 from pycollect.data.devices import CPU
 from pycollect.data.frame import BatchLeaves
-from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.trajectory_queue import TrajectoryQueue
 from pycollect.data.upload import Uploads
 from pycollect.data.weights import PolicyVersion
@@ -26,6 +25,7 @@ from pycollect.driver.options import StreamOptions
 from pycollect.driver.replay import written_before
 from pycollect.driver.state import CollectorState
 from pycollect.errors import warn_user, without_frames
+from pycollect.policy.device import PolicyStream
 
 Part = tuple[Mapping[int, int], Mapping[int, int], TensorDictBase]
 """Part of a batch that is delivered later: frames and version by worker, and the frames."""

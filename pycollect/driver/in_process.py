@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from pycollect._core import RolloutControl, SharedNumber, Slab, Uninterrupted, copy
+from pycollect._core import RolloutControl, SharedNumber, Slab, Uninterrupted
 from pycollect.data.devices import indexed
 from pycollect.data.extras import joined
 from pycollect.data.frame import TRAJ_IDS
 from pycollect.data.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.data.layout import Key
-from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.slabs import check_lease, make_pool, slab_tensors
 from pycollect.data.weights import load_weights
 from pycollect.driver.accounts import count_slow_paths
@@ -26,6 +25,7 @@ from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.live_policy import LivePolicy
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
 from pycollect.errors import WorkerError, is_interrupt
+from pycollect.policy.device import PolicyStream
 from pycollect.worker.options import POST, PRE, PostHook
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.worker import Worker
@@ -178,7 +178,7 @@ class InProcess:
         with self._flow.statistics.timed("assemble"):
             check_lease(slab, slab.header())
             tensors = slab_tensors(slab, worker.batch_shape, worker.slab_leaves.keys)
-            report = _placed(report, tensors)
+            report = _kept(report)
             self._number(tensors, report)
             lazy = report.extras
             extras = None if lazy is None else joined([lazy.value], -1, worker.batch_size)
@@ -299,16 +299,12 @@ class InProcess:
             self.worker.close()
 
 
-def _placed(report: RolloutReport, tensors: Mapping[Key, torch.Tensor]) -> RolloutReport:
-    """Return the report with tensors on the device that later rollouts do not overwrite.
-
-    Tensors that belong in the slab are copied there.
-    """
-    kept = {}
-    for key, recorded in report.on_device.items():
-        if key in tensors:
-            copy(tensors[key], recorded)
-        else:
-            # With one environment or one step, `contiguous` would return the reused memory.
-            kept[key] = recorded.clone() if 1 in recorded.shape[:2] else recorded.contiguous()
-    return report._replace(on_device=kept)
+def _kept(report: RolloutReport) -> RolloutReport:
+    """Return the report with tensors on the device that later rollouts do not overwrite."""
+    # With one environment or one step, `contiguous` would return the reused memory.
+    return report._replace(
+        on_device={
+            key: recorded.clone() if 1 in recorded.shape[:2] else recorded.contiguous()
+            for key, recorded in report.on_device.items()
+        }
+    )

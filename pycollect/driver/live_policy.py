@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pycollect.checks import check_open, no_weights_given
-from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.weights import Weights, check_loads, load_weights, weights_from, weights_of
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
@@ -21,6 +20,7 @@ from pycollect.driver.policy_place import (
 from pycollect.driver.records import WorkerRecord
 from pycollect.driver.state import CollectorState
 from pycollect.driver.workers import WorkerGroup
+from pycollect.policy.device import PolicyStream
 from pycollect.worker.worker import Worker
 
 if TYPE_CHECKING:  # at run time, imported only for central inference

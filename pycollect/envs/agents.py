@@ -1,8 +1,8 @@
-"""Groups of agents of a PettingZoo environment: their leaves and their random actions."""
+"""Groups of agents of a PettingZoo environment: leaves, random actions, and rows of results."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,17 @@ from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.data.frame import FLAGS
-from pycollect.data.layout import Key, Node
+from pycollect.data.layout import Key, Node, show
 from pycollect.envs.random_actions import ActionSampler, Rng, Sampler
-from pycollect.envs.spaces import RESERVED_KEYS, Array, Space, extra_spaces, key_name, leaf_spaces
+from pycollect.envs.single import make_act, make_observe
+from pycollect.envs.spaces import (
+    RESERVED_KEYS,
+    Array,
+    Space,
+    describe,
+    extra_spaces,
+    leaf_spaces,
+)
 
 _ACTION_MASK = "action_mask"
 _MASKS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
@@ -28,7 +36,6 @@ class AgentGroup:
         agents: Names of the agents, in the order of `possible_agents`.
         observation_space: Observation space of the first agent, without its action mask.
         mask_space: Space of the entry "action_mask" of one agent's observation, or ``None``.
-        action_space: Action space of one agent.
     """
 
     name: str
@@ -97,7 +104,7 @@ class AgentGroup:
         for extra, child in extra_spaces(space, key, what):
             raise ValueError(
                 f"{what}: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of "
-                f"them, got {child} at {key_name(extra.key)}; encode it in the environment"
+                f"them, got {child} at {show(extra.key)}; encode it in the environment"
             )
         count = len(self.agents)
         return tuple(
@@ -221,3 +228,123 @@ def agents_sampler(groups: Sequence[AgentGroup], num_envs: int, batched: bool) -
         return tuple(np.stack(leaf, axis=1) for leaf in zip(*rows, strict=True))
 
     return draw
+
+
+class GroupRow:
+    """Writes the results of one group's agents in one environment into given arrays.
+
+    Attributes:
+        actions_of: Returns the action of each agent from the arrays of all groups' actions.
+    """
+
+    def __init__(self, group: AgentGroup, memory: Mapping[Any, Array], place: int) -> None:
+        self.agents = group.agents
+        self.actions_of = _make_act(group, place)
+        self._observe = [
+            make_observe(group.observation_space, f"agent {agent!r}") for agent in group.agents
+        ]
+        self._views = [memory[leaf.key] for leaf in group.observation]
+        self._view = self._views[0] if len(self._views) == 1 else None
+        self._observe_mask = None
+        if group.mask_space is not None:
+            self._observe_mask = make_observe(group.mask_space, f"group {group.name!r}")
+            self._action_mask = memory[group.name, "action_mask"]
+        self._mask = memory[group.mask.key]
+        self._flags = [memory[leaf.key][:, 0] for leaf in group.flags]
+        self._reward = memory[group.reward.key][:, 0]
+
+    def write_observations(self, observations: Any, alive: Sequence[Hashable]) -> None:
+        """Write the observation of each agent, or zeros if it has none."""
+        view, get = self._view, observations.get
+        for i, (agent, observe) in enumerate(zip(self.agents, self._observe, strict=True)):
+            value = get(agent)
+            if value is None:
+                self._write_none(i, agent, alive)
+            elif view is not None:
+                view[i] = observe(value)
+            else:
+                for rows, leaf in zip(self._views, observe(value), strict=True):
+                    rows[i] = leaf
+        if self._observe_mask is not None:
+            self._write_action_mask(observations, alive)
+
+    def check_masks(self, infos: Any) -> None:
+        """Raise a ValueError if an info has an action mask but the observation has none."""
+        for agent in self.agents if self._observe_mask is None else ():
+            if "action_mask" in (infos.get(agent) or ()):
+                raise ValueError(
+                    f"action_mask: expected in the observation of {agent!r}, got it in its info; "
+                    "return a Dict observation with the entry 'action_mask', or use TorchRL's "
+                    "PettingZooWrapper(env, use_mask=True, done_on_any=False)"
+                )
+
+    def _write_none(self, i: int, agent: Hashable, alive: Sequence[Hashable]) -> None:
+        if agent in alive:
+            raise ValueError(
+                f"observation: expected one of each agent in env.agents ({list(alive)}), got none "
+                f"of {agent!r}; remove the agent from env.agents, or return its observation"
+            )
+        for view in self._views:
+            view[i] = 0
+
+    def _write_action_mask(self, observations: Any, alive: Sequence[Hashable]) -> None:
+        """Write the action masks; absent agents allow all actions, so no distribution is empty."""
+        assert self._observe_mask is not None
+        for i, agent in enumerate(self.agents):
+            acts = agent in alive
+            self._action_mask[i] = (
+                self._observe_mask(observations[agent]["action_mask"]) if acts else True
+            )
+
+    def write_rewards(self, rewards: Any) -> None:
+        """Write the reward of each agent, or zero if it has none."""
+        try:
+            self._reward[:] = [rewards.get(agent, 0.0) for agent in self.agents]
+        except (TypeError, ValueError, AttributeError):
+            raise ValueError(
+                f"reward: expected a dict with one number per agent, got {describe(rewards)}"
+            ) from None
+
+    def write_mask(self, alive: Sequence[Hashable]) -> None:
+        """Write which agents act."""
+        self._mask[:] = [agent in alive for agent in self.agents]
+
+    def clear_flags(self) -> None:
+        """Clear the flags of all agents after a reset."""
+        for flag in self._flags:
+            flag[:] = False
+
+    def write_flags(
+        self, observations: Any, terminated: Any, truncated: Any, is_cut: bool
+    ) -> tuple[bool, bool, bool]:
+        """Write the flags of each agent; return whether all are done, terminated, truncated.
+
+        An absent agent has both flags, so that only present agents determine those of the episode.
+        """
+        ended = [bool(terminated.get(agent, agent not in observations)) for agent in self.agents]
+        cut = [
+            is_cut or bool(truncated.get(agent, agent not in observations)) for agent in self.agents
+        ]
+        done = [end or stop for end, stop in zip(ended, cut, strict=True)]
+        for flag, values in zip(self._flags, (done, ended, cut), strict=True):
+            flag[:] = values
+        return all(done), all(ended), all(cut)
+
+
+def _make_act(group: AgentGroup, place: int) -> Callable[[Sequence[Array]], Iterable[Any]]:
+    """Return `GroupRow.actions_of`.
+
+    Args:
+        place: Index of the group's first array.
+    """
+    space, count, end = group.action_space, len(group.agents), place + len(group.action)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        act = make_act(space)
+        if end - place == 1:
+            return lambda arrays: [act(arrays[place][i, ...]) for i in range(count)]
+        return lambda arrays: [
+            act([leaf[i, ...] for leaf in arrays[place:end]]) for i in range(count)
+        ]
+    if isinstance(space, spaces.Discrete) or space.shape:
+        return lambda arrays: arrays[place]  # numpy scalars, or rows
+    return lambda arrays: [arrays[place][i, ...] for i in range(count)]

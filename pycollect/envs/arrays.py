@@ -17,11 +17,7 @@ from pycollect.envs.base import step_values
 
 
 class TensorsFoundError(Exception):
-    """A vector environment returned tensors instead of numpy arrays.
-
-    Attributes:
-        observation: The returned observation.
-    """
+    """A vector environment returned tensors instead of numpy arrays."""
 
     def __init__(self, observation: Any) -> None:
         super().__init__()
@@ -78,11 +74,11 @@ class NumpyVectorEnv:
     All other attributes are the environment's.
 
     Args:
-        env: The vector environment.
         observation: The observation of a reset, to learn the kind of its values.
 
     Attributes:
         device: Device of the environment's tensors.
+        shares_memory: Whether they are torch tensors on the CPU.
         last_observation: The last observation as the environment returned it.
     """
 
@@ -92,6 +88,7 @@ class NumpyVectorEnv:
         first = _first_tensor(observation)
         self.device = indexed(as_tensor(first).device)
         self._module = None if isinstance(first, torch.Tensor) else _module_of(first)
+        self.shares_memory = self._module is None and self.device == CPU
         base = getattr(env, "unwrapped", env)
         self.unwrapped = self if base is env else base
         self._declares_rewards = hasattr(env, "reward_space") or hasattr(base, "reward_space")
@@ -117,10 +114,22 @@ class NumpyVectorEnv:
 
     def step(self, action: Any) -> Any:
         """Step with numpy arrays; return the five values with numpy arrays."""
-        native = mapped(
-            lambda array: self.to_native(torch.from_numpy(array).to(self.device)), action
-        )
-        observation, reward, *flags, info = mapped(_array, tuple(self.step_native(native)))
+        return self.as_arrays(self.step_arrays(action))
+
+    def step_arrays(self, action: Any) -> Any:
+        """Step with numpy arrays; return the environment's five values."""
+        if type(action) is np.ndarray and self.shares_memory:
+            return self.step_native(torch.from_numpy(action))
+        return self.step_native(mapped(self._from_array, action))
+
+    def _from_array(self, array: Any) -> Any:
+        return self.to_native(torch.from_numpy(array).to(self.device))
+
+    def as_arrays(self, result: Any) -> Any:
+        """Return the five values of a step with numpy arrays."""
+        *values, info = result
+        observation, reward, *flags = mapped(_array, values)
+        info = mapped(_info_array, info)
         if not self._declares_rewards:
             reward = _flat(reward)
         return observation, reward, *map(_flat, flags), info
@@ -133,7 +142,7 @@ class NumpyVectorEnv:
         result = self._env.reset(*args, **named)
         if isinstance(result, tuple | list) and len(result) == 2:
             self.last_observation = result[0]
-            return mapped(_array, tuple(result))
+            return mapped(_array, result[0]), mapped(_info_array, result[1])
         return result
 
 
@@ -150,4 +159,16 @@ def _flat(row: Any) -> Any:
 
 
 def _array(value: Any) -> Any:
-    return as_tensor(value).to(CPU).numpy() if _is_tensor(value) else value
+    if type(value) is torch.Tensor and value.dtype is not torch.bfloat16:  # the usual case
+        return value.numpy(force=True)
+    if not _is_tensor(value):
+        return value
+    tensor = as_tensor(value).to(CPU)
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+def _info_array(value: Any) -> Any:
+    try:
+        return _array(value)
+    except (RuntimeError, TypeError):  # a sparse tensor, for example
+        return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from abc import ABC, abstractmethod
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pycollect._core import CompiledEnv, Leaf
+from pycollect._core import CompiledEnv, Leaf, Recorder
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.frame import ONE_REWARD
@@ -44,6 +45,18 @@ class FastStep(NamedTuple):
     step: Callable[[Any], Sequence[Any]]
     convert: Callable[[Any], Arrays]
     scalars: bool
+
+
+class AutoresetCalls(NamedTuple):
+    """A step of environments that reset themselves in the same step.
+
+    Attributes:
+        step: The environment's own `step`.
+        record: Records the result of `step`; returns how many environments have to be reset.
+    """
+
+    step: Callable[[Arrays], Any]
+    record: Callable[[Any], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +163,14 @@ class EnvBatch(ABC):
             if there are several.
         specs: The TorchRL environment whose specs apply, or ``None``.
         compiled: C++ environments that `Recorder.step_env` steps, or ``None``.
+        owned: Objects that `close` closes.
     """
 
     spec: EnvSpec
     specs: Any = None
     compiled: CompiledEnv | None = None
     original: Any = None
+    owned: Sequence[Any] = ()
 
     @property
     def num_seeds(self) -> int:
@@ -195,6 +210,13 @@ class EnvBatch(ABC):
     @property
     def fast_step(self) -> FastStep | None:
         """The step without conversions, or ``None`` if there is none."""
+        return None
+
+    def autoreset_calls(self, recorder: Recorder) -> AutoresetCalls | None:
+        """Return functions that leave the ends of episodes to the recorder.
+
+        ``None`` if there are none, which is usual.
+        """
         return None
 
     def tap_info(self) -> Callable[[Key], list[Any]] | None:
@@ -279,9 +301,11 @@ class EnvBatch(ABC):
         """
         raise NotImplementedError
 
-    @abstractmethod
     def close(self) -> None:
-        """Close the environments. Idempotent; ignores errors of a broken environment."""
+        """Close the environments in `owned`. Idempotent; ignores errors of broken environments."""
+        owned, self.owned = self.owned, ()
+        for env in owned:
+            close_quietly(env)
 
 
 _OLD_GYM = "; if the environment uses Gym's old interface, wrap it for Gymnasium"
@@ -354,12 +378,20 @@ def step_values(result: Any) -> Any:
     )
 
 
-def check_seeds(seeds: Sequence[int], count: int) -> list[int]:
-    """Return `seeds` as Python ints, which Gymnasium requires.
+def close_quietly(env: Any) -> None:
+    """Close `env` and ignore errors, which would hide the error that broke the environment."""
+    with contextlib.suppress(Exception):
+        env.close()
+
+
+def seed_each(seeds: Sequence[int] | None, count: int) -> list[Any]:
+    """Return one seed per environment, a Python int as Gymnasium requires, or ``None`` for each.
 
     Raises:
         ValueError: The number of seeds is not `count`.
     """
+    if seeds is None:
+        return [None] * count
     if len(seeds) != count:
         raise ValueError(f"seeds: expected one per environment ({count}), got {len(seeds)}")
     return [int(seed) for seed in seeds]

@@ -17,15 +17,15 @@ from pycollect.envs.base import (
     Arrays,
     BoolArray,
     EnvBatch,
-    check_seeds,
     observation_of,
     reset_env,
+    seed_each,
     step_values,
 )
+from pycollect.envs.gymnasium_support import SEVERAL_REWARDS
 from pycollect.envs.info import Tap
 from pycollect.envs.info_rows import entry_of
-from pycollect.envs.rewards import SEVERAL_REWARDS
-from pycollect.envs.single import SingleEnv, close_quietly, make_act, make_observe, same, unwrap
+from pycollect.envs.single import SingleEnv, make_act, make_observe, same, unwrap
 from pycollect.envs.spaces import (
     Array,
     make_read_extras,
@@ -60,7 +60,7 @@ class CallablesEnv(EnvBatch):
         )
         self._step_each: StepEach | None = None
         self._is_plain = len(self.spec.action) == len(self._buffers) == 1 and not self.spec.extras
-        self._closed = False
+        self.owned = self._envs
         self._extra_values: list[Sequence[Any]] = [()] * len(envs)
         if self.spec.extras:
             self._keep_extras([make_read_extras(env.observation_space) for env in envs])
@@ -82,22 +82,18 @@ class CallablesEnv(EnvBatch):
         return keep_and_observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `EnvBatch.tap_info`."""
         taps = [Tap() for _ in self._steps]
         self._steps = [tap.wrap(step) for tap, step in zip(taps, self._steps, strict=True)]
         self._step_each = None
         return lambda key: [entry_of(tap.info, key) for tap in taps]
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         columns = zip(*self._extra_values, strict=True)
         return {extra.key: list(c) for extra, c in zip(self.spec.extras, columns, strict=True)}
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset every environment, with one seed each; return the observations [P, *frame]."""
-        each: Sequence[int | None] = [None] * len(self._envs)
-        if seeds is not None:
-            each = check_seeds(seeds, len(self._envs))
+        each = seed_each(seeds, len(self._envs))
         for i, (env, seed) in enumerate(zip(self._envs, each, strict=True)):
             self._store(i, observation_of(reset_env(env, seed)))
         return self._arrays()
@@ -153,13 +149,6 @@ class CallablesEnv(EnvBatch):
         for i in np.flatnonzero(done):
             self._store(i, observation_of(reset_env(self._envs[i])))
         return self._arrays()
-
-    def close(self) -> None:
-        """Close the environments; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            for env in self._envs:
-                close_quietly(env)
 
     def _store(self, i: Any, observation: Any) -> None:
         value = self._observe[i](observation)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from pycollect._core import CompiledEnv
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, seed_each
 from pycollect.envs.random_actions import Rng, Sampler
-from pycollect.envs.single import close_quietly
 from pycollect.envs.spaces import RESERVED_OBSERVATIONS, action_leaves
 
 
@@ -41,8 +40,7 @@ class CompiledEnvBatch(EnvBatch):
         arrays = self.compiled.observations
         self._arrays: Arrays = arrays[0] if len(arrays) == 1 else arrays
         self._outcome = self.compiled.outcome
-        self._env = env
-        self._closed = False
+        self.owned = [env]
 
     def _check_leaves(self) -> None:
         for leaf in self.spec.observation:
@@ -73,28 +71,18 @@ class CompiledEnvBatch(EnvBatch):
         return super().action_sampler()
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """See `EnvBatch.reset`."""
         if seeds is not None:
-            self.compiled.seed(check_seeds(seeds, self.num_seeds))
+            self.compiled.seed(seed_each(seeds, self.num_seeds))
         self.compiled.reset_all()
         return self._arrays
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """See `EnvBatch.step`."""
         self.compiled.step(action if isinstance(action, tuple) else (action,))
         return self._arrays, *self._outcome
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """See `EnvBatch.reset_done`."""
         self.compiled.reset(done)
         return self._arrays
-
-    def close(self) -> None:
-        """Call the object's own `close`, if it has one; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            if hasattr(self._env, "close"):
-                close_quietly(self._env)
 
 
 def _no_actions(steps: int, rng: Rng) -> NoReturn:

@@ -23,8 +23,6 @@ def group_entries(entry: Any, count: int, remote_policy: bool = False) -> list[A
     """Return the entry of each group: an item or a part of the list, or the single callable.
 
     Args:
-        entry: Entry of one worker.
-        count: Number of groups.
         remote_policy: Whether the policy runs in another process. Environments may then step in
             this thread, and a longer list is split into `count` parts.
 
@@ -124,12 +122,6 @@ def make_groups(
     entry: Any, count: int, make: Callable[[Any], EnvBatch], remote_policy: bool = False
 ) -> EnvGroups:
     """Make one worker's environments.
-
-    Args:
-        entry: Entry of the worker; see `group_entries`.
-        count: Number of groups.
-        make: Makes the environments of one group's entry.
-        remote_policy: See `group_entries`.
 
     Raises:
         ValueError: `count` is 2, and the environments step in the thread that calls the policy, the

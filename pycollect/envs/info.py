@@ -11,11 +11,16 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.extras import Extra, ExtraValues
-from pycollect.data.layout import Key, dtype_name
+from pycollect.data.layout import Key, dtype_name, show
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, random_step
 from pycollect.envs.info_rows import NOTHING
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.spaces import RESERVED_OBSERVATIONS, Array, cast_safely, describe, key_name
+from pycollect.envs.spaces import (
+    RESERVED_OBSERVATIONS,
+    Array,
+    cast_safely,
+    describe,
+)
 from pycollect.errors import warn_user
 
 InfoKey: TypeAlias = str | tuple[str, ...]
@@ -66,8 +71,7 @@ def check_info_keys(value: Any) -> InfoKeys:
         other = next((other for other in keys if _overlap(key, other)), None)
         if other is not None:
             raise ValueError(
-                f"info_keys: expected keys that do not overlap, got {key_name(other)} and "
-                f"{key_name(key)}"
+                f"info_keys: expected keys that do not overlap, got {show(other)} and {show(key)}"
             )
         keys[key] = _checked_dtype(value[name]) if isinstance(value, Mapping) else None
     return keys
@@ -127,8 +131,8 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     for key in keys:
         if any(_overlap(key, other) for other in taken):
             raise ValueError(
-                f"info_keys: {key_name(key)} overlaps another key of the batch; other keys: "
-                f"{', '.join(map(key_name, taken))}"
+                f"info_keys: {show(key)} overlaps another key of the batch; other keys: "
+                f"{', '.join(map(show, taken))}"
             )
     return InfoEnv(env, read, keys)
 
@@ -137,7 +141,7 @@ class InfoEnv(EnvBatch):
     """An EnvBatch that appends entries of another EnvBatch's info to each step's observation."""
 
     def __init__(self, env: EnvBatch, read: Callable[[Key], list[Any]], keys: InfoKeys) -> None:
-        self._env, self._read = env, read
+        self._env, self._read, self.owned = env, read, [env]
         inner = env.spec
         self._single = len(inner.observation) + len(inner.step_only) == 1
         entries = self._probe(keys)
@@ -166,7 +170,7 @@ class InfoEnv(EnvBatch):
         for entry in entries:
             if isinstance(entry, Extra) and self._env.info_shape(entry.key):
                 raise ValueError(
-                    f"info_keys: {key_name(entry.key)}: expected numbers or arrays of equal shapes "
+                    f"info_keys: {show(entry.key)}: expected numbers or arrays of equal shapes "
                     f"in the infos of the first step, got {found[entry.key] or 'none'}; pass a "
                     f"dtype if numbers come later, for example {_argument({entry.key: 'float32'})}"
                 )
@@ -180,26 +184,21 @@ class InfoEnv(EnvBatch):
         return entries
 
     def truncate_after(self, frames: int) -> bool:
-        """See `EnvBatch.truncate_after`."""
         truncates = self._env.truncate_after(frames)
         self.spec = replace(self.spec, observation=self._env.spec.observation)
         return truncates
 
     @property
     def draws_ahead(self) -> bool:
-        """See `EnvBatch.draws_ahead`."""
         return self._env.draws_ahead
 
     def random_action(self) -> tuple[torch.Tensor, ...]:
-        """See `EnvBatch.random_action`."""
         return self._env.random_action()
 
     def action_sampler(self) -> Sampler:
-        """See `EnvBatch.action_sampler`."""
         return self._env.action_sampler()
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         values = dict(self._env.current_extras())
         if self._stepped:
             for extra in self.spec.step_extras:
@@ -208,7 +207,6 @@ class InfoEnv(EnvBatch):
         return values
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """See `EnvBatch.reset`."""
         self._stepped = False
         return self._with(self._env.reset(seeds), self._zeros)
 
@@ -225,7 +223,6 @@ class InfoEnv(EnvBatch):
         return self._informed(self._env.step_rows(action, rows))
 
     def send(self, action: Arrays) -> None:
-        """See `EnvBatch.send`."""
         self._env.send(action)
 
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
@@ -258,14 +255,9 @@ class InfoEnv(EnvBatch):
             self._unseen = []
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """See `EnvBatch.reset_done`."""
         observation = self._env.reset_done(done)
         self._stepped = False
         return self._with(observation, self._zeros)
-
-    def close(self) -> None:
-        """See `EnvBatch.close`."""
-        self._env.close()
 
     def _with(self, observation: Arrays, values: tuple[Array, ...]) -> Arrays:
         return (*((observation,) if self._single else observation), *values)
@@ -296,12 +288,12 @@ def _plain_numbers(leaf: Leaf) -> Callable[[Any], bool]:
 
 
 def _names(keys: Sequence[Key]) -> str:
-    return ", ".join(map(key_name, keys))
+    return ", ".join(map(show, keys))
 
 
 def _argument(keys: InfoKeys) -> str:
     """Return the text of an argument that requests these keys."""
-    entries = (f"{key_name(key)}: {name and f'torch.{name}'}" for key, name in keys.items())
+    entries = (f"{show(key)}: {name and f'torch.{name}'}" for key, name in keys.items())
     return f"info_keys={{{', '.join(entries)}}}"
 
 
@@ -349,7 +341,7 @@ def _conform(value: Any, leaf: Leaf) -> Array:
             return cast
         why = _why_not_cast(array, leaf)
     raise ValueError(
-        f"info_keys: expected {leaf.dtype} of shape {list(leaf.shape)} for {key_name(leaf.key)}, "
+        f"info_keys: expected {leaf.dtype} of shape {list(leaf.shape)} for {show(leaf.key)}, "
         f"got {describe(value)}; {why}"
     )
 

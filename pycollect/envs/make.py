@@ -12,15 +12,14 @@ from gymnasium.envs.registration import EnvSpec
 from torch import nn
 
 from pycollect.data.devices import Devices
-from pycollect.envs.base import Arrays, EnvBatch
+from pycollect.envs.base import EnvBatch, close_quietly
 from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.compiled import CompiledEnvBatch, is_compiled_env
 from pycollect.envs.gymnasium_support import has_time_limit, maker
 from pycollect.envs.info import InfoKeys, with_info
 from pycollect.envs.make_vector import make_vector_env
 from pycollect.envs.pettingzoo import PettingZooEnvs, is_pettingzoo_env
-from pycollect.envs.random_actions import ActionSampler
-from pycollect.envs.single import SingleEnv, close_quietly
+from pycollect.envs.single import SingleEnv
 from pycollect.envs.spaces import describe
 from pycollect.envs.vector import OBSERVATION_VALID
 from pycollect.envs.vector_api import is_old_envpool, is_vector_env
@@ -133,9 +132,6 @@ def check_distinct(envs: Sequence[Any]) -> None:
     Wrappers around one environment count as that environment. Environments inside a vector
     environment are compared, too, unless they are in other processes.
 
-    Args:
-        envs: Environments of one worker.
-
     Raises:
         ValueError: An environment occurs twice; the message lists its indices, counted from 0.
     """
@@ -164,9 +160,6 @@ def _inner_envs(env: Any) -> list[Any]:
     if isinstance(children, (list, tuple)) and children and all(map(is_env, children)):
         return [unwrapped for child in children for unwrapped in _inner_envs(child)]
     return [env]
-
-
-__all__ = ["ActionSampler", "Arrays", "EnvBatch", "check_entry", "make_env_batch"]
 
 
 def registering(entry: Any, policy: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
+from pycollect.data.devices import CPU
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
 from pycollect.envs.base import BoolArray, EnvBatch
@@ -68,7 +69,9 @@ def make_vector_env(
     except TensorsFoundError as found:
         arrays = NumpyVectorEnv(env, found.observation)
     batch = _make_batch(arrays, mode, final_is_unknown)
-    if as_arrays or batch.spec.extras or batch.spec.reward != ONE_REWARD:
+    # On the CPU, arrays share the tensors' memory, and the Recorder is faster than torch.
+    needs_arrays = as_arrays or batch.spec.extras or batch.spec.reward != ONE_REWARD
+    if needs_arrays or arrays.device == CPU:
         return batch
     return TensorVectorEnv(arrays, batch)
 
@@ -232,7 +235,6 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
     environment afterwards.
 
     Args:
-        api: The vector environment.
         whole: Probe resets of all rows. Otherwise masked resets, which must keep the other rows.
     """
     stepper = _RandomStepper(api)

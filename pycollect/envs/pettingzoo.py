@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 
 from pycollect._core import Leaf
-from pycollect.data.layout import Key
-from pycollect.envs.agent_rows import ROOT_FLAGS, STEP_COUNT, AgentsRow
-from pycollect.envs.agents import AgentGroup, agent_groups, agents_sampler
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
+from pycollect.data.frame import FLAGS
+from pycollect.data.layout import Key, show
+from pycollect.envs.agents import AgentGroup, GroupRow, agent_groups, agents_sampler
+from pycollect.envs.base import (
+    Arrays,
+    BoolArray,
+    EnvBatch,
+    EnvSpec,
+    observation_of,
+    reset_env,
+    seed_each,
+    step_values,
+)
 from pycollect.envs.info_rows import stacked_entry
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.single import close_quietly
-from pycollect.envs.spaces import key_name
+from pycollect.envs.spaces import (
+    Array,
+    describe,
+)
+
+ROOT_FLAGS = tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
+"""Leaves of an episode's flags."""
+
+STEP_COUNT = Leaf(("step_count",), "int64", (1,))
 
 _METHODS = ("reset", "step", "observation_space", "action_space")
 
@@ -57,16 +74,129 @@ def as_parallel(env: Any) -> Any:
     return parallel
 
 
+class AgentsRow:
+    """One environment that writes its observations, flags and rewards into given arrays.
+
+    Args:
+        env: The environment, with the parallel API.
+        limit: Number of steps after which an episode is truncated; 0 for no limit.
+
+    Attributes:
+        infos: Infos of the last step by agent.
+    """
+
+    def __init__(
+        self, env: Any, groups: Sequence[AgentGroup], memory: Mapping[Any, Array], limit: int
+    ) -> None:
+        self._env, self._step, self._limit = env, env.step, limit
+        places = accumulate([len(group.action) for group in groups], initial=0)
+        self._groups = [
+            GroupRow(group, memory, place) for group, place in zip(groups, places, strict=False)
+        ]
+        self._count = sum(len(group.agents) for group in groups)
+        self._agents: Sequence[Hashable] = ()
+        in_groups = [agent for group in groups for agent in group.agents]
+        self._reorders = in_groups != list(env.possible_agents)
+        self._done, self._terminated, self._truncated = (memory[leaf.key] for leaf in ROOT_FLAGS)
+        self._step_count = memory.get(STEP_COUNT.key)
+        self._steps = 0
+        self.infos: Any = {}
+        self._is_plain = False  # all agents are present, and no flag is set
+
+    def reset(self, seed: int | None) -> None:
+        """Reset the environment and write its observations."""
+        result = reset_env(self._env, seed)
+        observations = observation_of(result)
+        _check_by_agent("reset", "observations", observations)
+        if isinstance(result[1], Mapping):
+            for group in self._groups:
+                group.check_masks(result[1])
+        self._agents = list(self._env.agents)
+        self._check_known(self._agents)
+        self._steps = 0
+        if self._step_count is not None:
+            self._step_count[0] = 0
+        for flag in (self._done, self._terminated, self._truncated):
+            flag[0] = False
+        for group in self._groups:
+            group.write_observations(observations, self._agents)
+            group.write_mask(self._agents)
+            group.clear_flags()
+        self._is_plain = len(self._agents) == self._count
+
+    def step(self, action: Sequence[Array]) -> None:
+        """Step the environment with the actions of the agents that are present."""
+        result = step_values(self._step(self._actions_of(action)))
+        observations, rewards, terminated, truncated, self.infos = result
+        if not (type(observations) is type(terminated) is type(truncated) is dict):
+            _check_by_agent("step", "observations", observations)
+            _check_by_agent("step", "terminations", terminated)
+            _check_by_agent("step", "truncations", truncated)
+        self._steps += 1
+        if self._step_count is not None:
+            self._step_count[0] = self._steps
+        self._agents = agents = self._env.agents
+        for group in self._groups:
+            group.write_observations(observations, agents)
+            group.write_rewards(rewards)
+        is_cut = self._steps == self._limit
+        all_present = len(agents) == self._count == len(observations)
+        none_ended = not (any(terminated.values()) or any(truncated.values()))
+        is_plain = all_present and none_ended and not is_cut
+        if not (is_plain and self._is_plain):
+            self._write_flags(observations, terminated, truncated, is_cut)
+        self._is_plain = is_plain
+
+    def _actions_of(self, action: Sequence[Array]) -> dict[Hashable, Any]:
+        actions: dict[Hashable, Any] = {}
+        for group in self._groups:
+            actions.update(zip(group.agents, group.actions_of(action), strict=True))
+        if self._reorders or len(self._agents) < self._count:
+            return {agent: actions[agent] for agent in self._agents}
+        return actions
+
+    def _write_flags(
+        self, observations: Any, terminated: Any, truncated: Any, is_cut: bool
+    ) -> None:
+        agents = self._agents
+        self._check_known(agents)
+        done, all_terminated, all_truncated = True, True, True
+        for group in self._groups:
+            group.write_mask(agents)
+            flags = group.write_flags(observations, terminated, truncated, is_cut)
+            done &= flags[0]
+            all_terminated &= flags[1]
+            all_truncated &= flags[2]
+        if not agents and not done:
+            raise ValueError(
+                f"step: {self._env} has no agents left, but some of them have neither terminated "
+                "nor been truncated; set a flag of each agent when it leaves"
+            )
+        self._done[0] = done
+        self._terminated[0] = all_terminated
+        self._truncated[0] = all_truncated or (done and not all_terminated)
+
+    def _check_known(self, agents: Sequence[Hashable]) -> None:
+        known = [agent for group in self._groups for agent in group.agents]
+        unknown = [agent for agent in agents if agent not in known]
+        if unknown:
+            raise ValueError(
+                f"possible_agents: expected all agents of {self._env}, got {known} without "
+                f"{unknown}; name every agent that may take part"
+            )
+
+
+def _check_by_agent(method: str, name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{method}: expected a dict of {name} by agent, got {describe(value)}")
+
+
 class PettingZooEnvs(EnvBatch):
     """P environments with PettingZoo's parallel API and equal groups of agents.
 
     An episode ends when no agent is left. It has `terminated` if all agents of its last step have
     terminated, otherwise `truncated`. An absent agent has zero observations, all flags set, and a
     mask of ``False``.
-
-    Args:
-        envs: The environments, with the parallel or the AEC API.
-        batched: Whether there is a dimension P.
 
     Raises:
         ValueError: The groups of the environments differ, or `as_parallel` or `agent_groups`
@@ -89,7 +219,7 @@ class PettingZooEnvs(EnvBatch):
         )
         self._batched, self._one_action = batched, len(self.spec.action) == 1
         self._sampler = agents_sampler(groups, len(envs), batched)
-        self._closed = False
+        self.owned = self._envs
         self._make_rows(0)
 
     def _make_rows(self, limit: int) -> None:
@@ -124,7 +254,7 @@ class PettingZooEnvs(EnvBatch):
         if len(key) < 2 or key[0] not in by_name:
             raise ValueError(
                 "info_keys: expected tuples of a group and a key of its agents' infos, with a "
-                f"group of {list(by_name)}, got {key_name(key)}"
+                f"group of {list(by_name)}, got {show(key)}"
             )
         return by_name[key[0]]
 
@@ -153,7 +283,6 @@ class PettingZooEnvs(EnvBatch):
         return not self._masked
 
     def action_sampler(self) -> Sampler:
-        """See `EnvBatch.action_sampler`."""
         return self._sampler
 
     def random_action(self) -> tuple[torch.Tensor, ...]:
@@ -166,9 +295,7 @@ class PettingZooEnvs(EnvBatch):
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset every environment, with one seed each; see `EnvBatch.reset`."""
-        each: Sequence[int | None] = [None] * len(self._envs)
-        if seeds is not None:
-            each = check_seeds(seeds, len(self._envs))
+        each = seed_each(seeds, len(self._envs))
         for row, seed in zip(self._rows, each, strict=True):
             row.reset(seed)
         return self._buffers
@@ -188,13 +315,6 @@ class PettingZooEnvs(EnvBatch):
         for p in np.flatnonzero(done):
             self._rows[p].reset(None)
         return self._buffers
-
-    def close(self) -> None:
-        """Close the environments; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            for env in self._envs:
-                close_quietly(env)
 
 
 def _observed(group: AgentGroup) -> tuple[Leaf, ...]:

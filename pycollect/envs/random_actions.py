@@ -28,11 +28,6 @@ class ActionSampler:
     `Box.sample()` draws one action and takes longer than a small policy. The sampler has no state:
     all randomness comes from the passed generators, and the space's generator is not used.
 
-    Args:
-        action_space: Action space of one environment.
-        num_envs: P.
-        batched: Whether actions have the dimension P.
-
     Raises:
         ValueError: The space is not supported; see `leaf_spaces`.
     """
@@ -47,7 +42,6 @@ class ActionSampler:
         """Return the actions of `steps` steps, one array per leaf, in the leaf's dtype.
 
         Args:
-            steps: T, the number of steps.
             rng: One generator for all environments, or P generators. With P generators, the actions
                 of an environment depend only on its own generator.
 

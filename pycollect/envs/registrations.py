@@ -125,10 +125,6 @@ def _place(point: Any) -> str:
 class _LazyValue:
     """A value of the program that is pickled at once and unpickled on first use.
 
-    Args:
-        name: Name of the value in error messages.
-        value: The value.
-
     Attributes:
         data: The pickled value, or the text of the error that pickling raised.
     """

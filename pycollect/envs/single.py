@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,15 +19,15 @@ from pycollect.envs.base import (
     EnvBatch,
     EnvSpec,
     FastStep,
-    check_seeds,
     observation_of,
     random_step,
     reset_env,
+    seed_each,
     step_values,
 )
+from pycollect.envs.gymnasium_support import declared_reward
 from pycollect.envs.info import Tap
 from pycollect.envs.info_rows import entry_of
-from pycollect.envs.rewards import declared_reward
 from pycollect.envs.spaces import (
     Array,
     Space,
@@ -64,7 +63,7 @@ class SingleEnv(EnvBatch):
         self._step: Callable[[Any], Any] = env.step
         self._to_action = make_act(env.action_space)
         self._to_arrays = make_observe(env.observation_space)
-        self._closed = False
+        self.owned = [env]
         self._extra_values: Sequence[Any] = ()
         if self.spec.extras:
             self._keep_extras(make_read_extras(env.observation_space))
@@ -83,13 +82,11 @@ class SingleEnv(EnvBatch):
         self._to_arrays = observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `EnvBatch.tap_info`."""
         tap = Tap()
         self._step = tap.wrap(self._step)
         return lambda key: [entry_of(tap.info, key)]
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         pairs = zip(self.spec.extras, self._extra_values, strict=True)
         return {extra.key: [value] for extra, value in pairs}
 
@@ -105,7 +102,7 @@ class SingleEnv(EnvBatch):
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset the environment, with the one seed of `seeds`; return its observation [*frame]."""
-        seed = None if seeds is None else check_seeds(seeds, 1)[0]
+        (seed,) = seed_each(seeds, 1)
         return self._to_arrays(observation_of(reset_env(self._env, seed)))
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
@@ -117,12 +114,6 @@ class SingleEnv(EnvBatch):
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset the environment (`done` is [True]) and return its observation."""
         return self._to_arrays(observation_of(reset_env(self._env)))
-
-    def close(self) -> None:
-        """Close the environment; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            close_quietly(self._env)
 
 
 def make_act(space: Space) -> Callable[[Any], Any]:
@@ -145,7 +136,6 @@ def make_observe(space: Space, env: str = "the environment") -> Callable[[Any], 
     """Return a function that checks and casts one environment's observation to `Arrays`.
 
     Args:
-        space: Observation space of one environment.
         env: Name of the environment in error messages.
     """
     leaves = observation_leaves(space)
@@ -183,9 +173,3 @@ def same(action: Array) -> Array:
 def unwrap(action: Array) -> Any:
     """Return an array of shape () as a numpy scalar."""
     return action[()]
-
-
-def close_quietly(env: Any) -> None:
-    """Close `env` and ignore errors, which would hide the error that broke the environment."""
-    with contextlib.suppress(Exception):
-        env.close()

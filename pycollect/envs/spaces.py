@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.data.extras import Extra, Kind
-from pycollect.data.layout import Key, dtype_name, torch_dtype
+from pycollect.data.layout import Key, dtype_name, show, torch_dtype
 
 Array: TypeAlias = npt.NDArray[Any]
 Space: TypeAlias = gymnasium.Space[Any]
@@ -49,7 +49,6 @@ def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space],
 
     Args:
         space: A Box, Discrete, MultiDiscrete or MultiBinary, or a nest of Dict and Tuple of them.
-        root: Key of `space`.
         what: "observation_space" or "action_space", for error messages.
 
     Raises:
@@ -70,7 +69,7 @@ def _children(
 ) -> list[tuple[Key, Space]]:
     if not space.spaces:
         raise ValueError(
-            f"{what}: expected at least one entry at {key_name(root)}, got the empty {space}"
+            f"{what}: expected at least one entry at {show(root)}, got the empty {space}"
         )
     if isinstance(space, spaces.Tuple):
         return [((*root, str(i)), child) for i, child in enumerate(space.spaces)]
@@ -90,14 +89,14 @@ def _is_extra(space: Space) -> bool:
 
 def _leaf(space: Space, key: Key, what: str) -> Leaf:
     if not isinstance(space, gymnasium.Space):
-        raise TypeError(f"{what}: expected a gymnasium.Space at {key_name(key)}, got {space!r}")
+        raise TypeError(f"{what}: expected a gymnasium.Space at {show(key)}, got {space!r}")
     assert space.dtype is not None  # spaces without a dtype are extras
     try:
         name = dtype_name(space.dtype)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{what}: expected a dtype that torch supports, got {space.dtype} in {space} "
-            f"at {key_name(key)}"
+            f"at {show(key)}"
         ) from error
     return Leaf(key, name, tuple(int(n) for n in space.shape or ()))
 
@@ -158,7 +157,7 @@ def action_leaves(space: Space) -> tuple[Leaf, ...]:
     for extra, child in extra_spaces(space, ("action",), "action_space"):
         raise ValueError(
             "action_space: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple "
-            f"of them, got {child} at {key_name(extra.key)}; encode it with "
+            f"of them, got {child} at {show(extra.key)}; encode it with "
             "gymnasium.wrappers.TransformAction"
         )
     return tuple(leaf for leaf, _ in leaf_spaces(space, ("action",), "action_space"))
@@ -237,11 +236,7 @@ def make_read_extras(space: Space) -> Callable[[Any], Sequence[Any]]:
 
 
 def make_read_rows(space: Space) -> Callable[[Any], list[list[Any]]]:
-    """Return a function from a vector environment's observation to one list of values per extra.
-
-    Args:
-        space: Observation space of one environment.
-    """
+    """Return a function from a vector environment's observation to one list of values per extra."""
     flatten = make_flatten(space, extras=True)
     reads = [_read(extra) for extra, _ in extra_spaces(space, _observation_root(space))]
     return lambda value: [
@@ -259,7 +254,7 @@ def _read(extra: Extra) -> Callable[[Any], Any]:
             return torch.from_numpy(np.array(value, dtype).reshape(len(value), *feature))
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"observation: {key_name(extra.key)}: expected a sequence of {dtype} "
+                f"observation: {show(extra.key)}: expected a sequence of {dtype} "
                 f"{list(feature)}, as in the observation space, got {describe(value)}"
             ) from error
 
@@ -286,8 +281,6 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the envi
     """Return `value` as an array of the leaf's dtype and of `shape`, see `cast_safely`.
 
     Args:
-        value: Array, scalar or sequence from the environment.
-        leaf: Leaf of the observation space.
         shape: `leaf.shape`, after the batch dimension if there is one.
         env: The environment, or its name. Formatted only for an error, because `str` may be slow.
 
@@ -298,19 +291,19 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the envi
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"observation: {key_name(leaf.key)}: expected {leaf.dtype} {list(shape)}, as in the "
+            f"observation: {show(leaf.key)}: expected {leaf.dtype} {list(shape)}, as in the "
             f"observation space of {env}, got {describe(value)}"
         ) from error
     if array.shape != shape:
         raise ValueError(
-            f"observation: {key_name(leaf.key)}: expected shape {list(shape)}, as in the "
+            f"observation: {show(leaf.key)}: expected shape {list(shape)}, as in the "
             f"observation space of {env}, got {list(array.shape)} ({array.dtype})"
         )
     cast = cast_safely(array, leaf.dtype)
     if cast is not None:
         return cast
     raise ValueError(
-        f"observation: {key_name(leaf.key)}: expected {leaf.dtype}, as in the observation space of "
+        f"observation: {show(leaf.key)}: expected {leaf.dtype}, as in the observation space of "
         f"{env}, got {array.dtype}, which cannot be cast safely. Correct the space, or convert the "
         "observation with gymnasium.wrappers.TransformObservation"
     )
@@ -335,10 +328,6 @@ def action_cast(leaf: Leaf, given: np.dtype[Any]) -> Callable[[Array], Array]:
 
     A float loses its fraction in an integer dtype. A value never wraps around, and a finite value
     never becomes infinite: the function raises a ValueError with the action's key and the value.
-
-    Args:
-        leaf: Key and dtype of the action in the action space.
-        given: Dtype of the actions.
     """
     dtype = np.dtype(leaf.dtype)
     if np.can_cast(given, dtype, "safe") or dtype.kind == "c":
@@ -358,7 +347,7 @@ def action_cast(leaf: Leaf, given: np.dtype[Any]) -> Callable[[Array], Array]:
                 continue
             span = "" if keeps_infinity else f" ({below + 1} to {above - 1})"
             raise ValueError(
-                f"policy: {key_name(leaf.key)}: {dtype}{span}, the dtype of the action space, "
+                f"policy: {show(leaf.key)}: {dtype}{span}, the dtype of the action space, "
                 f"cannot hold {value} ({given}); clip the action in the policy"
             )
 
@@ -385,14 +374,9 @@ def conform_scalar(value: Any, leaf: Leaf, env: str = "the environment") -> int:
         return operator.index(value)
     except TypeError as error:
         raise ValueError(
-            f"observation: {key_name(leaf.key)}: expected an integer, as in the observation space "
+            f"observation: {show(leaf.key)}: expected an integer, as in the observation space "
             f"of {env}, got {describe(value)}"
         ) from error
-
-
-def key_name(key: Key) -> str:
-    """Return a key for messages as users write it: a string, or a tuple if it is nested."""
-    return repr(key[0] if len(key) == 1 else key) if key else "the top level"
 
 
 def describe(value: Any) -> str:

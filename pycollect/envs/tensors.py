@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from pycollect.data.devices import CPU
-from pycollect.data.layout import torch_dtype
+from pycollect.data.layout import show, torch_dtype
 from pycollect.envs.arrays import NumpyVectorEnv, as_tensor, mapped
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.envs.info_rows import final_observations, is_list
-from pycollect.envs.spaces import key_name, make_flatten, make_unflatten
+from pycollect.envs.spaces import (
+    make_flatten,
+    make_unflatten,
+)
 from pycollect.envs.vector import (
     ENDED_AGAIN,
     OBSERVATION_VALID,
@@ -28,16 +30,13 @@ from pycollect.envs.vector import (
 
 Tensors = tuple[torch.Tensor, ...]
 
-FinalRows = tuple[torch.Tensor, Tensors]
-"""Indices of rows that ended, int64 [n], and their last observations, [n, *frame] each."""
-
 
 class Transition(NamedTuple):
     """A step of P environments, as tensors on their device.
 
     Attributes:
         successor: The true next observations, then the `step_only` entries, [P, *frame]. Rows that
-            ended are wrong if `lacks_final`, or if their observations are in `final`.
+            ended are wrong if `lacks_final`.
         following: The observations for the next action, [P, *frame]. They differ from `successor`
             in rows that the environment has reset.
         reward: [P].
@@ -46,7 +45,6 @@ class Transition(NamedTuple):
         done: Terminated or truncated, bool [P].
         lacks_final: Whether the environment has reset the rows that ended without returning their
             last observations.
-        final: The last observations of rows that ended, for environments on the CPU.
     """
 
     successor: Tensors
@@ -56,7 +54,6 @@ class Transition(NamedTuple):
     truncated: torch.Tensor
     done: torch.Tensor
     lacks_final: bool
-    final: FinalRows | None
 
 
 class TensorVectorEnv(EnvBatch):
@@ -129,25 +126,24 @@ class TensorVectorEnv(EnvBatch):
         )
         before, done = self._done, terminated | truncated
         self._done = done
-        successor, final, rows = following, None, None
+        successor, final = following, None
         watches = self._watches_mode and not _is_capturing(self._device)
         if self.resets_itself or watches:
             final = _final(info, done)
         if final is not None:
-            successor, rows = self._with_final(following, final, done)
+            successor = self._with_final(following, final, done)
         if watches and (final is not None or not self.resets_itself):
-            self._watch_mode(following, rows, successor, before, done, reward)
+            self._watch_mode(following, successor, before, done, reward)
         if not self.resets_itself:
-            successor, rows = following, None
+            successor = following
         lacks = self.resets_itself and final is None
         if self.has_validity:
             successor = (*successor, ~done.unsqueeze(1) if lacks else self._all_valid)
-        return Transition(successor, following, reward, terminated, truncated, done, lacks, rows)
+        return Transition(successor, following, reward, terminated, truncated, done, lacks)
 
     def _watch_mode(
         self,
         following: Tensors,
-        final: FinalRows | None,
         successor: Tensors,
         before: torch.Tensor,
         done: torch.Tensor,
@@ -156,8 +152,6 @@ class TensorVectorEnv(EnvBatch):
         """Update `mode_evidence`; `before` marks the rows that ended in the previous step."""
         resetting = before if self.spec.skips_after_done else torch.zeros_like(before)
         counts = before if self.spec.skips_after_done else done
-        if final is not None:  # only these rows can differ
-            following, successor = tuple(leaf[final[0]] for leaf in following), final[1]
         differs = [
             ((new != last) & ((new == new) | (last == last))).any()  # NaN equals NaN
             for new, last in zip(following, successor, strict=True)
@@ -192,22 +186,16 @@ class TensorVectorEnv(EnvBatch):
         elif has_reward:
             host.warn_of_reward()
 
-    def _with_final(
-        self, following: Tensors, final: Any, ended: torch.Tensor
-    ) -> tuple[Tensors, FinalRows | None]:
-        """Return `successor` and `final` of the Transition."""
+    def _with_final(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
+        """Return `following` with terminal observations in the rows that `ended`."""
         if isinstance(final, np.ndarray) and final.dtype == object:
-            return self._with_rows(following, final, ended), None
+            return self._with_rows(following, final, ended)
         values = self._leaves(final)
         check_final_rows(self._arrays, values, self.spec.num_envs)
-        values = self._fitted(values)
-        if self._device == CPU:  # `nonzero` would synchronize with a device
-            rows = ended.nonzero().squeeze(1)
-            return following, (rows, tuple([last[rows] for last in values]))
-        pairs = zip(following, values, strict=True)
+        pairs = zip(following, self._fitted(values), strict=True)
         return tuple(
             torch.where(ended.view(-1, *[1] * (new.ndim - 1)), last, new) for new, last in pairs
-        ), None
+        )
 
     def _with_rows(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
         """Return `following` with terminal observations in the rows that `ended`.
@@ -260,7 +248,7 @@ class TensorVectorEnv(EnvBatch):
         for value, (leaf, dtype, shape) in zip(values, self._forms, strict=True):
             if value.shape != shape or not torch.can_cast(value.dtype, dtype):
                 raise ValueError(
-                    f"observation: {key_name(leaf.key)}: expected {dtype} {list(shape)}, as in the "
+                    f"observation: {show(leaf.key)}: expected {dtype} {list(shape)}, as in the "
                     f"observation space, got {value.dtype} {list(value.shape)}"
                 )
         return tuple(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pycollect._core import Leaf
+from pycollect._core import Leaf, Recorder
 from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec
-from pycollect.envs.info import Tap
+from pycollect.envs.base import Arrays, AutoresetCalls, BoolArray, EnvBatch, EnvSpec
 from pycollect.envs.info_rows import final_observations, rows_of, rows_of_step
 from pycollect.envs.spaces import Array, conform, make_flatten, make_read_extras
 from pycollect.envs.vector_api import (
@@ -33,7 +32,6 @@ class VectorEnvBatch(EnvBatch):
     """A vector environment that resets finished rows by mask, or that has `skips_after_done`.
 
     Args:
-        api: The vector environment.
         skips_after_done: Whether a finished row resets itself in the following step.
         steps_rows: Whether rows can be stepped separately. A finished row then resets itself in its
             following step, unless `reset_done` resets it first.
@@ -55,31 +53,19 @@ class VectorEnvBatch(EnvBatch):
             extras=api.extras,
         )
         self.api = api
-        self._step_api: Callable[..., Any] = api.step
-        self._receive_api: Callable[..., Any] = api.receive
-        self._step_rows_api: Callable[..., Any] = api.step_rows
+        self._info: Any = {}  # of the last step
         self._single = len(api.observation) == 1
         self._one_action = len(api.action) == 1
-        self._closed = False
+        self.owned = [api]
         self._flatten = make_flatten(api.observation_space)
         self._watches_mode = True
         self._resetting: BoolArray | None = None  # rows that the next step only resets
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `EnvBatch.tap_info`."""
-        tap = self._tapped()
-        return lambda key: rows_of(tap.info, key, self.api.num_envs)
-
-    def _tapped(self) -> Tap:
-        tap = Tap()
         self.api.info_is_read = True
-        self._step_api = tap.wrap(self._step_api)
-        self._receive_api = tap.wrap(self._receive_api)
-        self._step_rows_api = tap.wrap(self._step_rows_api)
-        return tap
+        return lambda key: rows_of(self._info, key, self.api.num_envs)
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         return self._by_key(self.api.extra_values)
 
     def _by_key(self, values: list[list[Any]]) -> ExtraValues:
@@ -96,7 +82,7 @@ class VectorEnvBatch(EnvBatch):
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
         """Step all rows; the reward is float [P], the flags are bool [P]."""
-        return self._result(*self._step_api((action,) if self._one_action else action))
+        return self._result(*self.api.step((action,) if self._one_action else action))
 
     def send(self, action: Arrays) -> None:
         """Begin a step; see `EnvBatch.send`."""
@@ -104,12 +90,12 @@ class VectorEnvBatch(EnvBatch):
 
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
         """Wait for a step; see `EnvBatch.receive`. Raises the same errors as `step`."""
-        return self._result(*self._receive_api())
+        return self._result(*self.api.receive())
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
         """Step the rows selected by `rows`; see `EnvBatch.step_rows`."""
         leaves = (action,) if self._one_action else action
-        return self._result(*self._step_rows_api(leaves, rows))
+        return self._result(*self.api.step_rows(leaves, rows))
 
     def _result(
         self,
@@ -124,6 +110,7 @@ class VectorEnvBatch(EnvBatch):
         Raises:
             ValueError: The first end of an episode contradicts the autoreset mode.
         """
+        self._info = info
         if self._watches_mode:
             self._check_mode(observation, reward, terminated | truncated, info)
         return self._arrays(observation), reward, terminated, truncated
@@ -172,7 +159,6 @@ class VectorEnvBatch(EnvBatch):
         Args:
             final: Array of P objects, each one environment's observation, or one batched
                 observation.
-            rows: Numbers of the rows.
         """
         if isinstance(final, np.ndarray) and final.dtype == object:
             by_row = [self._flatten(final[row]) for row in rows]
@@ -191,12 +177,6 @@ class VectorEnvBatch(EnvBatch):
             raise RuntimeError("reset_done: this vector environment cannot reset single rows")
         return self._arrays(self.api.reset_rows(done))
 
-    def close(self) -> None:
-        """Close the environment; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            self.api.close()
-
     def _arrays(self, leaves: Leaves) -> Arrays:
         return leaves[0] if self._single else leaves
 
@@ -208,7 +188,6 @@ class SameStepEnvBatch(VectorEnvBatch):
     `reset_done` returns the reset observation that the environment returned instead.
 
     Args:
-        api: The vector environment.
         can_reset: Whether the environment honors `reset_mask`, so that other rows can be reset too.
         final_is_unknown: Whether `info` may lack terminal observations. `step` then returns the
             reset observations of such rows, and the entry `OBSERVATION_VALID` marks them.
@@ -224,16 +203,15 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._ended = np.zeros(api.num_envs, np.bool_)
         self._after: Leaves = ()
         self._watch_final = True
+        self._unchecked: Any = None  # result of the last step, if the recorder has read it itself
         self._final_extras: list[list[Any]] | None = None  # if the last step ended rows
         self._read_row = make_read_extras(api.observation_space)
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        """See `EnvBatch.tap_info`."""
-        tap = self._tapped()
-        return lambda key: rows_of_step(tap.info, key, self._ended, self.api.reset_info)
+        self.api.info_is_read = True
+        return lambda key: rows_of_step(self._info, key, self._ended, self.api.reset_info)
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         if self._final_extras is None:
             return super().current_extras()
         return self._by_key(self._final_extras)
@@ -241,8 +219,7 @@ class SameStepEnvBatch(VectorEnvBatch):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all rows; see `VectorEnvBatch.reset`."""
         self._ended = np.zeros(self.api.num_envs, np.bool_)
-        self._final_extras = None
-        self._resetting = None
+        self._final_extras = self._resetting = self._unchecked = None
         self._after = self.api.reset(seeds)
         return self._reset_arrays(self._after)
 
@@ -259,7 +236,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         Raises:
             ValueError: `info` lacks the terminal observation of an episode.
         """
-        self._final_extras = None
+        self._info, self._final_extras = info, None
         self._after = observation
         self._ended = terminated | truncated
         valid = self._all_valid
@@ -274,6 +251,39 @@ class SameStepEnvBatch(VectorEnvBatch):
         if self._has_validity:
             observation = (*observation, valid)
         return self._arrays(observation), reward, terminated, truncated
+
+    def autoreset_calls(self, recorder: Recorder) -> AutoresetCalls | None:
+        """See `EnvBatch.autoreset_calls`."""
+        api = self.api
+        if self.spec.extras or self._has_validity or api.info_is_read or not api.is_unchanged:
+            return None
+
+        def step(action: Arrays) -> Any:
+            return api.step_unchecked((action,) if self._one_action else action)
+
+        def record(result: Any) -> int:
+            observation, reward, terminated, truncated, info = result
+            resets = recorder.record_autoreset(
+                api.flat(observation), reward, terminated, truncated, self._last(info)
+            )
+            self._unchecked = result if resets is not None else None
+            if resets is None:  # it needs casts, or is an error
+                resets = recorder.record(self._result(*api.checked(result)))
+            return resets
+
+        return AutoresetCalls(step, record)
+
+    def _last(self, info: Any) -> Any:
+        """Return the last observations, unless they have another form or must be checked."""
+        if self._watch_final or not isinstance(info, Mapping):
+            return None
+        final = info.get("final_obs", info.get("final_observation"))
+        if final is None or (isinstance(final, np.ndarray) and final.dtype == object):
+            return None
+        try:
+            return self.api.flat(final)
+        except ValueError:  # perhaps no episode ended
+            return None
 
     def warn_of_truncation(self) -> None:
         """Warn once that the last observation of a truncated episode is unknown."""
@@ -292,6 +302,9 @@ class SameStepEnvBatch(VectorEnvBatch):
             RuntimeError: There are such rows, but `can_reset` is not set.
         """
         self._final_extras = None
+        if self._unchecked is not None:
+            self._after, _, terminated, truncated, _ = self.api.checked(self._unchecked)
+            self._ended, self._unchecked = terminated | truncated, None
         rest = done & ~self._ended
         if not rest.any():
             return self._reset_arrays(self._after)
@@ -311,12 +324,21 @@ class SameStepEnvBatch(VectorEnvBatch):
         if final is None:
             keys = list(info[rows[0]] if isinstance(info, list | tuple) else info)
             raise ValueError(lacks_final(self.api.env, f", got the keys {keys}"))
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            lacking = [row for row in rows if final[row] is None]
+            if lacking:
+                raise ValueError(
+                    lacks_final(self.api.env, f", got None for environment {lacking[0]}")
+                )
         if self.spec.extras:
             self._final_extras = self._true_next_extras(final, rows)
         result = tuple(np.array(leaf) for leaf in observation)
         for leaf, out, values in zip(
             self.spec.observation, result, self._final_leaves(final, rows), strict=True
         ):
+            if isinstance(values, np.ndarray):
+                out[rows] = conform(values, leaf, (len(rows), *leaf.shape), self.api.env)
+                continue
             for row, value in zip(rows, values, strict=True):
                 out[row] = conform(value, leaf, leaf.shape, f"environment {row}")
         if self._watch_final:

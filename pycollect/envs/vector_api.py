@@ -14,10 +14,16 @@ from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, check_no_tensors
-from pycollect.envs.base import BoolArray, check_seeds, observation_of, reset_env, step_values
+from pycollect.envs.base import (
+    BoolArray,
+    close_quietly,
+    observation_of,
+    reset_env,
+    seed_each,
+    step_values,
+)
+from pycollect.envs.gymnasium_support import SEVERAL_REWARDS, declared_reward
 from pycollect.envs.random_actions import ActionSampler
-from pycollect.envs.rewards import SEVERAL_REWARDS, declared_reward
-from pycollect.envs.single import close_quietly
 from pycollect.envs.spaces import (
     Array,
     action_leaves,
@@ -48,14 +54,12 @@ class MaskOptions(dict[str, Any]):
         self._mask = reset_mask
 
     def pop(self, key: str, *default: Any) -> Any:
-        """See `dict.pop`."""
         if key == _MASK:
             super().pop(key, None)
             return self._mask
         return super().pop(key, *default)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """See `dict.get`."""
         return self._mask if key == _MASK else super().get(key, default)
 
     def __missing__(self, key: str) -> Any:
@@ -146,7 +150,6 @@ class VectorApi:
     may be the environment's own buffers.
 
     Attributes:
-        env: The vector environment.
         returns_only_reset_rows: Whether a masked reset returned only the reset rows, as EnvPool
             does.
         steps_rows: Whether the environment can step some rows without the others, as EnvPool can.
@@ -193,12 +196,14 @@ class VectorApi:
         if self.extras:
             self._keep_extras()
         self._unflatten = make_unflatten(self.action_space)
+        self._plain_observation = not isinstance(self.observation_space, spaces.Dict | spaces.Tuple)
         self._plain_action = not isinstance(self.action_space, spaces.Dict | spaces.Tuple)
         self._dtypes = tuple(np.dtype(leaf.dtype) for leaf in self.observation)
         self._row_shape = (self.num_envs,)
         self._shapes = tuple((self.num_envs, *leaf.shape) for leaf in self.observation)
         self._seed_form: int | None = None
-        self._is_new = not isinstance(env, NumpyVectorEnv)
+        self._as_arrays = isinstance(env, NumpyVectorEnv)
+        self._is_new = not self._as_arrays
         declared = declared_reward(env, self._random_reward, self.num_envs)
         self.reward = declared or ONE_REWARD
         self._reward_shape = (*self._row_shape, *(declared.shape if declared else ()))
@@ -249,7 +254,7 @@ class VectorApi:
         if seeds is None or self._takes_env_ids:
             result = self.env.reset()
         else:
-            result = self._seeded_reset(check_seeds(seeds, self.num_envs))
+            result = self._seeded_reset(seed_each(seeds, self.num_envs))
         observation = observation_of(result)
         if self._is_new:
             self._is_new = False
@@ -328,7 +333,27 @@ class VectorApi:
 
         The reward is float32 or float64, [P] or [P, k]; the flags are bool [P].
         """
-        return self._checked(*step_values(self.env.step(self._to_action(action))))
+        return self.checked(self.step_unchecked(action))
+
+    def step_unchecked(self, action: Leaves) -> Any:
+        """Step all rows; return the environment's five values, an argument of `checked`."""
+        native = action[0] if self._plain_action else self._unflatten(action)
+        return (
+            self.env.step_arrays(native) if self._as_arrays else step_values(self.env.step(native))
+        )
+
+    def checked(self, result: Any) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
+        """Return the result of `step` for the environment's five values."""
+        return self._checked(*(self.env.as_arrays(result) if self._as_arrays else result))
+
+    def flat(self, observation: Any) -> Any:
+        """Return the leaves of an observation without a check, or its only leaf."""
+        return observation if self._plain_observation else self._flatten(observation)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the values of `step_unchecked` are arrays or torch tensors on the CPU."""
+        return not self._as_arrays or bool(self.env.shares_memory)
 
     def send(self, action: Leaves) -> None:
         """Begin a step of all rows; only if `overlaps`."""

@@ -15,7 +15,6 @@ from tensordict.nn.probabilistic import set_interaction_type
 from pycollect._core import ServerSlots
 from pycollect.data.devices import CPU, indexed
 from pycollect.data.generators import Generators
-from pycollect.data.policy_stream import PolicyStream
 from pycollect.data.weights import PolicyVersion, Weights, device_of, load_weights, moved_to
 from pycollect.errors import is_interrupt
 from pycollect.inference.batching import (
@@ -29,6 +28,7 @@ from pycollect.inference.group import ServedPolicy
 from pycollect.inference.messages import JoinReply, JoinRequest
 from pycollect.inference.options import ServerSettings
 from pycollect.policy.calling import GraphPool
+from pycollect.policy.device import PolicyStream
 from pycollect.transport.messages import ErrorReport
 from pycollect.transport.pickling import pack, unpack
 

@@ -71,7 +71,6 @@ class CapturedWork:
     Args:
         work: Function that returns tensors in any nesting. After the capture, each call returns the
             same tensor objects.
-        device: Device on which the function runs.
         warmup: Number of plain calls before the capture.
         pool: Memory of the graph. Defaults to ``None``: it has its own.
     """

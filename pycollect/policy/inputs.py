@@ -1,16 +1,23 @@
-"""PolicyInputs: the observation, states and other entries that a policy reads."""
+"""Inputs of a policy: observation, states and other entries, as tensors or as a TensorDict."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
+from tensordict import TensorDict, TensorDictBase
 
 from pycollect.data.cast import ObservationCast
-from pycollect.data.extras import ExtraValues
-from pycollect.data.layout import Key
+from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, with_current
+from pycollect.data.layout import Key, as_key, is_delivered
 from pycollect.envs.base import EnvSpec
-from pycollect.policy.program.compile import Act
+from pycollect.policy.device import DeviceTransfer
+from pycollect.policy.program.compile import Act, Finishers
+from pycollect.policy.program.steps import (
+    PolicyOutputError,
+    show_all,
+)
 from pycollect.policy.states import CollectorEntries, PolicyState, StateForm
 
 
@@ -18,11 +25,9 @@ class PolicyInputs:
     """The memory that a policy reads at each step. The recorder updates it between steps.
 
     Args:
-        env: Environment whose observation the policy reads.
         current: Current observation by key. It may contain more entries.
         extras: Extras of the current observation, updated like `current`.
         counts_steps: Whether the recorder counts steps, see `CollectorEntries`.
-        device: Device of the states.
         cast: Casts of observations, which the policy reads as batches contain them. Defaults to
             ``None``: no casts.
 
@@ -116,3 +121,106 @@ class PolicyInputs:
         """Draw the first values of states for the next trajectories."""
         for form, state in self._random_states:
             state.initial.copy_(form.drawn(self.env))
+
+
+class TensorDictCall:
+    """Build the TensorDict of each call of a policy, and read the one that it returns.
+
+    Attributes:
+        extra_values: Extra outputs of the last step, with a value per environment.
+    """
+
+    def __init__(self, inputs: PolicyInputs, transfer: DeviceTransfer) -> None:
+        env = inputs.env
+        self.extra_values: ExtraValues = {}
+        self._inputs = inputs
+        self._transfer = transfer
+        self._last_outputs: dict[Key, Any] = {}  # entries that the last call wrote at the root
+        nodes = (extra for extra in env.action_extras if extra.kind is Kind.NODE)
+        self._env_keys = tuple(extra.key for extra in (*env.extras, *nodes))
+
+    def forget(self) -> None:
+        """Drop the values that the policy wrote for its next call."""
+        self._last_outputs = {}
+
+    def tensordict(self, tensors: Mapping[Key, torch.Tensor] | None = None) -> TensorDictBase:
+        """Return copies of the policy's inputs, with its last outputs; the policy may keep them.
+
+        Args:
+            tensors: The input tensors, possibly already copied to the policy's device. Defaults to
+                ``None``: the inputs themselves.
+        """
+        env, batch = self._inputs.env, self._inputs.lead
+        copy, device = self._transfer.copy_to_device, self._transfer.tensordict_device
+        tensors = self._inputs.tensors if tensors is None else tensors
+        entries: dict[Any, Any] = {key: copy(tensor) for key, tensor in tensors.items()}
+        if not self._inputs.extras:
+            entries.update(self._last_outputs)
+        td: TensorDictBase = TensorDict(entries, batch_size=batch, device=device)
+        for key, node in env.nodes.items():
+            if node.shape and td.get(key, None) is not None:
+                td.get(key).batch_size = torch.Size([*batch, *node.shape])
+        if self._inputs.extras:
+            td = with_current(td, self._inputs.extras, env.extras, batch)
+            td = td.update(self._last_outputs)
+        return td
+
+    def new_keys(self, out: TensorDictBase) -> list[Key]:
+        """Return the keys of entries that are not inputs of the policy."""
+        keys: Iterable[Any] = out.keys(include_nested=True, leaves_only=True, is_leaf=_is_leaf)
+        new = (key for key in map(as_key, keys) if key not in self._inputs.tensors)
+        return [key for key in new if not any(key[: len(own)] == own for own in self._env_keys)]
+
+    def act(
+        self,
+        policy: Callable[..., Any],
+        wanted: Sequence[Key],
+        expected: frozenset[Key],
+        extras: tuple[Extra, ...],
+        finish: Finishers,
+    ) -> Act:
+        """Return the function that calls the policy once per step.
+
+        Args:
+            expected: Keys that the policy must return. It may also return states and private keys,
+                but no other keys.
+        """
+        tensors: Mapping[Key, torch.Tensor] = self._inputs.tensors
+        crosses = self._transfer.is_needed(tensors.values())
+        tensors = self._transfer.mirrors(tensors) if crosses else tensors
+        batch = self._inputs.lead
+        ragged = {extra.key for extra in extras if extra.kind is Kind.RAGGED}
+
+        def act_with_tensordict() -> tuple[torch.Tensor, ...]:
+            out = returned(policy, self.tensordict(tensors))
+            new = self.new_keys(out)
+            found = {key: out.get(key) for key in new if key not in ragged}
+            self._last_outputs = {key: value for key, value in found.items() if key[0] != "next"}
+            keys = {key for key in new if is_delivered(key) or key in expected}
+            if keys != expected:
+                raise PolicyOutputError(
+                    f"policy: expected the output key(s) {show_all(wanted)}, as in its first call; "
+                    f"missing: {show_all(expected - keys)}, unexpected: {show_all(keys - expected)}"
+                )
+            self.extra_values = read_values(out, extras, batch)
+            values = [found[key] if key in found else out.get(key) for key in wanted]
+            for place, function in finish:
+                values[place] = function(values[place])
+            return tuple(values)
+
+        return self._transfer.wrap(act_with_tensordict) if crosses else act_with_tensordict
+
+
+def returned(policy: Callable[..., Any], td: TensorDictBase) -> TensorDictBase:
+    """Call the policy and return its TensorDict; PolicyOutputError if it returns another type."""
+    out = policy(td)
+    if not isinstance(out, TensorDictBase):
+        raise PolicyOutputError(
+            f"policy: expected it to return the TensorDict, got a {type(out).__name__}"
+        )
+    return out
+
+
+def _is_leaf(kind: type) -> bool:
+    """Return whether a class is a leaf: tensors, and other data, which may have to be refused."""
+    return issubclass(kind, torch.Tensor) or bool(getattr(kind, "_is_non_tensor", False))

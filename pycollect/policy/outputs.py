@@ -12,11 +12,14 @@ from gymnasium import spaces
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Kind
-from pycollect.data.layout import Key, dtype_name, is_delivered, torch_dtype
+from pycollect.data.layout import Key, dtype_name, is_delivered, show, torch_dtype
 from pycollect.envs.base import EnvSpec
 from pycollect.envs.spaces import RESERVED_KEYS, action_cast
 from pycollect.policy.program.compile import Act, Finishers
-from pycollect.policy.program.steps import PolicyOutputError, show, show_all
+from pycollect.policy.program.steps import (
+    PolicyOutputError,
+    show_all,
+)
 
 
 class RawOutput(NamedTuple):
@@ -50,8 +53,6 @@ def finishers(
         carried: Keys of the states' next values, by the states' keys. They follow the outputs. A
             state that the policy does not write maps to its own key. It is copied, because the
             recorder overwrites its memory.
-        raw: Properties of every output as the policy returns it.
-        batch: Batch dimensions of the environment.
 
     Returns:
         Pairs of an output's position and its function.
@@ -81,9 +82,7 @@ def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, RawOutput]) -> 
     """Return `act` with its outputs cast to the recorded dtypes, on the host.
 
     Args:
-        act: Calls the policy.
         outputs: Recorded leaves of the first tensors that `act` returns, in their order.
-        raw: Properties of every output as the policy returns it.
     """
     casts = [
         (place, _caster(leaf, raw[leaf.key].dtype))

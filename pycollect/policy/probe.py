@@ -12,33 +12,25 @@ from tensordict import TensorDictBase
 
 from pycollect.data.extras import Extra, Kind
 from pycollect.data.frame import FLAGS
-from pycollect.data.layout import Key, is_delivered
+from pycollect.data.layout import Key, as_key, is_delivered, show
 from pycollect.errors import is_interrupt
-from pycollect.policy.device_transfer import DeviceTransfer
-from pycollect.policy.inputs import PolicyInputs
+from pycollect.policy.device import DeviceTransfer
+from pycollect.policy.inputs import PolicyInputs, TensorDictCall, returned
 from pycollect.policy.outputs import check_output_keys
 from pycollect.policy.program.compile import Samples, run_plainly
 from pycollect.policy.program.steps import (
     CannotUnwrapError,
     Program,
     Values,
-    as_key,
     preserve_state,
-    show,
     show_all,
 )
 from pycollect.policy.signature import Forms, is_env_state, overlaps
 from pycollect.policy.states import PolicyState
-from pycollect.policy.tensordict_call import TensorDictCall, returned
 
 
 class WriteDetector:
-    """Detect whether a policy wrote into one of its inputs.
-
-    Args:
-        key: Key of the entry.
-        td: TensorDict with which the policy will be called.
-    """
+    """Detect whether a policy wrote into one of its inputs."""
 
     def __init__(self, key: Key, td: TensorDictBase) -> None:
         self.key = key
@@ -52,9 +44,6 @@ class WriteDetector:
         """Return whether the policy wrote the entry.
 
         If the policy returned another TensorDict, return whether the value differs.
-
-        Args:
-            out: TensorDict that the policy returned.
         """
         value = out.get(self.key, None)
         if value is None:
@@ -115,10 +104,7 @@ class Probe:
     """Calls a policy for the first time.
 
     Args:
-        policy: Policy in any of the accepted forms.
         inputs: Inputs to copy. States and missing entries of the policy are added to them.
-        transfer: Copies inputs to the policy's device.
-        call: Calls the policy with a TensorDict.
     """
 
     def __init__(
@@ -267,7 +253,6 @@ class _Failure(NamedTuple):
     """A first call that raised.
 
     Attributes:
-        raised: The policy's exception.
         error: Error to raise: this exception, or one that also lists the policy's inputs.
         is_of_types: Whether torch refused the dtype of an input.
         casts: Observations that a cast would make fit.
@@ -286,7 +271,6 @@ def _failure(
 
     Args:
         read: Inputs that the policy may have read, by key.
-        inputs: All inputs of the policy.
     """
     text = str(raised).rstrip(".")
     pattern = _OF_FORM.get(type(raised))
@@ -344,7 +328,6 @@ def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:
     """Return the error of a policy if no form of its states fits.
 
     Args:
-        failures: One for each choice of forms.
         forms: Forms of each state: of one shape and several dtypes if the shape was given.
     """
     for own in failures:

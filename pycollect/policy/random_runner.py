@@ -14,11 +14,10 @@ from tensordict import NestedKey, TensorDictBase
 
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
-from pycollect.data.layout import Key, torch_dtype
+from pycollect.data.layout import Key, show, torch_dtype
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.random_actions import Rng, Sampler
 from pycollect.policy.outputs import fits
-from pycollect.policy.program.steps import show
 
 
 class RandomPolicy:
@@ -82,14 +81,12 @@ class RandomRunner:
     ahead, actions are drawn before each step. It has the methods of :class:`PolicyRunner`.
 
     Args:
-        env: Environment with the action space.
         rng: One generator, or one per environment. It may be replaced between rollouts. Defaults to
             ``None``: a generator seeded from torch's global generator at the first use.
         outputs: Leaves to record. With `init_random_frames` these are the policy's. Leaves other
             than actions are zeros, or the observation if they have its key and shape. Actions may
             have other dtypes than the environment's, or other dimensions of size 1. Defaults to
             ``None``: the environment's actions.
-        current: Current observation by key, in rows.
     """
 
     slow_path = False

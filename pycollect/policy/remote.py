@@ -70,11 +70,7 @@ class RemotePolicy(ABC):
 
     @abstractmethod
     def for_group(self, place: int) -> RemotePolicy:
-        """Return the remote policy for one group of the worker's environments.
-
-        Args:
-            place: Index of the group.
-        """
+        """Return the remote policy for one group of the worker's environments."""
 
     @abstractmethod
     def runner(

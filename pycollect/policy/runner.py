@@ -17,8 +17,8 @@ from pycollect.data.layout import Key, is_delivered
 from pycollect.data.weights import check_on_device
 from pycollect.envs.base import EnvBatch, EnvSpec
 from pycollect.policy.calling import UNCHANGED, CallOptions
-from pycollect.policy.device_transfer import DeviceTransfer
-from pycollect.policy.inputs import PolicyInputs
+from pycollect.policy.device import DeviceTransfer
+from pycollect.policy.inputs import PolicyInputs, TensorDictCall
 from pycollect.policy.outputs import RawOutput, casting, check_output_keys, finishers, output_leaves
 from pycollect.policy.probe import Probe, source_of
 from pycollect.policy.program.compile import Act, assemble
@@ -35,7 +35,6 @@ from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.remote import RemotePolicy, RemoteRunner
 from pycollect.policy.signature import called_modules, declared_states, to_program, watched_modules
 from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
-from pycollect.policy.tensordict_call import TensorDictCall
 
 
 class PolicyRunner:

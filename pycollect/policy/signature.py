@@ -1,21 +1,27 @@
-"""Keys that a policy reads and writes, and the action specs that it needs."""
+"""Keys that a policy reads and writes, matched with its parameters; action specs that it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from gymnasium import spaces
+from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from pycollect.data.layout import Key
+from pycollect.data.layout import Key, as_key
 from pycollect.envs.base import EnvSpec
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_inputs, check_output_keys
-from pycollect.policy.program.callables import wants_tensordict, wrap
 from pycollect.policy.program.plan import chain_of
-from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, as_key
+from pycollect.policy.program.steps import (
+    CallStep,
+    CannotUnwrapError,
+    Program,
+    show_all,
+)
 from pycollect.policy.program.tensordict_modules import unwrap
 from pycollect.policy.states import IS_INIT, StateForm, StateFormFinder
 
@@ -29,8 +35,6 @@ def to_program(
     """Return the policy as a program, or ``None`` if it has to be called with a TensorDict.
 
     Args:
-        policy: Policy in any of the accepted forms.
-        env: Environment whose observation the policy reads.
         trusted: Value of `trust_policy`: the policy takes a TensorDict (default: ``False``).
         states: Keys of `policy_state`; a policy over tensors reads them as it reads observations.
     """
@@ -180,3 +184,126 @@ def _action_spec(env: EnvSpec, specs: Any) -> Any:
     from pycollect.envs.torchrl.specs import bounded  # the module is TorchRL's: it is installed
 
     return bounded(env.action_space, env.action[0])
+
+
+_TENSORDICT_NAMES = ("td", "tensordict")
+# TorchRL's wording, because programs may search for it.
+_MISFIT = "policy: Arguments to policy.forward are incompatible with entries in the observation"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class PolicyInputError(TypeError, ValueError):
+    """A policy's parameters do not fit the observation; also a TypeError, as in TorchRL."""
+
+
+def wants_tensordict(policy: Any) -> bool:
+    """Return whether a policy is called with the TensorDict itself.
+
+    These are every TensorDictModuleBase, compiled or not; every other object with `in_keys` and
+    `out_keys`; and callables whose only parameter without a default is named `td` or `tensordict`,
+    or annotated as a TensorDict. If all parameters have defaults, the first one decides.
+    """
+    if isinstance(_inside(policy), TensorDictModuleBase):
+        return True
+    if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
+        return True
+    positional = [p for p in _parameters(policy) or () if p.kind in _POSITIONAL]
+    passed = [p for p in positional if p.default is p.empty] or positional[:1]
+    if len(passed) != 1:
+        return False
+    return passed[0].name in _TENSORDICT_NAMES or _is_tensordict_type(passed[0].annotation)
+
+
+def wrap(
+    policy: Any, observation: Sequence[Key], action: Sequence[Key], extras: Sequence[Key] = ()
+) -> Program:
+    """Return a program with one call of a module or callable over tensors.
+
+    Its outputs are the actions. Further outputs get names after the first call, see
+    `Program.with_outputs`.
+
+    Parameters are matched with the observation keys by name (`camera_rgb` for ("camera", "rgb")).
+    If no name matches, they are matched by position, in the order of the keys. A parameter named
+    `is_init` gets that entry of the collector, unless the observation has this key.
+
+    Args:
+        observation: Keys of observations that are tensors.
+        extras: Keys of other observations, such as texts, for errors.
+
+    Raises:
+        PolicyInputError: Parameters and keys do not fit; the message names them.
+    """
+    keys, names = _match(policy, tuple(observation), extras)
+    step = CallStep(policy, keys, tuple(action), names=names, lenient=True)
+    return Program((step,))
+
+
+def _match(
+    policy: Any, observation: tuple[Key, ...], extras: Sequence[Key]
+) -> tuple[tuple[Key, ...], tuple[str, ...] | None]:
+    parameters = _parameters(policy)
+    if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return observation, None
+    by_name = {"_".join(key): key for key in observation}
+    if any(p.name == IS_INIT[0] for p in parameters):
+        by_name.setdefault(IS_INIT[0], IS_INIT)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    required = [p.name for p in named if p.default is p.empty]
+    unknown = [name for name in required if name not in by_name]
+    matched = tuple(by_name) if takes_any else tuple(p.name for p in named if p.name in by_name)
+    if matched and not unknown:
+        keys = tuple(by_name[name] for name in matched)
+        leading = tuple(p.name for p in named if p.kind in _POSITIONAL)[: len(matched)]
+        return keys, None if leading == matched else matched
+    positional = [p for p in named if p.kind in _POSITIONAL]
+    if len(unknown) < len(required):
+        raise PolicyInputError(
+            f"{_MISFIT}: {', '.join(map(repr, unknown))} not found among the keys "
+            f"{show_all(observation)}. Bind other arguments with functools.partial, or in a "
+            f"policy_factory{_extras_hint(extras)}"
+        )
+    if len(required) <= len(observation) <= len(positional) and all(
+        p.kind in _POSITIONAL for p in named if p.default is p.empty
+    ):
+        return observation, None
+    raise PolicyInputError(
+        f"{_MISFIT}: the parameters ({', '.join(p.name for p in named) or 'none'}) match the "
+        f"{len(observation)} key(s) {show_all(observation)} neither by name nor by position. Name "
+        "the parameters after the keys, or use a TensorDictModule with in_keys; pass a function or "
+        f"class that makes the policy as policy_factory{_extras_hint(extras)}"
+    )
+
+
+def _extras_hint(extras: Sequence[Key]) -> str:
+    if not extras:
+        return ""
+    return (
+        f". Only a policy that takes the TensorDict can read {show_all(extras)}, because it is "
+        "not a tensor"
+    )
+
+
+def _parameters(policy: Any) -> list[inspect.Parameter] | None:
+    """Return the parameters of the call, without `self`; ``None`` if Python does not know them."""
+    target: Callable[..., Any] = policy.forward if isinstance(policy, nn.Module) else policy
+    try:
+        return list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _inside(policy: Any) -> Any:
+    """Return the module inside a wrapper of `torch.compile` or TorchRL's CloudpickleWrapper."""
+    if isinstance(policy, nn.Module):
+        return getattr(policy, "_orig_mod", policy)
+    return policy.fn if type(policy).__name__ == "CloudpickleWrapper" else policy
+
+
+def _is_tensordict_type(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        name = annotation.strip("'\" ").split(".")[-1]
+        return name in ("TensorDict", "TensorDictBase", "LazyStackedTensorDict")
+    if not isinstance(annotation, type):
+        return False
+    return issubclass(annotation, TensorDictBase) or is_tensor_collection(annotation)

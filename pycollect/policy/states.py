@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from pycollect._core import Leaf
-from pycollect.data.layout import Key, dtype_name
+from pycollect.data.layout import Key, as_key, dtype_name, show
 from pycollect.envs.base import EnvSpec
-from pycollect.policy.program.steps import as_key, show
 
 IS_INIT: Key = ("is_init",)
 STEP_COUNT: Key = ("step_count",)
@@ -96,7 +95,6 @@ class StateForm:
     """One form that a state may have.
 
     Attributes:
-        shape: Shape for one environment.
         initial: Value at a trajectory's first step, of that shape.
         draw: Function that draws the first value for one environment or for all. Defaults to
             ``None``: every trajectory begins with `initial`.

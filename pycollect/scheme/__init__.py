@@ -6,13 +6,12 @@ the methods that replacements need, and :mod:`pycollect.scheme.gym` contains rep
 Gymnasium.
 """
 
+from pycollect.data.compression import Packed, pack, unpack
 from pycollect.scheme.c_worker import CWorker
 from pycollect.scheme.c_worker_set import CWorkerSet
-from pycollect.scheme.compression import Packed, pack, unpack
 from pycollect.scheme.messages import broadcast_message, check_message
 from pycollect.scheme.protocols import Actor, Algorithm, Storage, VecEnv
-from pycollect.scheme.worker import Worker
-from pycollect.scheme.worker_set import WorkerSet, default_remote_config
+from pycollect.scheme.worker_set import Worker, WorkerSet, default_remote_config
 
 __all__ = [
     "Actor",

@@ -10,8 +10,11 @@ import numpy as np
 import torch
 
 from pycollect.checks import check_fraction, check_positive
+from pycollect.data.compression import Packed, import_lz4, pack
 from pycollect.scheme import names
-from pycollect.scheme.components import (
+from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns, mean_return
+from pycollect.scheme.messages import StopListener
+from pycollect.scheme.names import (
     attribute_of,
     check_made,
     check_parameter,
@@ -20,9 +23,6 @@ from pycollect.scheme.components import (
     nothing,
     share,
 )
-from pycollect.scheme.compression import Packed, check_lz4, pack
-from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns, mean_return
-from pycollect.scheme.messages import StopListener
 from pycollect.scheme.protocols import (
     Actor,
     ActorFactory,
@@ -35,7 +35,7 @@ from pycollect.scheme.protocols import (
     TrainEnvsFactory,
     VecEnv,
 )
-from pycollect.scheme.worker import Worker, check_weights, resolved_weights
+from pycollect.scheme.worker_set import Worker, check_weights, resolved_weights
 
 
 class CWorker(Worker):
@@ -105,7 +105,7 @@ class CWorker(Worker):
         self.fraction_samples = check_fraction("fraction_samples", fraction_samples)
         self.compress_data_to_send = compress_data_to_send
         if compress_data_to_send:
-            check_lz4()
+            import_lz4("compress_data_to_send")
         self.device = device_here("device", device)
         self.envs_train: Any = None
         self.envs_test: Any = None

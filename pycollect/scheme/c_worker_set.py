@@ -8,8 +8,8 @@ from typing import Any
 
 from pycollect.checks import check_count, check_fraction
 from pycollect.scheme.c_worker import CWorker
-from pycollect.scheme.components import nothing, share
 from pycollect.scheme.messages import CONTINUE, STOP, broadcast_message, withdraw_message
+from pycollect.scheme.names import nothing, share
 from pycollect.scheme.protocols import (
     ActorFactory,
     AlgorithmFactory,

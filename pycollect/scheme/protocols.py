@@ -7,7 +7,7 @@ hidden states are tensors ``[P, ...]``, or dicts of such tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -125,42 +125,20 @@ class Storage(Protocol):
         """Set an attribute of the storage."""
 
 
-class ActorFactory(Protocol):
-    """Makes an actor on a device."""
+ActorFactory = Callable[[torch.device], Any]
+"""Makes an actor on a device."""
 
-    def __call__(self, device: torch.device, /) -> Any:
-        """Make the actor."""
+AlgorithmFactory = Callable[[torch.device, Any, Any], Any]
+"""Makes an algorithm from device, actor and environments, which may be ``None``."""
 
+StorageFactory = Callable[[torch.device, Any, Any, Any], Any]
+"""Makes a storage from device, actor, algorithm and environments, which may be ``None``."""
 
-class AlgorithmFactory(Protocol):
-    """Makes an algorithm for an actor; `envs` is ``None`` if the worker does not collect."""
+TrainEnvsFactory = Callable[[torch.device, int, int], Any]
+"""Makes environments for collection from device, `index_worker` and `index_parent`, or ``None``."""
 
-    def __call__(self, device: torch.device, actor: Any, envs: Any, /) -> Any:
-        """Make the algorithm."""
-
-
-class StorageFactory(Protocol):
-    """Makes a storage; `envs` is ``None`` if the worker does not collect."""
-
-    def __call__(self, device: torch.device, actor: Any, algorithm: Any, envs: Any, /) -> Any:
-        """Make the storage."""
-
-
-class TrainEnvsFactory(Protocol):
-    """Makes the environments for collection, or returns ``None``."""
-
-    def __call__(self, device: torch.device, index_worker: int, index_parent: int, /) -> Any:
-        """Make the environments."""
-
-
-class TestEnvsFactory(Protocol):
-    """Makes the environments for evaluation, or returns ``None``; `mode` is ``"test"``."""
-
-    def __call__(
-        self, device: torch.device, index_worker: int, index_parent: int, mode: str, /
-    ) -> Any:
-        """Make the environments."""
-
+TestEnvsFactory = Callable[[torch.device, int, int, str], Any]
+"""Makes environments for evaluation from the same and ``"test"``, or ``None``."""
 
 Infos = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """Infos of a step: one dict per environment, or one dict of arrays ``[P]``."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from pycollect.data.devices import CPU, accelerator
-from pycollect.data.transfer import Fetch
+from pycollect.data.devices import accelerator
+from pycollect.data.upload import Fetch
 from pycollect.worker.report import Episode
 
 # Episodes per rollout that are fetched with everything else; more need a second copy.
@@ -81,7 +81,7 @@ class DeviceTrajectories:
     """
 
     def __init__(self, envs: int, device: torch.device) -> None:
-        self._envs, self._device = envs, device
+        self._envs = envs
         # A CUDA graph always copies to the same host memory, so other rollouts use another Fetch.
         self._fetch, self._captured_fetch = (Fetch(accelerator(device), device) for _ in "12")
         self.count = 0
@@ -130,11 +130,9 @@ class DeviceTrajectories:
     def _first_ends(self, done: torch.Tensor) -> torch.Tensor:
         """Return the cells with which episodes end, as indices into [T * P].
 
-        On a device, the number of indices is fixed, because the host would have to wait to know how
-        many episodes ended. On the CPU, all are returned.
+        The number of indices is fixed, because the host would have to wait to know how many
+        episodes ended.
         """
-        if self._device == CPU:
-            return done.flatten().nonzero().squeeze(1)
         most = min(done.numel(), max(_EPISODES_PER_ENV * self._envs, _FEW_EPISODES))
         return torch.nonzero_static(done.flatten(), size=most, fill_value=0).squeeze(1)
 

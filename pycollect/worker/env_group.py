@@ -16,7 +16,7 @@ from pycollect.data.devices import CPU, indexed
 from pycollect.data.extras import Extras
 from pycollect.data.frame import BatchLeaves, NoLeaves
 from pycollect.data.layout import Key, torch_dtype
-from pycollect.envs.base import Arrays, EnvBatch
+from pycollect.envs.base import Arrays, AutoresetCalls, EnvBatch
 from pycollect.envs.tensors import TensorVectorEnv
 from pycollect.policy.calling import CallOptions, CapturedWork
 from pycollect.policy.random_runner import RandomRunner
@@ -166,7 +166,7 @@ class EnvGroup:
         if not self._options.stays:
             return self.leaves
         if isinstance(self.env, TensorVectorEnv):
-            return self.leaves if self.env.spec.device == CPU else NoLeaves()
+            return NoLeaves()
         return self._on_host
 
     @property
@@ -296,10 +296,18 @@ class EnvGroup:
             record, reset_done = extras.wrap_record(record), extras.wrap_reset_done(reset_done)
         direct = env.fast_step
         step = env.step if direct is None else direct.step
+        if autoreset := self._autoreset_calls():
+            step, record = autoreset
         whole = None
         if env.compiled is not None and not self.leaves.extras:
             whole = partial(self.recorder.step_env, env.compiled)
         return Calls(act, self._take, step, record, records.done, reset_done, records.reset, whole)
+
+    def _autoreset_calls(self) -> AutoresetCalls | None:
+        """Return the environment's own, unless a step has two parts or trajectories are cut."""
+        if self.env.spec.overlaps or self._cut or self.leaves.extras:
+            return None
+        return self.env.autoreset_calls(self.recorder)
 
     @property
     def alternating_calls(self) -> Calls:

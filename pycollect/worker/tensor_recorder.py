@@ -11,7 +11,7 @@ import torch
 from pycollect._core import RolloutControl, RolloutHeader, Slab
 from pycollect.data.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
 from pycollect.data.layout import Key, is_delivered, torch_dtype
-from pycollect.data.transfer import Packing
+from pycollect.data.upload import Packing
 from pycollect.envs.base import Arrays, BoolArray
 from pycollect.worker.device_trajectories import DeviceTrajectories, PendingCounts, Rollout
 from pycollect.worker.report import Episode
@@ -151,7 +151,6 @@ class TensorRecorder:
         targets += [
             self._cells(("next", *leaf.key), leaf.dtype, leaf.shape, steps) for leaf in following
         ]
-        self._next_cells = [self._memory.get(("next", *leaf.key)) for leaf in spec.observation]
         targets += [self._cells(_REWARD, "float32", (), steps)]
         targets += [self._cells(key, "bool", (), steps) for key in (_TERMINATED, _TRUNCATED)]
         # The observation for the next step is its root, unless the policy writes that entry.
@@ -188,7 +187,7 @@ class TensorRecorder:
 
     def record(self, result: Transition) -> int:
         """Record a step; return how many environments have to be reset, see :class:`Recorder`."""
-        successor, following, reward, terminated, truncated, done, lacks_final, final = result
+        successor, following, reward, terminated, truncated, done, lacks_final = result
         if lacks_final:
             self._lacks_final |= truncated if self._env.has_validity else done
         truncated, fresh, resets = self._ended(done, truncated)
@@ -203,10 +202,6 @@ class TensorRecorder:
         values = (*outputs, *successor, *carried, reward, terminated, truncated, *begins)
         for targets, places in self.plan[self._step]:
             torch._foreach_copy_(targets, [values[place] for place in places])
-        if final is not None:
-            for cells, last in zip(self._next_cells, final[1], strict=True):
-                if cells is not None:
-                    cells[self._step].index_copy_(0, final[0], last)
         # After all other copies, because an output of the policy may be a view of its input.
         for targets, places in self._advance:
             torch._foreach_copy_(targets, [begins[place] for place in places])
@@ -364,7 +359,7 @@ class TensorRecorder:
             return values
         valid = self._valid[: self._step].t()
         empty = -1 if key == TRAJ_IDS else 0
-        return torch.where(valid.view(*valid.shape, *[1] * (values.ndim - 2)), values, empty)
+        return values.masked_fill(~valid.view(*valid.shape, *[1] * (values.ndim - 2)), empty)
 
     def take_tensors(self) -> dict[Key, torch.Tensor]:
         """Return the leaves of the last rollout by key, [P, T, *frame] each.

@@ -436,6 +436,7 @@ def test_whole_floats_are_counts() -> None:
         SyncDataCollector(ENV, None, frames_per_batch=4.5)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_whole_floats_are_counts_of_processes() -> None:
     counts = {"frames_per_batch": 8e0, "total_frames": np.float32(8), "prefetch": 1.0}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import pycollect
+from pycollect.arguments import completed_by
 from pycollect.compat.torchrl import TorchRLCollector
-from pycollect.docstrings import completed_by
 
 PUBLIC = [getattr(pycollect, name) for name in pycollect.__all__]
 COLLECTORS = [

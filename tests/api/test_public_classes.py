@@ -1,6 +1,6 @@
-"""The public classes keep their names, signatures and texts; deleted at the end of step C.
+"""The public classes keep their names, signatures and texts, unless the list says otherwise.
 
-Run ``python tests/test_public_classes.py`` to rewrite the list.
+Run ``python tests/api/test_public_classes.py`` to rewrite the list.
 """
 
 from __future__ import annotations

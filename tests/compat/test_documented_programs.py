@@ -46,7 +46,7 @@ from torchrl.objectives import DQNLoss
 from torchrl.objectives.value import GAE
 
 import pycollect
-from pycollect.compat.ray_service import update_service
+from pycollect.api.ray import update_service
 
 IDS = ("collector", "traj_ids")
 OBSERVATION = ("next", "observation")

@@ -132,6 +132,19 @@ class Recording {
     const std::array<ConstTensorView, 1> observations{as_doubles ? wide.view()
                                                                  : observation.view()};
     const std::array<ConstTensorView, 2> outputs{action.view(), log_prob.view()};
+    if (first) {
+      auto following = observe(n);
+      for (std::size_t p = 0; p < count; ++p) {
+        if ((terminated[p] | truncated[p]) != 0) {
+          following.values[2 * p] = *first;
+        }
+      }
+      const std::array<ConstTensorView, 1> followings{following.view()};
+      ConstTensorView end = ends.view(), cut = cuts.view();
+      end.dtype = cut.dtype = DType::boolean;
+      return recorder.step_autoreset({followings, reward.view(), end, cut, outputs}, observations)
+          .value_or(kNotRecorded);
+    }
     if (as_numbers) {
       return recorder.step(
           OneStep{observations, n, terminated[0] != 0, truncated[0] != 0, outputs});
@@ -178,11 +191,14 @@ class Recording {
     return text;
   }
 
+  static constexpr std::int64_t kNotRecorded = -999;
+
   const std::int64_t P;
   const bool batched;
   std::int64_t objectives = 1;  // number of rewards per environment
   bool as_numbers = false;      // pass steps as OneStep
   bool as_doubles = false;      // pass observations as float64, so that they are cast
+  std::optional<float> first;   // call step_autoreset(); rows that end go on with this observation
   SlabPool pool;
   Array<float> current;
   Recorder recorder;

@@ -137,6 +137,64 @@ TEST_CASE("mixing plain and other steps gives the same slab in time order as cas
   }
 }
 
+TEST_CASE("a step of environments that reset themselves is a step and a reset") {
+  constexpr std::int64_t kSteps = 20;
+  for (const std::int64_t envs : {2, 7, 33}) {
+    for (const bool live : {true, false}) {
+      CAPTURE(envs);
+      const RecorderOptions options{.envs = envs, .set_truncated = live};
+      Recording own(options, kSteps, usual_leaves(), live);
+      Recording other(options, kSteps, usual_leaves(), live);
+      float n = 0;
+      for (const std::int64_t steps : {20, 8, 1}) {
+        own.begin(5, {}, steps);
+        other.begin(5, {}, steps);
+        for (std::int64_t t = 0; t < steps; ++t) {
+          n += 1;
+          std::vector<std::uint8_t> ends, cuts;
+          for (std::int64_t p = 0; p < envs; ++p) {
+            ends.push_back((static_cast<std::int64_t>(n) + 3 * p) % 7 == 0);
+            cuts.push_back((static_cast<std::int64_t>(n) + p) % 5 == 0);
+          }
+          own.first = 1000 + n;
+          CHECK(own.step(n, ends, cuts) == 0);
+          if (other.step(n, ends, cuts) != 0) {
+            other.reset(1000 + n);
+          }
+        }
+        CHECK(own.finish().frames == other.finish().frames);
+        check_alike(own, other);
+        CHECK(own.current.values == other.current.values);
+        const auto episodes = own.recorder.take_episodes(), others = other.recorder.take_episodes();
+        REQUIRE(episodes.size() == others.size());
+        for (std::size_t i = 0; i < episodes.size(); ++i) {
+          CHECK(episodes[i].env == others[i].env);
+          CHECK(episodes[i].length == others[i].length);
+          CHECK(episodes[i].total_reward == others[i].total_reward);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a step of environments that reset themselves is not recorded if it needs a cast") {
+  Recording own({.envs = 2}, 4), limited({.envs = 2, .max_frames_per_traj = 3}, 4);
+  for (Recording* recording : {&own, &limited}) {
+    recording->begin();
+    recording->first = 9.0F;
+    recording->as_doubles = recording == &own;
+    CHECK(recording->step(1, {1, 0}) == Recording::kNotRecorded);
+    recording->first.reset();
+    CHECK(recording->step(1, {1, 0}) == 1);
+    recording->reset(2);
+    recording->recorder.abandon();
+  }
+  own.begin();
+  own.first = 9.0F;
+  own.as_doubles = true;  // only last observations need a cast, and no episode ends
+  CHECK(own.step(1) == 0);
+}
+
 TEST_CASE("frames of any size are recorded unchanged by plain and other steps") {
   constexpr std::int64_t kSteps = 70;
   for (const std::int64_t bytes : {1, 3, 5, 17}) {

@@ -12,7 +12,7 @@ from echo_envs import echo_fns
 from raising import refused
 
 from pycollect.api.arguments import WORKER_ARGUMENTS, check_devices, pickled_policies
-from pycollect.api.set_up import worker_plans
+from pycollect.api.set_up import worker_spec
 from pycollect.data.devices import Devices, why_not
 from pycollect.transport.channel import CallEnd
 from pycollect.transport.host import WorkerHost
@@ -106,16 +106,18 @@ def test_workers_without_a_gpu_do_not_see_it(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     arguments = {**dict.fromkeys(WORKER_ARGUMENTS), "reset_at_each_iter": False, "env_groups": 1}
-    (plan,) = worker_plans(
-        [echo_fns(0)], [arguments], [parity_policy()], False, [6], [options], [devices]
+    spec = worker_spec(
+        0, echo_fns(0), arguments, devices, builds_policy=False, frames=6, options=options
     )
     if devices.worker_types <= {"cpu"}:
         worker = WorkerHost(CallEnd())
-        info = worker.answer(Build(True, pickled_spec(plan.spec), plan.policy))
+        info = worker.answer(
+            Build(True, pickled_spec(spec), pickled_policies([parity_policy()], False)[0])
+        )
         assert isinstance(info, WorkerInfo)
         assert info.device == CPU
         worker.close()
-    assert plan.spec.hides_gpus is hidden
+    assert spec.hides_gpus is hidden
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ("" if hidden else "0")
 
 

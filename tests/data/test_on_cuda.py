@@ -27,7 +27,7 @@ from pycollect._core import CudaError
 from pycollect.data import gather_cuda as on_cuda
 from pycollect.data.devices import CPU
 from pycollect.policy.calling import CallOptions, CapturedCall, GraphPool
-from pycollect.policy.device_transfer import DeviceTransfer
+from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.program.steps import CallStep, HeadStep, Program
 
 

@@ -52,6 +52,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @needs_devices_in_python
 def test_no_test_for_gpus_mixes_devices() -> None:
     """First check that mixing the device with the CPU is an error."""

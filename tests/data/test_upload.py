@@ -20,7 +20,7 @@ from pycollect import (
     SyncDataCollector,
 )
 from pycollect._core import Layout, Leaf, Placement
-from pycollect.data.devices import CPU, PlainAccelerator
+from pycollect.data.devices import CPU, Accelerator
 from pycollect.data.slabs import make_pool, slab_tensors
 from pycollect.data.upload import MAX_AHEAD, DeviceUploader
 
@@ -109,8 +109,8 @@ def test_a_device_without_streams_is_never_waited_for_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pycollect.data.upload.MIN_PART_BYTES", 8)
-    monkeypatch.setattr(PlainAccelerator, "mark", lambda _: pytest.fail("the host waits"))
-    uploader = DeviceUploader(PlainAccelerator(CPU))
+    monkeypatch.setattr(Accelerator, "mark", lambda _: pytest.fail("the host waits"))
+    uploader = DeviceUploader(Accelerator(CPU))
     placement = Placement(Layout([Leaf(("seen",), "float32", (2,))]), 2, 1, 3)
     pool = make_pool(placement, 1, uploader.allocate)
     for step in range(2 * MAX_AHEAD):

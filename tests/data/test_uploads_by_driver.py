@@ -60,6 +60,7 @@ for arguments in ({}, casts, {"split_trajs": True}):
     )
 
 
+@pytest.mark.slow
 def test_memory_is_written_again_only_when_the_host_saw_its_copy_complete() -> None:
     run_uploads(
         """
@@ -87,6 +88,7 @@ with stream(storing_device="cuda") as collector:
     )
 
 
+@pytest.mark.slow
 def test_a_graph_that_another_thread_captures_is_not_ended() -> None:
     """In the default mode, a query of torch's events from another thread would end the capture."""
     run_uploads(
@@ -152,6 +154,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_what_processes_wrote_is_read_where_it_is() -> None:
     run_uploads(
         _PROCESSES.replace("CLS", "MultiSyncDataCollector").replace("FAIL", "0")

@@ -197,6 +197,7 @@ def test_whoever_is_leaving_has_no_part_in_a_new_seed() -> None:
 
 def test_what_each_of_the_first_had_is_not_passed_to_new_ones() -> None:
     values = {"policy_factory": [int, int], "device": "cpu"}
-    template = WorkerTemplate(values, {"policy_factory", "device"}, None, T)
+    remote: Any = None  # of no effect here
+    template = WorkerTemplate(values, {"policy_factory", "device"}, None, T, remote)
     own = {"policy_factory": float, "device": "meta"}
     assert template.arguments(own, 1) == [{"policy_factory": float, "device": "cpu"}]

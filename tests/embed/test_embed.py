@@ -127,15 +127,10 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prefix"
 
 
-def test_add_subdirectory(tmp_path: Path) -> None:
-    options = [*SUBDIRECTORY, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"]
-    assert UNOPTIMIZED not in configure(tmp_path, *options)
-    built(tmp_path)
-
-
-def test_the_kernel_for_devices_can_be_left_out(tmp_path: Path) -> None:
+def test_add_subdirectory_without_the_kernel_for_devices(tmp_path: Path) -> None:
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"]
-    configure(tmp_path, *SUBDIRECTORY, *options, "-DPYCOLLECT_GATHER=OFF")
+    options += [*SUBDIRECTORY, "-DPYCOLLECT_GATHER=OFF"]
+    assert UNOPTIMIZED not in configure(tmp_path, *options)
     built(tmp_path)
 
 

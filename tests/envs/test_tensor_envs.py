@@ -28,7 +28,6 @@ import pycollect
 
 STEPS = 7
 MODES = ("SAME_STEP", "NEXT_STEP", "SKIPPING", "DISABLED")
-DEVICES = ["cpu", pytest.param(DEVICE, marks=pytest.mark.cuda, id="gpu")]
 ARGUMENTS: list[dict[str, Any]] = [
     {},
     {"set_truncated": True},
@@ -44,6 +43,19 @@ ARGUMENTS: list[dict[str, Any]] = [
 ]
 
 Result = tuple[list[TensorDictBase], dict[str, Any], dict[str, Any]]
+
+
+def record_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record tensors on the CPU as those on another device are recorded."""
+    monkeypatch.setattr("pycollect.envs.make_vector.CPU", None)
+
+
+@pytest.fixture(params=["cpu", pytest.param(DEVICE, marks=pytest.mark.cuda, id="gpu")])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Device of the environment's tensors. Without a GPU, the second one only acts like it."""
+    if request.param_index == 1 and DEVICE == "cpu":
+        record_as_on_a_device(monkeypatch)
+    return str(request.param)
 
 
 def doubling(observation: torch.Tensor) -> torch.Tensor:
@@ -83,7 +95,6 @@ def assert_as_arrays(device: str, policy: Callable[[], Any], *env: Any, **argume
 @pytest.mark.filterwarnings("ignore:trajs_per_batch")
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=case_name)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("device", DEVICES)
 def test_batches_are_those_of_arrays(device: str, mode: str, arguments: dict[str, Any]) -> None:
     if mode == "SKIPPING" and "max_frames_per_traj" in arguments:
         pytest.skip("it cannot reset single rows")
@@ -115,7 +126,6 @@ def recurrent() -> TensorDictModule:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_policy_reads_counts_and_first_steps(device: str, mode: str) -> None:
     if mode in ("SAME_STEP", "DISABLED"):
         arguments = {"max_frames_per_traj": 5}
@@ -123,7 +133,6 @@ def test_a_policy_reads_counts_and_first_steps(device: str, mode: str) -> None:
     assert_as_arrays(device, recurrent, mode, policy_state={"count": torch.zeros(1)})
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_an_output_may_be_a_view_of_an_input(device: str) -> None:
     def act(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return doubling(observation), observation[:, :1]
@@ -131,13 +140,11 @@ def test_an_output_may_be_a_view_of_an_input(device: str) -> None:
     assert_as_arrays(device, lambda: TensorDictModule(act, ["observation"], ["action", "episode"]))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_random_actions(device: str) -> None:
     assert_as_arrays(device, lambda: None)
 
 
 @pytest.mark.parametrize("mode", ["SAME_STEP", "NEXT_STEP", "DISABLED"])
-@pytest.mark.parametrize("device", DEVICES)
 def test_single_rows_are_reset_between_batches(device: str, mode: str) -> None:
     def batches(make: Callable[[], Any]) -> list[TensorDictBase]:
         with pycollect.SyncDataCollector(
@@ -154,7 +161,6 @@ def test_single_rows_are_reset_between_batches(device: str, mode: str) -> None:
         assert (own == other).all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("steps", "envs"), [(1, ENVS), (STEPS, 1), (1, 1)])
 def test_batches_of_one_step_or_environment_stay_as_they_are(
     steps: int, envs: int, device: str, monkeypatch: pytest.MonkeyPatch
@@ -171,7 +177,6 @@ def test_batches_of_one_step_or_environment_stay_as_they_are(
         assert (kept.cpu() == copied).all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_last_observations_may_come_row_by_row(device: str) -> None:
     assert_as_arrays(device, lambda: doubling, "SAME_STEP", "each")
 
@@ -335,7 +340,6 @@ def test_observations_may_have_gradients() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:final_observation")
-@pytest.mark.parametrize("device", DEVICES)
 def test_last_observations_may_be_unknown(device: str) -> None:
     arguments = {"final_observation": "unknown"}
     assert_as_arrays(device, lambda: doubling, "SAME_STEP", False, **arguments)
@@ -350,7 +354,6 @@ def test_last_observations_may_be_unknown(device: str) -> None:
         assert (batch["next", "observation"][seen] == other["next", "observation"][seen]).all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_unknown_last_observations_must_be_asked_for(device: str) -> None:
     with refused(ValueError, "final_observation"):
         collected(partial(CountingTensors, "SAME_STEP", False, device=device), doubling)
@@ -410,8 +413,7 @@ def linear() -> TensorDictModule:
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.policy.calling.CallOptions.for_device", lambda own, device: own)
     monkeypatch.setattr("pycollect.worker.env_group.CapturedWork", FakeGraph)
-    for module in ("envs.tensors", "worker.device_trajectories"):
-        monkeypatch.setattr(f"pycollect.{module}.CPU", None)
+    record_as_on_a_device(monkeypatch)
 
 
 @pytest.mark.parametrize("arguments", CAPTURED, ids=case_name)

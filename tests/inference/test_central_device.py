@@ -22,7 +22,7 @@ from test_restarts import killing_when
 from torch import nn
 
 from pycollect.inference.group import ServerStates
-from pycollect.policy.device_transfer import DeviceTransfer
+from pycollect.policy.device import DeviceTransfer
 
 pytestmark = pytest.mark.processes(usual=2)
 

@@ -165,6 +165,7 @@ def test_a_server_that_dies_is_replaced_with_its_workers() -> None:
     assert total["issued"] == total["delivered"] + total["lost"] + total["in_flight"]
 
 
+@pytest.mark.slow
 def test_calls_of_workers_whose_server_died() -> None:
     """The calls return normally, and all workers continue."""
     _, policy = watched()
@@ -246,6 +247,7 @@ def test_an_interrupt_while_a_server_is_replaced(
         check(collector.ledger())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_garbage_collection")
 def test_deaths_of_the_server_leave_no_memory_behind() -> None:
     """A recorded death must not keep frames and slabs of the call that noticed it."""

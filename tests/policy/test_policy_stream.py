@@ -19,7 +19,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from pycollect import MultiSyncDataCollector, SyncDataCollector
-from pycollect.data.policy_stream import PolicyStream
+from pycollect.policy.device import PolicyStream
 
 DEVICE = torch.device("cuda", 0)
 

@@ -70,6 +70,7 @@ def found(first: str) -> Any:
     return json.loads(said_by("-c", MARKED.format(first=first)).splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_all_marks_are_made_when_the_compiler_is_imported() -> None:
     alone = found("")
     # `find_spec` does not import the module.
@@ -112,6 +113,7 @@ assert not [own for own in sys.meta_path if type(own).__module__ == "pycollect.c
 """
 
 
+@pytest.mark.slow
 def test_an_import_that_fails_is_tried_again() -> None:
     said_by("-c", FAILING)
 

@@ -22,6 +22,7 @@ def code_of(cells: list[dict[str, Any]]) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path: Path) -> None:
     """Run every cell after the installation; the plot opens no window."""
     pytest.importorskip("gymnasium")

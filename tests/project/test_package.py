@@ -72,6 +72,7 @@ print(slab.array().nbytes == slab.bytes, int(target.sum()))
     assert python(code, without) == "True 45"
 
 
+@pytest.mark.slow
 def test_splitting_needs_neither_gymnasium_nor_ray() -> None:
     code = """
 import torch

@@ -81,6 +81,7 @@ def test_it_installs_again_what_has_changed_and_nothing_else(
     assert times() == len(CHANGES) + 2
 
 
+@pytest.mark.slow
 def test_what_failed_is_not_done(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "INSTALL", ["-c", "raise SystemExit(3)"])
     assert (script.main(), script.main()) == (3, 3)

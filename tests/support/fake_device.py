@@ -13,7 +13,7 @@ import torch
 
 from pycollect._core import SharedSlabPool
 from pycollect.data.devices import PartialUpload
-from pycollect.policy.device_transfer import DeviceTransfer
+from pycollect.policy.device import DeviceTransfer
 
 DEVICE = torch.device("cuda", 0)
 

@@ -343,6 +343,7 @@ def test_a_count_that_takes_long_is_awaited(
     assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"
 
 
+@pytest.mark.slow
 @own_template
 def test_templates_are_few_however_many_modules_start_threads(
     engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -366,6 +367,7 @@ def test_templates_are_few_however_many_modules_start_threads(
     assert len(made) == forking._MAX_TRIES + 1
 
 
+@pytest.mark.slow
 def test_an_import_that_opens_a_gpu_is_reported_once(
     engine: ProcessEngine, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -554,6 +556,7 @@ MultiSyncDataCollector([CountingEnv] * 2, None, frames_per_batch=10)
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_program_that_they_are_still_importing(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(UNGUARDED)

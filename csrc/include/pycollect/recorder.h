@@ -160,6 +160,17 @@ class Recorder {
   // environments, or several rewards per step.
   std::int64_t step(const OneStep& data);
 
+  // Records a step in which environments have reset themselves where their episodes ended
+  // (autoreset SAME_STEP). `data.observation` is for the next action. `last` has the last
+  // observations of the episodes, like `data.observation`; only rows that ended are read. It may be
+  // empty if none ended. No environment has to be reset afterwards.
+  //
+  // Returns nullopt and records nothing if this is not possible: an array needs a cast or has gaps,
+  // last observations are missing, or the rollout has more data than a plain step
+  // (recorder_plain.cpp) or max_frames_per_traj. Call step() and reset() then.
+  std::optional<std::int64_t> step_autoreset(const StepData& data,
+                                             std::span<const ConstTensorView> last);
+
   // With leaves_out_dummies, step() records only the environments that are behind(), each at its
   // own position, and ignores the data of the others. An environment that ended by itself is then
   // not done(): its next step gives the first observation of its next trajectory.

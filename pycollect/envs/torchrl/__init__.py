@@ -24,7 +24,6 @@ def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
     If the results are equal, the Gymnasium environments inside it are stepped directly.
 
     Args:
-        env: The environment.
         devices: `env_device` has precedence over the environment's own device, which has precedence
             over `device`.
 

@@ -22,13 +22,11 @@ from pycollect._core import Leaf
 from pycollect.data.devices import CPU, accelerator
 from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, write_values
 from pycollect.data.frame import FLAGS
-from pycollect.data.layout import Key, dtype_name, torch_dtype
-from pycollect.data.transfer import Fetch
+from pycollect.data.layout import Key, as_key, dtype_name, torch_dtype
+from pycollect.data.upload import Fetch
 from pycollect.envs import gymnasium_support as time_limit
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, check_seeds
-from pycollect.envs.single import close_quietly
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, seed_each
 from pycollect.envs.torchrl.specs import (
-    as_key,
     check_device,
     check_root,
     draw,
@@ -71,7 +69,6 @@ def changed_by_hooks(
     rollout.
 
     Args:
-        env: The environment.
         observations: Leaves of the observations, without flags.
         others: Keys of flags and rewards.
 
@@ -119,7 +116,6 @@ class TorchRLEnv(EnvBatch):
         check_device(env)
         self._env: Any = env
         self._device = env.device or CPU
-        self._closed = False
         self._size = tuple(env.batch_size)
         self._carrier: Any = None  # the root of the next step
         self._last_td: Any = None  # result of the last call: the carrier, or its "next"
@@ -127,6 +123,7 @@ class TorchRLEnv(EnvBatch):
 
     def _read_specs(self) -> None:
         env, size = self._env, self._env.batch_size
+        self.owned = [env]
         observation = observation_leaves(env)
         ends = tuple(leaf.key for leaf in spec_leaves(env.full_done_spec, size))
         reward_leaves = spec_leaves(env.full_reward_spec, size)
@@ -227,9 +224,6 @@ class TorchRLEnv(EnvBatch):
     def truncate_after(self, frames: int) -> bool:
         """Append a StepCounter, as TorchRL's collectors do.
 
-        Args:
-            frames: Maximum number of frames of a trajectory.
-
         Raises:
             ValueError: The environment already counts steps.
         """
@@ -268,7 +262,6 @@ class TorchRLEnv(EnvBatch):
         return tuple([value.flatten(0, flat) for value in values] if flat > 0 else values)
 
     def current_extras(self) -> ExtraValues:
-        """See `EnvBatch.current_extras`."""
         values = read_values(self._last_td, (*self.spec.extras, *self.spec.step_extras), self._size)
         for key, names in self._leaves_of_extras.items():
             values[key] = [node.exclude(*names) for node in values[key]]
@@ -286,8 +279,7 @@ class TorchRLEnv(EnvBatch):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all environments, after `env.set_seed` with the first seed if there are any."""
         if seeds is not None:
-            first, *others = check_seeds(seeds, self.num_seeds)
-            self._env.set_seed(first, static_seed=bool(others) and set(others) == {first})
+            set_seed(self._env, seeds, self.num_seeds)
         with torch.no_grad():
             self._carrier = self._last_td = self._env.reset()
         check_root(self._carrier, self.spec.observation)
@@ -330,12 +322,6 @@ class TorchRLEnv(EnvBatch):
         self._last_td = self._carrier
         return (*self._gather_root(self._carrier), *self._no_rewards)
 
-    def close(self) -> None:
-        """Close the environment; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            close_quietly(self._env)
-
 
 def _leaves_in_nodes(extras: Sequence[Extra], leaves: Sequence[Leaf]) -> dict[Key, list[Any]]:
     """Return, by key of an extra, the leaves inside that extra that are recorded in the slab."""
@@ -348,6 +334,12 @@ def _leaves_in_nodes(extras: Sequence[Extra], leaves: Sequence[Leaf]) -> dict[Ke
         for extra in extras
         if extra.kind is Kind.NODE
     }
+
+
+def set_seed(env: Any, seeds: Sequence[int], count: int) -> None:
+    """Seed an `EnvBase` as TorchRL does, before any reset: by the first seed."""
+    first, *others = seed_each(seeds, count)
+    env.set_seed(first, static_seed=bool(others) and set(others) == {first})
 
 
 def _seeds_of(env: Any) -> int:
@@ -368,9 +360,8 @@ def _draws_by_spec(env: Any) -> bool:
 
 
 def _changes_actions(env: Any) -> bool:
-    if not isinstance(env, TransformedEnv):
-        return False
-    return bool(env.full_action_spec != env.base_env.full_action_spec)
+    is_transformed = isinstance(env, TransformedEnv)
+    return is_transformed and bool(env.full_action_spec != env.base_env.full_action_spec)
 
 
 def _resets_separately(env: Any) -> bool:

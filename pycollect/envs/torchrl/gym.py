@@ -15,10 +15,10 @@ from torchrl.envs import GymEnv, GymWrapper
 
 from pycollect._core import Leaf
 from pycollect.data.layout import Key
-from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, check_seeds
+from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, seed_each
 from pycollect.envs.gymnasium_support import quicken
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.single import SingleEnv, close_quietly, same, unwrap
+from pycollect.envs.single import SingleEnv, same, unwrap
 from pycollect.envs.spaces import Array
 from pycollect.envs.torchrl.specs import check_device, spec_leaves
 from pycollect.errors import warn_user
@@ -42,7 +42,6 @@ class InnerSpec:
     """Actions and observations of a GymEnv's inner environment, in TorchRL's keys and encodings.
 
     Attributes:
-        action: Leaf of the action.
         decode: Decodes actions of any shape and dtype for the inner environment, as `read_action`
             does.
         observation: Leaves in the order of the inner environment's space, each with its encoding,
@@ -196,17 +195,12 @@ def _is_same(leaf: Leaf, space: gymnasium.Space[Any]) -> bool:
 
 
 class Unwrapped(SingleEnv):
-    """The Gymnasium environment inside a GymEnv, with TorchRL's encodings and seeds.
-
-    Args:
-        env: The GymEnv or GymWrapper.
-        spec: Result of `inner_spec` for `env`.
-    """
+    """The Gymnasium environment inside a GymEnv, with TorchRL's encodings and seeds."""
 
     def __init__(self, env: Any, spec: InnerSpec) -> None:
         quicken(env._env)
         super().__init__(env._env)
-        self._wrapper = env
+        self._wrapper, self.owned = env, [env]
         self.spec = spec.applied_to(self.spec)
         self._decode = spec.decode
         self.bind_outputs(self.spec.action)
@@ -228,14 +222,8 @@ class Unwrapped(SingleEnv):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset the environment, after TorchRL's `set_seed` if there is a seed."""
         if seeds is not None:
-            self._wrapper.set_seed(check_seeds(seeds, 1)[0])
+            self._wrapper.set_seed(seed_each(seeds, 1)[0])
         return super().reset()
-
-    def close(self) -> None:
-        """Close the environment and its wrapper; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            close_quietly(self._wrapper)
 
 
 def action_leaf(outputs: Sequence[Leaf]) -> Leaf:

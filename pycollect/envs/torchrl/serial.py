@@ -11,13 +11,12 @@ import torch
 from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEnv
 
 from pycollect._core import Leaf
-from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key, torch_dtype
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, check_seeds
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.single import close_quietly, same
-from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks
+from pycollect.envs.single import same
+from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks, set_seed
 from pycollect.envs.torchrl.gym import InnerSpec, action_leaf, inner_spec, one_hot_sampler
 from pycollect.envs.torchrl.specs import check_device, draw, name_of
 from pycollect.envs.torchrl.stepping import is_torchrl_transform
@@ -83,23 +82,12 @@ def _is_plain(row: TorchRLEnv, first: TorchRLEnv) -> bool:
     )
 
 
-def _set_seed(env: Any, seeds: Sequence[int], count: int) -> None:
-    """Seed all environments as TorchRL does, before any reset."""
-    first, *others = check_seeds(seeds, count)
-    env.set_seed(first, static_seed=bool(others) and set(others) == {first})
-
-
 class UnwrappedRows(CallablesEnv):
-    """The Gymnasium environments inside a SerialEnv's GymEnvs, in TorchRL's keys and encodings.
-
-    Args:
-        env: The SerialEnv, started.
-        spec: InnerSpec of each of its environments.
-    """
+    """The Gymnasium environments inside a SerialEnv's GymEnvs, in TorchRL's keys and encodings."""
 
     def __init__(self, env: Any, spec: InnerSpec) -> None:
         super().__init__([child._env for child in env._envs])
-        self._serial = env
+        self._serial, self.owned = env, [env]
         self.spec = spec.applied_to(self.spec)
         self._buffers = tuple(
             np.zeros((*self.spec.rows, *leaf.shape), leaf.dtype) for leaf in self.spec.observation
@@ -121,28 +109,17 @@ class UnwrappedRows(CallablesEnv):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all environments, after TorchRL's `set_seed` if there are seeds."""
         if seeds is not None:
-            _set_seed(self._serial, seeds, self.num_seeds)
+            set_seed(self._serial, seeds, self.num_seeds)
         return super().reset()
-
-    def close(self) -> None:
-        """Close the environments with their SerialEnv; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            close_quietly(self._serial)
 
 
 class SerialRows(EnvBatch):
-    """The environments of a SerialEnv, each with its own TensorDict, as a batch [P, ...].
-
-    Args:
-        env: The SerialEnv, started.
-        rows: Its environments, with equal leaves.
-    """
+    """The environments of a SerialEnv, each with its own TensorDict, as a batch [P, ...]."""
 
     def __init__(self, env: Any, rows: Sequence[TorchRLEnv]) -> None:
         self._serial = env
         self._rows = rows
-        self._closed = False
+        self.owned = [env]
         self._take_spec()
 
     def _take_spec(self) -> None:
@@ -163,7 +140,6 @@ class SerialRows(EnvBatch):
         return True
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
-        """See `TorchRLEnv.bind_outputs`."""
         (keys, *_) = [row.bind_outputs(outputs) for row in self._rows]
         return keys
 
@@ -177,14 +153,10 @@ class SerialRows(EnvBatch):
         spec = self._serial.input_spec["full_action_spec"]
         return tuple(draw(spec[name_of(leaf.key)]) for leaf in self.spec.action)
 
-    def current_extras(self) -> ExtraValues:
-        """Return an empty dict, because rows have no extras."""
-        return {}
-
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all environments, after TorchRL's `set_seed` if there are seeds."""
         if seeds is not None:
-            _set_seed(self._serial, seeds, self.num_seeds)
+            set_seed(self._serial, seeds, self.num_seeds)
         for row, views in zip(self._rows, self._views, strict=True):
             _write(views, row.reset())
         return self._buffers
@@ -202,12 +174,6 @@ class SerialRows(EnvBatch):
         for i in np.flatnonzero(done).tolist():
             _write(self._views[i], self._rows[i].reset_done(done[i : i + 1]))
         return self._buffers
-
-    def close(self) -> None:
-        """Close the environments with their SerialEnv; see `EnvBatch.close`."""
-        if not self._closed:
-            self._closed = True
-            close_quietly(self._serial)
 
 
 def _write(views: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:

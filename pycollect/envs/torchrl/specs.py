@@ -16,15 +16,10 @@ from torchrl.envs import EnvBase
 from pycollect._core import Leaf
 from pycollect.data.devices import why_not
 from pycollect.data.extras import Extra, Kind
-from pycollect.data.layout import Key, Node, dotted, dtype_name, torch_dtype
+from pycollect.data.layout import Key, Node, as_key, dotted, dtype_name, torch_dtype
 
 _DRAWN = (torch.float32, torch.float64, torch.float16)
 _COLLECTORS = ("collector", "next")
-
-
-def as_key(key: Any) -> Key:
-    """Return TorchRL's nested key (a string or a tuple of strings) as a key path."""
-    return (key,) if isinstance(key, str) else tuple(key)
 
 
 def bounded(space: spaces.Box, leaf: Leaf) -> Bounded:

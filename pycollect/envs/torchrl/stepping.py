@@ -15,10 +15,13 @@ from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
-from pycollect.data.layout import Key, dotted, torch_dtype
+from pycollect.data.layout import Key, as_key, dotted, torch_dtype
 from pycollect.data.slabs import set_unchecked, unchecked_tensordict
 from pycollect.envs.torchrl.gym import Unwrapped, inner_spec
-from pycollect.envs.torchrl.specs import as_key, name_of, spec_leaves
+from pycollect.envs.torchrl.specs import (
+    name_of,
+    spec_leaves,
+)
 
 # Transforms that decide which environments are stepped, and how often.
 _STEPPING = ("ConditionalPolicySwitch", "ConditionalSkip", "MultiAction")
@@ -208,7 +211,6 @@ def make_put(names: Sequence[Any], to_device: bool) -> Callable[[Any, Sequence[A
     the Recorder refuses the step.
 
     Args:
-        names: Names of the entries.
         to_device: Whether the tensors may be on another device than the TensorDict, which then
             copies them.
     """

@@ -42,7 +42,6 @@ def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Val
     """Run every step once with the policy's own modules.
 
     Args:
-        program: The program.
         values: The policy's inputs by key; all outputs are added to them.
 
     Returns:
@@ -96,11 +95,9 @@ def assemble(
     """Return the function that runs the program, and whether it reuses its tensors' memory.
 
     Args:
-        program: The program.
         current: The policy's inputs by key, which the recorder updates.
         wanted: Keys of the tensors that the function returns, in their order.
         samples: Inputs of each step at the first call.
-        finish: Functions to apply to single returned tensors.
     """
     if len(program.steps) == 1 and not finish and isinstance(program.steps[0], CallStep):
         act = _single(program.steps[0], current, wanted, samples.get(0))

@@ -98,9 +98,6 @@ def is_exact(
     generators are restored.
 
     Args:
-        function: The function to check.
-        module: The module that the function replaces.
-        step: The step whose keys they read and write.
         inputs: Tensors of a real observation, in the order of the step's keys.
         batch: Batch size of the TensorDict (default: ()).
     """

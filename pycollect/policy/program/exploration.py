@@ -17,13 +17,13 @@ from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
+from pycollect.data.layout import as_key
 from pycollect.policy.program.steps import (
     CallStep,
     CannotUnwrapError,
     Program,
     Step,
     Tensors,
-    as_key,
 )
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]

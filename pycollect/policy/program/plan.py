@@ -196,7 +196,6 @@ class Fingerprint:
     old one. A check takes about a microsecond per attribute; it is made once per rollout.
 
     Args:
-        modules: Modules to check completely.
         called: Modules to check only for changes of how they are called, see `forward_of`.
         captured: Whether CUDA graphs of the called modules keep the training mode of each part
             (default: ``False``).

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pycollect.data.devices import CPU, generator_state, set_generator_state
-from pycollect.data.layout import Key, is_delivered
+from pycollect.data.layout import Key, as_key, is_delivered, show
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Values: TypeAlias = dict[Key, torch.Tensor]
@@ -140,18 +140,6 @@ class Program:
             keys.update(dict.fromkeys(key for key in step.in_keys if key not in known))
             known.update(step.out_keys)
         return tuple(keys)
-
-
-def as_key(key: Any) -> Key:
-    """Return a tensordict key, a string or nested tuple of strings, as a flat tuple of strings."""
-    if isinstance(key, str):
-        return (key,)
-    return tuple(part for entry in key for part in as_key(entry))
-
-
-def show(key: Key) -> str:
-    """Return a key as a user would write it: 'action', or ('next', 'reward')."""
-    return repr(key[0] if len(key) == 1 else key)
 
 
 def show_all(keys: Any) -> str:

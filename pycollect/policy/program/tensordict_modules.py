@@ -23,7 +23,7 @@ from tensordict.nn import (
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from pycollect.data.layout import Key
+from pycollect.data.layout import Key, as_key
 from pycollect.policy.program.exploration import check_kept, hooks_of_others, tensor_call
 from pycollect.policy.program.steps import (
     CallStep,
@@ -31,7 +31,6 @@ from pycollect.policy.program.steps import (
     HeadStep,
     Program,
     Step,
-    as_key,
 )
 
 _RNN = "torchrl.modules.tensordict_module.rnn"
@@ -47,7 +46,6 @@ class RecurrentStep:
 
     Args:
         module: An LSTMModule or GRUModule.
-        layer: Its RNN layer.
         direct: A call of the layer runs its class's `forward` and nothing else. Its kernel is then
             called directly, because `forward` takes half of the time in small layers.
     """
@@ -134,19 +132,18 @@ def unwrap(policy: nn.Module, lead: tuple[int, ...]) -> Program:
     """Return a TensorDictModule, a sequence of them, or a probabilistic one as a Program.
 
     Args:
-        policy: The module.
         lead: Batch shape of the tensors, as `EnvBatch.batch_size`.
 
     Raises:
         CannotUnwrapError: The policy has to be called with a TensorDict.
     """
-    watched: list[nn.Module] = []
-    steps = tuple(_steps(policy, watched, None, lead))
+    unwrapped = _Unwrapped(lead)
+    steps = tuple(unwrapped.steps(policy))
     check_kept(steps)
     selected = None
     if isinstance(policy, TensorDictSequential) and policy._select_before_return:
         selected = frozenset(as_key(key) for key in policy.out_keys)
-    return Program(steps, selected, tuple(watched))
+    return Program(steps, selected, tuple(unwrapped.watched))
 
 
 def is_plain(module: nn.Module, has_hooks: bool | None = None) -> bool:
@@ -155,7 +152,6 @@ def is_plain(module: nn.Module, has_hooks: bool | None = None) -> bool:
     Backward hooks do not count, because policies run without gradients.
 
     Args:
-        module: The module.
         has_hooks: Whether it has forward hooks that count. Defaults to ``None``: all count.
     """
     kind = type(module)
@@ -188,34 +184,70 @@ def torchrl_head_forward(head: ProbabilisticTensorDictModule) -> Any:
     return forward if (forward.__module__, forward.__qualname__) == _TORCHRL_HEAD else None
 
 
-def _steps(
-    module: nn.Module,
-    watched: list[nn.Module],
-    default: InteractionType | None,
-    lead: tuple[int, ...],
-) -> Iterable[Step]:
-    """Return the steps of a module; an outer module may set the `default` interaction type."""
-    watched.append(module)
-    function = tensor_call(module, lead)
-    if function is not None and is_plain(module, hooks_of_others(module)):
-        watched.extend(part for part in module.modules() if part is not module)
-        return [function.step]
-    if not is_plain(module):
-        raise CannotUnwrapError(f"{type(module).__name__} has hooks or its own forward")
-    if isinstance(module, ProbabilisticTensorDictModule):
-        return [_head(module, default)]
-    if isinstance(module, ProbabilisticTensorDictSequential):
-        return _probabilistic_sequence(module, watched, default, lead)
-    if isinstance(module, TensorDictSequential):
-        return _sequence(module, watched, default, lead)
-    if isinstance(module, TensorDictModule):
-        return [_call(module)]
-    layer = recurrent_layer(module)
-    if layer is not None:
-        watched.append(layer)
-        step = RecurrentStep(module, layer, is_plain(layer))
-        return [CallStep(step, *recurrent_keys(module))]
-    raise CannotUnwrapError(f"{type(module).__name__} is not a TensorDictModule")
+class _Unwrapped:
+    """Lists the steps of modules, and all modules that must not change.
+
+    An outer module may set the `default` interaction type of its members.
+    """
+
+    def __init__(self, lead: tuple[int, ...]) -> None:
+        self._lead = lead
+        self.watched: list[nn.Module] = []
+
+    def steps(self, module: nn.Module, default: InteractionType | None = None) -> list[Step]:
+        self.watched.append(module)
+        function = tensor_call(module, self._lead)
+        if function is not None and is_plain(module, hooks_of_others(module)):
+            self.watched.extend(part for part in module.modules() if part is not module)
+            return [function.step]
+        if not is_plain(module):
+            raise CannotUnwrapError(f"{type(module).__name__} has hooks or its own forward")
+        if isinstance(module, ProbabilisticTensorDictModule):
+            return [_head(module, default)]
+        if isinstance(module, ProbabilisticTensorDictSequential):
+            return self._probabilistic_sequence(module, default)
+        if isinstance(module, TensorDictSequential):
+            names = ("forward", "_run_module", "_module_iter")
+            _require_inherited(module, TensorDictSequential, names)
+            return self._chain(module, module._module_iter(), default)
+        if isinstance(module, TensorDictModule):
+            return [_call(module)]
+        layer = recurrent_layer(module)
+        if layer is not None:
+            self.watched.append(layer)
+            step = RecurrentStep(module, layer, is_plain(layer))
+            return [CallStep(step, *recurrent_keys(module))]
+        raise CannotUnwrapError(f"{type(module).__name__} is not a TensorDictModule")
+
+    def _probabilistic_sequence(
+        self, module: ProbabilisticTensorDictSequential, default: InteractionType | None
+    ) -> list[Step]:
+        names = ("forward", "get_dist_params", "det_part", "_last_module", "_module_iter")
+        _require_inherited(module, ProbabilisticTensorDictSequential, names)
+        if not module._requires_sample:
+            raise CannotUnwrapError("a sequence whose samples are outputs of its own modules")
+        if module.return_composite:
+            return self._chain(module, module._module_iter(), default)
+        inner = default or module.default_interaction_type
+        first = self._chain(module, [module.det_part], inner)
+        return [*first, *self.steps(module._last_module, default)]
+
+    def _chain(
+        self,
+        module: TensorDictSequential,
+        members: Iterable[nn.Module],
+        default: InteractionType | None,
+    ) -> list[Step]:
+        if module.inplace is not None or module.partial_tolerant:
+            raise CannotUnwrapError("a sequence with inplace or partial_tolerant")
+        if isinstance(module.module, nn.Module):
+            self.watched.append(module.module)
+        steps: list[Step] = []
+        for member in members:
+            if isinstance(member, TensorDictSequential) and member._select_before_return:
+                raise CannotUnwrapError("a sequence in a sequence that selects its outputs")
+            steps.extend(self.steps(member, default))
+        return steps
 
 
 def _call(module: TensorDictModule) -> CallStep:
@@ -232,52 +264,6 @@ def _call(module: TensorDictModule) -> CallStep:
         _keys(module.out_keys_source),
         names=tuple(names) if names is not None else None,
     )
-
-
-def _sequence(
-    module: TensorDictSequential,
-    watched: list[nn.Module],
-    default: InteractionType | None,
-    lead: tuple[int, ...],
-) -> list[Step]:
-    _require_inherited(module, TensorDictSequential, ("forward", "_run_module", "_module_iter"))
-    return _chain(module, module._module_iter(), watched, default, lead)
-
-
-def _probabilistic_sequence(
-    module: ProbabilisticTensorDictSequential,
-    watched: list[nn.Module],
-    default: InteractionType | None,
-    lead: tuple[int, ...],
-) -> list[Step]:
-    names = ("forward", "get_dist_params", "det_part", "_last_module", "_module_iter")
-    _require_inherited(module, ProbabilisticTensorDictSequential, names)
-    if not module._requires_sample:
-        raise CannotUnwrapError("a sequence whose samples are outputs of its own modules")
-    if module.return_composite:
-        return _chain(module, module._module_iter(), watched, default, lead)
-    inner = default or module.default_interaction_type
-    steps = _chain(module, [module.det_part], watched, inner, lead)
-    return [*steps, *_steps(module._last_module, watched, default, lead)]
-
-
-def _chain(
-    module: TensorDictSequential,
-    members: Iterable[nn.Module],
-    watched: list[nn.Module],
-    default: InteractionType | None,
-    lead: tuple[int, ...],
-) -> list[Step]:
-    if module.inplace is not None or module.partial_tolerant:
-        raise CannotUnwrapError("a sequence with inplace or partial_tolerant")
-    if isinstance(module.module, nn.Module):
-        watched.append(module.module)
-    steps: list[Step] = []
-    for member in members:
-        if isinstance(member, TensorDictSequential) and member._select_before_return:
-            raise CannotUnwrapError("a sequence in a sequence that selects its outputs")
-        steps.extend(_steps(member, watched, default, lead))
-    return steps
 
 
 def _head(head: ProbabilisticTensorDictModule, default: InteractionType | None) -> HeadStep:

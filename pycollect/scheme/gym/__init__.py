@@ -4,10 +4,15 @@ Each has ``create_factory``, like PyTorchRL's components. They cover collection;
 to you, as in ``examples/scheme.py``.
 """
 
-from pycollect.scheme.gym.actors import ActorCritic, QNetwork
+from pycollect.scheme.gym.algorithms import (
+    ActorCritic,
+    OffPolicy,
+    OnPolicy,
+    QNetwork,
+    RolloutStorage,
+    TransitionStorage,
+)
 from pycollect.scheme.gym.envs import GymEnvs
-from pycollect.scheme.gym.off_policy import OffPolicy, TransitionStorage
-from pycollect.scheme.gym.on_policy import OnPolicy, RolloutStorage
 
 __all__ = [
     "ActorCritic",
