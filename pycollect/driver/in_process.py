@@ -104,7 +104,7 @@ class InProcess:
         self.worker = worker
         self.policy = worker.policy if is_owned else policy
         flow.policy_stream = PolicyStream(indexed(worker.acting_device))
-        self.place = LivePolicy(flow, worker, self.policy, is_owned, _only_worker)
+        self.place = LivePolicy(flow, worker, self.policy, is_owned, lambda: [0])
         self.streams = OwnStreams(worker, self.place)
         self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None
         self._post_hook = post_hook
@@ -308,8 +308,3 @@ def _kept(report: RolloutReport) -> RolloutReport:
             for key, recorded in report.on_device.items()
         }
     )
-
-
-def _only_worker() -> Sequence[int]:
-    """Return the ids of the workers."""
-    return [0]

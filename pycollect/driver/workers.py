@@ -81,8 +81,7 @@ class WorkerGroup:
 
     def pending(self) -> int:
         """Return the number of built workers that share memory and have unanswered requests."""
-        built = [own.handle for own in self.present if own.in_place and not own.starting]
-        return sum(handle.has_pending_requests for handle in built)
+        return sum(own.handle.has_pending_requests for own in self.present if not own.starting)
 
     def of(self, indices: Sequence[int]) -> list[WorkerRecord]:
         """Return the present workers with these ids."""

@@ -176,13 +176,10 @@ class PolicyGroup:
     def call(self, clients: Sequence[int]) -> None:
         """Call the policy once for these clients."""
         rows = sorted(self._row_of[client] for client in clients)
-        call = self._calls.get(len(rows))
-        if call is None:
-            call = self._calls[len(rows)] = self._call_for(len(rows))
-        call(rows)
-
-    def _call_for(self, rows: int) -> Call:
-        return Call(*self._bound(rows), self._io, self._states)
+        count = len(rows)
+        if count not in self._calls:
+            self._calls[count] = Call(*self._bound(count), self._io, self._states)
+        self._calls[count](rows)
 
     def _bound(self, rows: int) -> tuple[PolicyRunner, dict[Key, torch.Tensor]]:
         """Return the policy bound to this number of clients, and the tensors that it reads.

@@ -222,11 +222,6 @@ class CallChannel:
         self._calls.append(self._caller.call(request))
 
     @property
-    def is_pending(self) -> bool:
-        """See `MailboxChannel`."""
-        return not all(call.done() for call in self._calls)
-
-    @property
     def has_answer(self) -> bool:
         """See `MailboxChannel`."""
         return bool(self._calls) and self._calls[0].done()

@@ -333,10 +333,13 @@ class WorkerHandle:
 
     @property
     def has_pending_requests(self) -> bool:
-        """Whether the worker is built and has unanswered requests. Takes no answer."""
+        """Whether a worker that shares memory is built and has unanswered requests.
+
+        Takes no answer.
+        """
         if self._taken == 0 or self.ended or self._is_to_close:
             return False
-        return self._channel.is_pending
+        return isinstance(self._channel, MailboxChannel) and self._channel.is_pending
 
     def _ask(self, request: Request, *kept: Any, wait: bool = True) -> int:
         self._take_answers()

@@ -118,7 +118,8 @@ class SingleWorker(Worker):
 class WorkerHost:
     """Builds a worker in its process, and answers requests about it.
 
-    One thread must call all methods but `steps`, so that environments see only that thread.
+    One thread must pass all queued requests, so that environments see only that thread. Requests
+    that skip the queue may come from any thread, also during a rollout.
 
     Args:
         end: The worker's end of the channel.
@@ -155,7 +156,13 @@ class WorkerHost:
                 return self.steps()
             case Close():
                 return self.close()
-        raise TypeError(f"request: expected one that is queued, got {request!r}")
+            case Stop() | SetWeights() | SetHook():
+                return self._receive(request)
+        raise TypeError(f"request: expected one to a worker, got {request!r}")
+
+    def _receive(self, request: Stop | SetWeights | SetHook) -> None:
+        assert isinstance(self._end, CallEnd)  # a mailbox has other ways for these
+        self._end.receive(request)
 
     def _build(self, request: Build) -> WorkerInfo:
         """Make the environments and call the policy once as a test."""
@@ -189,6 +196,8 @@ class WorkerHost:
 
     def _collect(self, request: Collect) -> tuple[tuple[Any, ...], Buffer | PackedBuffer | None]:
         """Collect one rollout; return its plain report and, without rows, its bytes."""
+        if request.weights is not None:
+            self._receive(SetWeights(request.serial, request.version, request.weights))
         control = self._end.control(request.number, request.min_steps)
         if request.rows is not None:
             rows = self._slabs.rows(request.rows, self._built.placement)
@@ -271,25 +280,6 @@ class WorkerHost:
         """Close the environments."""
         if self._worker is not None:
             self._worker.close()
-
-
-class CalledHost:
-    """Answers the requests of a CallChannel, some of which arrive during a rollout.
-
-    One thread must pass all queued requests. Requests that skip the queue may come from any thread.
-    """
-
-    def __init__(self) -> None:
-        self._end = CallEnd()
-        self._host = WorkerHost(self._end)
-
-    def answer(self, request: Request) -> Any:
-        """Return the answer to a request, or a report of its exception."""
-        if isinstance(request, (Stop, SetWeights, SetHook)):
-            return self._end.receive(request)
-        if isinstance(request, Collect) and request.weights is not None:
-            self._end.receive(SetWeights(request.serial, request.version, request.weights))
-        return self._host.answer(request)
 
 
 def _copy_to_slab(on_device: Mapping[Key, torch.Tensor], worker: Hosted, rows: SlabRows) -> None:

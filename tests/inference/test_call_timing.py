@@ -1,4 +1,4 @@
-"""How long a call of the policy waits for further requests: `pycollect.inference.timing`."""
+"""How long a call of the policy waits for further requests: `pycollect.inference.batching`."""
 
 from __future__ import annotations
 

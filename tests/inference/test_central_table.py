@@ -1,4 +1,4 @@
-"""Waiting rules of central inference, from `pycollect.inference.server`."""
+"""Waiting rules of central inference, from `pycollect.inference.batching`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver serves requests while it waits for workers: `pycollect.inference.in_driver`."""
+"""The driver serves requests while it waits for workers: `pycollect.inference.serving`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class RankLostError(Exception):
 
 
 class RankCaller:
-    """Sends requests to the `CalledHost` of a rank. Before the connection, they are queued here.
+    """Sends requests to the `WorkerHost` of a rank. Before the connection, they are queued here.
 
     Callers do not wait for the network: a thread receives results. A sent message is kept in memory
     until a later or the same call is answered.

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 from pycollect._core import SharedMemoryError, WorkerMailbox, adopt_orphans, kill_descendants
+from pycollect.transport.channel import CallEnd
 from pycollect.transport.descendants import begin_worker, end_worker
 from pycollect.transport.distributed.links import Link, LinkBrokenError, Sent
 from pycollect.transport.distributed.meeting import (
@@ -21,7 +22,7 @@ from pycollect.transport.distributed.meeting import (
     meet,
     this_node,
 )
-from pycollect.transport.host import CalledHost, answer_all, log_to
+from pycollect.transport.host import WorkerHost, answer_all, log_to
 from pycollect.transport.messages import Close, End, ErrorReport, Request
 
 _SIGINT = [signal.SIGINT]
@@ -63,7 +64,7 @@ def answer_calls(link: Link) -> None:
 
     If the driver is gone, this process and all that its environments started are killed.
     """
-    host = CalledHost()
+    host = WorkerHost(CallEnd())
     answers = _Answers(link)
     calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
     closed = threading.Event()
@@ -80,7 +81,7 @@ def answer_calls(link: Link) -> None:
 
 def _receive(
     link: Link,
-    host: CalledHost,
+    host: WorkerHost,
     answers: _Answers,
     calls: queue.SimpleQueue[Call],
     closed: threading.Event,

@@ -16,11 +16,11 @@ from pycollect._core import Bell, Mailbox, SharedMemoryError, WorkerMailbox, sha
 from pycollect.data.devices import Devices
 from pycollect.data.slabs import MemoryAddress
 from pycollect.errors import without_frames
-from pycollect.transport.channel import MAX_REQUESTS, AnyBell, ThreadBell
+from pycollect.transport.channel import MAX_REQUESTS, AnyBell, CallEnd, ThreadBell
 from pycollect.transport.descendants import begin_worker, children_of, kill_tree
 from pycollect.transport.engine import Engine, too_many_bytes
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.host import CalledHost, answer_all
+from pycollect.transport.host import WorkerHost, answer_all
 from pycollect.transport.messages import Request
 from pycollect.transport.pickling import Shareable, SharedValue, pickled_spec
 from pycollect.transport.process import OtherProcess, ProcessEnd, WorkerProcess, has_pidfd
@@ -162,7 +162,7 @@ class RayWorker:
     """
 
     def __init__(self) -> None:
-        self._host = CalledHost()  # unused if a mailbox is served
+        self._host = WorkerHost(CallEnd())  # unused if a mailbox is served
 
     def serve(self, node: str, mailbox: MemoryAddress, bell: MemoryAddress, driver: int) -> str:
         """Answer requests from a mailbox until `Close`, or until the process `driver` ends.
