@@ -103,7 +103,7 @@ def wait_for(bell: AnyBell, look: Callable[[], T], seconds: float = math.inf) ->
 
 
 MAX_REQUESTS = 64
-"""Maximum number of unanswered requests to a worker."""
+"""Number of requests and answers that fit into a mailbox."""
 
 SentWeights: TypeAlias = tuple[int, int, SharedValue]
 """Serial number, policy version and packed weights."""
@@ -123,10 +123,12 @@ class MailboxChannel:
     Attributes:
         in_place: Whether the worker shares memory with this process and writes into requests' rows.
         transport: Name of the transport that carries the rollouts.
+        max_requests: Maximum number of unanswered requests.
     """
 
     in_place: ClassVar[bool] = True
     transport: ClassVar[str] = "shared memory"
+    max_requests: ClassVar[float] = MAX_REQUESTS
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
@@ -197,6 +199,7 @@ class CallChannel:
     """
 
     in_place: ClassVar[bool] = False
+    max_requests: ClassVar[float] = math.inf
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller

@@ -14,7 +14,6 @@ import cloudpickle
 from pycollect._core import Mailbox, SharedMemoryError, Uninterrupted
 from pycollect.errors import LimitError, is_interrupt, limits_named, without_frames
 from pycollect.transport.channel import (
-    MAX_REQUESTS,
     AnyBell,
     CallChannel,
     Channel,
@@ -343,7 +342,8 @@ class WorkerHandle:
 
     def _ask(self, request: Request, *kept: Any, wait: bool = True) -> int:
         self._take_answers()
-        while wait and self._asked - self._taken >= MAX_REQUESTS:  # mostly dropped requests
+        most = self._channel.max_requests
+        while wait and self._asked - self._taken >= most:  # mostly dropped requests
             self._wait_more()
         with Uninterrupted():
             memory = self._channel.send(request)

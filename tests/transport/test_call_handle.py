@@ -108,3 +108,17 @@ def test_weights_travel_with_the_next_rollout(handle: WorkerHandle, actor: Notin
     assert later.weights is None
     assert handle.assign(1, 11, weights, False) is None
     assert len(actor.notes) == 3  # older weights than those that were sent
+
+
+def test_calls_have_no_limit(
+    handle: WorkerHandle, actor: NotingActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a mailbox does, which has a size."""
+
+    def wait(self: WorkerHandle) -> None:
+        raise AssertionError("waited for an answer")
+
+    monkeypatch.setattr(WorkerHandle, "_wait_more", wait)
+    for _ in range(100):
+        handle.submit(RolloutRequest(False, None))
+    assert len(actor.notes) == 100
