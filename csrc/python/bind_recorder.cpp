@@ -59,7 +59,9 @@ class Views {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       const py::handle entry = PyDict_GetItemWithError(dict.ptr(), keys[i].ptr());
       if (!entry) {
-        PyErr_Clear();
+        if (PyErr_Occurred() != nullptr) {
+          throw py::error_already_set();
+        }
         return false;
       }
       const ConstTensorView& last = views_[i];
@@ -229,6 +231,12 @@ class BoundRecorder {
     return step_of(observation_.borrow_from(observation), result[1], result[2], result[3]);
   }
 
+  // Whether a library raises such an exception for an array that it cannot export.
+  static bool is_of_conversion(const py::error_already_set& error) {
+    return error.matches(PyExc_TypeError) || error.matches(PyExc_ValueError) ||
+           error.matches(PyExc_BufferError) || error.type().ptr() == PyExc_RuntimeError;
+  }
+
   // Records the values of environments that reset themselves in the same step, for the outputs of
   // the last take(). `last` is None if there are no last observations. Returns nullopt and records
   // nothing if an array needs a conversion; then call record().
@@ -248,7 +256,14 @@ class BoundRecorder {
       if (!last.is_none()) {
         finals = last_.borrow_from(last);
       }
-    } catch (const std::exception&) {  // record() tells what is wrong
+    } catch (const py::builtin_exception&) {  // record() raises an error that helps
+      return std::nullopt;
+    } catch (const std::invalid_argument&) {
+      return std::nullopt;
+    } catch (const py::error_already_set& error) {
+      if (!is_of_conversion(error)) {  // of a signal handler, for example
+        throw;
+      }
       return std::nullopt;
     }
     const auto step = [&] { return recorder_.step_autoreset(data, finals); };

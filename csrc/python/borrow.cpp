@@ -162,8 +162,12 @@ void refuse_lazy(py::handle tensor, DType dtype, const char* what) {
   for (int i = 0; i <= static_cast<int>(complex); ++i) {
     const auto answer =
         py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor.ptr(), names[i]));
-    if (!answer) {
-      PyErr_Clear();  // a tensor of another library without this bit
+    if (!answer) {  // a tensor of another library has no such bit
+      if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0 &&
+          PyErr_ExceptionMatches(PyExc_TypeError) == 0) {
+        throw py::error_already_set();
+      }
+      PyErr_Clear();
     } else if (answer.ptr() == Py_True) {
       throw py::value_error(
           std::string(what) + ": expected a tensor without lazy operations, got one " +

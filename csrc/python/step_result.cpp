@@ -19,7 +19,9 @@ py::tuple step_result(const py::object& returned, std::size_t expected) {
   }
   py::tuple result(returned);  // the same object if it is already a tuple
   if (result.size() != expected) {
-    throw std::invalid_argument(expected_values(expected) + std::to_string(result.size()));
+    throw std::invalid_argument(expected_values(expected) + std::to_string(result.size()) +
+                                "; if the environment uses Gym's old interface, wrap it for " +
+                                "Gymnasium");
   }
   return result;
 }

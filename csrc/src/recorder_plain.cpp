@@ -231,14 +231,18 @@ std::optional<std::int64_t> Recorder::State::step_autoreset(const StepData& data
 
 bool Recorder::State::can_autoreset(const StepData& data) const {
   const std::size_t envs = done_.size();
+  // For one environment, step() decides whether a number without a dimension is allowed.
+  const auto is_row = [&](const ConstTensorView& view) {
+    return view.rank() == 1 && is_dense(view, envs, item_size(view.dtype));
+  };
   const auto are_flags = [&](const ConstTensorView& view) {
-    return view.dtype == DType::boolean && is_dense(view, envs, 1);
+    return view.dtype == DType::boolean && is_row(view);
   };
   const DType type = data.reward.dtype;
   return may_be_plain_ && objectives_ == 1 && options_.max_frames_per_traj == 0 &&
          data.states.empty() && are_flags(data.terminated) && are_flags(data.truncated) &&
-         (type == DType::float32 || type == DType::float64) &&
-         is_dense(data.reward, envs, item_size(type)) && moves_.fit(data.outputs, data.observation);
+         (type == DType::float32 || type == DType::float64) && is_row(data.reward) &&
+         moves_.fit(data.outputs, data.observation);
 }
 
 bool Recorder::State::fit_observations(std::span<const ConstTensorView> values) const {

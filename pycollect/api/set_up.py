@@ -81,7 +81,7 @@ class WorkerKind:
         return [entry if isinstance(entry, list) else [entry] * processes for entry in entries]
 
     def maker(self, remote: RemoteOptions, own: Mapping[str, Any]) -> Callable[..., Nest] | None:
-        """Return what makes the processes of a worker, or None if it has none.
+        """Return the function that makes the processes of a worker, or None if it has none.
 
         Args:
             remote: Options of the outer collector; those about deaths also hold inside workers.
@@ -151,7 +151,7 @@ def no_options(devices: Sequence[Devices]) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class WorkerTemplate:
-    """What the workers of a collector share; makes the plans of the first and of later workers.
+    """The common arguments of a collector's workers; makes plans of first and later workers.
 
     Attributes:
         values: Values of WORKER_ARGUMENTS as passed to the collector.
@@ -294,7 +294,7 @@ class SetUp:
         Args:
             entries: One entry of `create_env_fn` per worker.
 
-        The others are those of :class:`WorkerTemplate`.
+        For the other arguments see :class:`WorkerTemplate`.
         """
         given = given if central is None else central.given
         workers = len(entries)

@@ -323,7 +323,7 @@ class Scheduler:
         self.members.settle()
 
     def end_trajectories(self, workers: Iterable[int]) -> None:
-        """Give later frames of these workers new trajectory ids, as a rollout was dropped."""
+        """Give later frames of these workers new trajectory ids, after a rollout was dropped."""
         for worker in self.group.of(list(workers)):
             forget_ids(self._flow.ids, worker.index, worker.info)
 

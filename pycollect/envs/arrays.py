@@ -154,7 +154,9 @@ def _module_of(array: Any) -> Any:
 
 
 def _flat(row: Any) -> Any:
-    """Return rewards or flags [P, 1] as [P]."""
+    """Return rewards or flags [P, 1], or [] of one environment, as [P]."""
+    if np.ndim(row) == 0:
+        return np.reshape(row, 1)
     return row[:, 0] if np.ndim(row) == 2 and np.shape(row)[1] == 1 else row
 
 

@@ -156,7 +156,7 @@ class EnvBatch(ABC):
 
     Every kind of environment gets the same interface. `step` returns the true next observation of
     each row, even at the end of an episode; `reset_done` then resets exactly the requested rows.
-    The only exception is `skips_after_done`.
+    The exceptions are `skips_after_done` and `autoreset_calls`.
 
     Returned arrays may be buffers that the next call overwrites, so copy them at once. Not
     thread-safe.

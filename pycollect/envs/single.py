@@ -98,6 +98,8 @@ class SingleEnv(EnvBatch):
         is_array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
         names = entry_names(space)
         is_fast = is_array or names or len(self.spec.observation) > 1
+        if any(_is_small_integer(leaf) for leaf in self.spec.observation):
+            names = ()  # the recorder reads any Python int as int64
         if self._to_action not in (unwrap, same) or not is_fast:
             return None
         scalars, extra_names = self._to_action is unwrap, entry_names(space, extras=True)
@@ -155,9 +157,17 @@ def make_observe(space: Space, env: str = "the environment") -> Callable[[Any], 
     )
 
 
+def _is_small_integer(leaf: Leaf) -> bool:
+    """Return whether the leaf is one integer of a dtype that cannot hold every int64."""
+    dtype = np.dtype(leaf.dtype)
+    return leaf.shape == () and dtype.kind in "iu" and dtype != np.int64
+
+
 def _observe_leaf(leaf: Leaf, env: str) -> Callable[[Any], Any]:
     dtype, shape = np.dtype(leaf.dtype), leaf.shape
-    if shape == () and dtype.kind in "iu":
+    if _is_small_integer(leaf):
+        return lambda value: conform_scalar(value, leaf, env)
+    if shape == () and dtype.kind in "iu":  # the core checks the range of an int64
         return lambda value: value if type(value) is int else conform_scalar(value, leaf, env)
 
     def observe(value: Any) -> Any:

@@ -297,7 +297,7 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the envi
     """
     try:
         array = np.asarray(value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # TypeError: a tensor of a dtype that NumPy lacks
         raise ValueError(
             f"observation: {show(leaf.key)}: expected {leaf.dtype} {list(shape)}, as in the "
             f"observation space of {env}, got {describe(value)}"
@@ -376,15 +376,23 @@ def conform_scalar(value: Any, leaf: Leaf, env: str = "the environment") -> int:
     """Return an integer observation of shape () as a Python int.
 
     Raises:
-        ValueError: `value` is not an integer, integer numpy scalar or integer array of shape ().
+        ValueError: `value` is not an integer, integer numpy scalar or integer array of shape (), or
+            the leaf's dtype cannot hold it.
     """
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError as error:
         raise ValueError(
             f"observation: {show(leaf.key)}: expected an integer, as in the observation space "
             f"of {env}, got {describe(value)}"
         ) from error
+    limits = np.iinfo(leaf.dtype)
+    if limits.min <= number <= limits.max:
+        return number
+    raise ValueError(
+        f"observation: {show(leaf.key)}: expected {leaf.dtype} ({limits.min} to {limits.max}), as "
+        f"in the observation space of {env}, got {number}"
+    )
 
 
 def describe(value: Any) -> str:

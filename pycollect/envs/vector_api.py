@@ -154,7 +154,8 @@ class VectorApi:
             does.
         steps_rows: Whether the environment can step some rows without the others, as EnvPool can.
         overlaps: Whether `send` can begin a step and `receive` wait for it.
-        info_is_read: Whether `step_rows` must expand the info to all rows.
+        info_is_read: Whether entries of the info are recorded. Then `step_rows` expands it to all
+            rows.
         reset_clears: Whether the first step after a reset of all rows is a real step in every row,
             even if episodes had just ended. Otherwise (AsyncVectorEnv without shared memory in
             NEXT_STEP mode), `reset` first makes steps until no row has just ended.

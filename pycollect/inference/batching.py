@@ -240,7 +240,7 @@ class BatchScheduler:
     ) -> int:
         """Return for how many requests the batch should wait, and set the time limit."""
         groups = {id(client.group): client.group for client in asking if others}
-        if len(groups) != 1:  # nobody to wait for, no request, or several calls
+        if len(groups) != 1:  # no worker to wait for, no request, or several calls
             return 0
         (group,) = groups.values()
         assert group is not None, "slot: expected a client that has joined"

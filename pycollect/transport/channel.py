@@ -328,7 +328,7 @@ class MailboxEnd:
         return RolloutControl(self._mailbox.stop, number, min_steps, self._mailbox.steps)
 
     def published(self, serial: int, hooks: Mapping[str, int]) -> Published | None:
-        """Return what is newer than the weights with this serial number and these hooks'."""
+        """Return weights and hooks with serial numbers above these."""
         while message := self._mailbox.published():
             newest, version, address, places = pickle.loads(message)
             new = {name: place for name, place in places if place[0] > hooks.get(name, 0)}

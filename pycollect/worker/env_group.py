@@ -217,6 +217,8 @@ class EnvGroup:
         spec, runner, leaves = self.env.spec, self.runner, self._on_host
         fast_step = self.env.fast_step
         falls_behind = self._falls_behind(alone=envs == spec.num_envs)
+        # With names, the recorder does not call `convert`, which may have to read extras.
+        has_names = fast_step is not None and (not spec.extras or self._extras.are_entries)
         live = set(runner.inputs)
         observations: list[tuple[Key, Any, bool]] = [
             (leaf.key, self._current[leaf.key], leaf.key in live) for leaf in leaves.observation
@@ -240,7 +242,7 @@ class EnvGroup:
             given=given,
             scalars=fast_step is not None and fast_step.scalars,
             convert=None if fast_step is None else fast_step.convert,
-            names=() if fast_step is None else fast_step.names,
+            names=fast_step.names if fast_step is not None and has_names else (),
             elsewhere=[leaf.key for leaf in self.slab_leaves.all if leaf.key not in written],
             ends=spec.ends,
             rewards=spec.rewards,
@@ -296,8 +298,7 @@ class EnvGroup:
         if self.leaves.extras:
             extras = self._extras
             act = extras.wrap_act(act, runner.extra_values)
-            names = () if direct is None else direct.extra_names
-            record = extras.wrap_record(record, names)
+            record = extras.wrap_record(record)
             reset_done = extras.wrap_reset_done(reset_done)
         if autoreset := self._autoreset_calls():
             step, record = autoreset
@@ -307,7 +308,7 @@ class EnvGroup:
         return Calls(act, self._take, step, record, records.done, reset_done, records.reset, whole)
 
     def _autoreset_calls(self) -> AutoresetCalls | None:
-        """Return the environment's own, unless a step has two parts or trajectories are cut."""
+        """Return `autoreset_calls` of the environment, unless steps have two parts or are cut."""
         if self.env.spec.overlaps or self._cut or self.leaves.extras:
             return None
         return self.env.autoreset_calls(self.recorder)

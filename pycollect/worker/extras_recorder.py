@@ -95,19 +95,21 @@ class ExtrasRecorder:
 
         return act_and_keep
 
-    def wrap_record(
-        self, record: Callable[..., int], names: Sequence[Any] = ()
-    ) -> Callable[..., int]:
-        """Return the recorder's `record`, which also keeps the frame's extras.
+    @property
+    def are_entries(self) -> bool:
+        """Whether `wrap_record` reads all extras itself, from the dict of one environment.
 
-        Args:
-            record: The function.
-            names: Keys of the extras in the observation of one environment, which is a dict; see
-                :class:`FastStep`.
+        Otherwise `FastStep.convert` must see each observation, because it also reads its extras.
         """
+        fast_step = self._env.fast_step
         are_objects = all(extra.kind is Kind.OBJECT for extra in self._following)
-        if names and are_objects and not self.outputs and not self._spec.step_extras:
-            return self._recording_entries(record, names)
+        has_others = bool(self.outputs or self._spec.step_extras)
+        return bool(fast_step and fast_step.extra_names) and are_objects and not has_others
+
+    def wrap_record(self, record: Callable[..., int]) -> Callable[..., int]:
+        """Return the recorder's `record`, which also keeps the frame's extras."""
+        if self.are_entries:
+            return self._recording_entries(record)
 
         def record_both(result: Sequence[Any]) -> int:
             resets = record(result)
@@ -116,12 +118,10 @@ class ExtrasRecorder:
 
         return record_both
 
-    def _recording_entries(
-        self, record: Callable[..., int], names: Sequence[Any]
-    ) -> Callable[..., int]:
+    def _recording_entries(self, record: Callable[..., int]) -> Callable[..., int]:
         """Return `wrap_record` for one environment, whose extras are entries of a dict."""
         assert self._env.fast_step is not None
-        convert = self._env.fast_step.convert
+        convert, names = self._env.fast_step.convert, self._env.fast_step.extra_names
         current, (roots, followings) = self.current, self._columns
         keys = [extra.key for extra in self._spec.extras]
         columns = [

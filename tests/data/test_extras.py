@@ -46,7 +46,7 @@ from tensordict import (
     TensorDict,
     TensorDictBase,
 )
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
 from pycollect import SyncDataCollector, split_trajectories
 from pycollect.data.objects import object_stack
@@ -273,6 +273,59 @@ def test_entries_may_change_their_form() -> None:
         assert (entries["image"] == expected.unsqueeze(1)).all()
         assert entries["n"].tolist() == expected.tolist()
         assert entries["text"] == [str(n) for n in expected.tolist()]
+
+
+class Steady(Varying):
+    """Entries keep their form."""
+
+    def shown(self) -> Any:
+        return {
+            "image": np.full(2, self.steps, np.float32),
+            "n": self.steps,
+            "text": f"{self.steps}",
+        }
+
+
+class Ragged(Steady):
+    """Also has an entry that is no text, so that not all extras are objects."""
+
+    observation_space = spaces.Dict(
+        **Varying.observation_space.spaces, ragged=spaces.Sequence(spaces.Box(-99, 99, (1,)))
+    )
+
+    def shown(self) -> Any:
+        return super().shown() | {"ragged": [np.full(1, self.steps, np.float32)] * 2}
+
+
+def test_entries_of_every_kind_are_those_of_their_step() -> None:
+    with SyncDataCollector(Ragged, None, frames_per_batch=10) as collector:
+        batch = collector.next()
+    assert batch is not None
+    for entries, first in ((batch, 0), (batch["next"], 1)):
+        assert entries["n"].tolist() == list(range(first, first + 10))
+        assert entries["text"] == [str(n) for n in range(first, first + 10)]
+        for n in range(10):
+            assert (torch.as_tensor(np.asarray(entries[n]["ragged"])) == first + n).all()
+
+
+class Answers(TensorDictModuleBase):
+    """A policy that returns a text, which is made of the observation's text."""
+
+    in_keys = ("text",)
+    out_keys = ("action", "answer")
+
+    def forward(self, td: Any) -> Any:
+        td["action"] = torch.zeros((), dtype=torch.int64)
+        td["answer"] = NonTensorData(f"re: {td['text']}")
+        return td
+
+
+def test_a_policy_with_texts_reads_the_text_of_its_step() -> None:
+    with SyncDataCollector(Steady, Answers(), frames_per_batch=10) as collector:
+        batch = collector.next()
+    assert batch is not None
+    assert batch["text"] == [str(n) for n in range(10)]
+    assert [batch[n]["answer"] for n in range(10)] == [f"re: {n}" for n in range(10)]
 
 
 @pytest.mark.parametrize("name", ["image", "n", "text"])

@@ -315,3 +315,9 @@ class TestActionSampler:
         middle = float(low) / 2 + float(high) / 2
         assert 400 < (drawn.astype(float) > middle).sum() < 600
         assert all(space.contains(action) for action in drawn)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("uint8", 260), ("uint8", -1), ("int32", 1 << 31)])
+def test_an_integer_that_the_dtype_cannot_hold_is_refused(dtype: str, value: int) -> None:
+    with refused(ValueError, "observation"):
+        conform_scalar(value, Leaf(("x",), dtype, ()))

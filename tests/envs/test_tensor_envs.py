@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,8 @@ import torch
 from collect_support import case_name
 from gpu_support import DEVICE, needs_gpu
 from gymnasium.spaces import Box, Dict, Tuple
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
 from raising import refused, warned
 from tensor_envs import ENVS, CountingArrays, CountingTensors
 from tensordict import TensorDictBase
@@ -208,6 +210,76 @@ class Listing(CountingTensors):
 @pytest.mark.parametrize("kind", [Keeping, Listing])
 def test_last_observations_are_those_of_rows_that_ended(kind: Any) -> None:
     assert_same(collected(kind, doubling), collected(CountingArrays, doubling))
+
+
+class Raising(CountingTensors):
+    """The reward of step 20 is read by Python code, in which a signal arrives."""
+
+    steps = 0
+
+    def step(self, actions: Any) -> Any:
+        observation, reward, *rest = super().step(actions)
+        self.steps += 1
+        return observation, Interrupting(reward) if self.steps == 20 else reward, *rest
+
+
+class Interrupting:
+    """Offers a tensor by DLPack; a signal arrives when it is read for the first time."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._has_read = tensor, False
+        self.shape, self.dtype, self.ndim = tensor.shape, tensor.dtype, tensor.ndim
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if not self._has_read:
+            self._has_read = True
+            signal.raise_signal(signal.SIGINT)
+        return self._tensor.__dlpack__(**options)
+
+
+def test_an_interrupt_while_values_are_read_is_raised() -> None:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pycollect.SyncDataCollector(Raising, doubling, frames_per_batch=200) as collector,
+    ):
+        collector.next()
+
+
+class Alone(VectorEnv[Any, Any, Any]):
+    """One environment, whose reward has no dimension; episodes have 5 steps."""
+
+    def __init__(self) -> None:
+        self.num_envs = 1
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.single_observation_space = Box(-1e9, 1e9, (1,), np.float32)
+        self.single_action_space = Box(-9.0, 9.0, (1,), np.float32)
+        self.observation_space = batch_space(self.single_observation_space, 1)
+        self.action_space = batch_space(self.single_action_space, 1)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.steps = 0
+        return torch.zeros(1, 1), {}
+
+    def step(self, actions: Any) -> Any:
+        self.steps += 1
+        last, ended = torch.full((1, 1), float(self.steps)), torch.tensor([self.steps == 5])
+        reward = last.squeeze()
+        self.steps %= 5
+        shown = torch.full((1, 1), float(self.steps))
+        return shown, reward, ended, torch.zeros_like(ended), {"final_obs": last}
+
+
+def test_a_reward_without_a_dimension_is_that_of_one_environment() -> None:
+    with pycollect.SyncDataCollector(Alone, None, frames_per_batch=20) as collector:
+        batch = collector.next()
+    assert batch is not None
+    steps = torch.arange(20) % 5
+    assert batch["observation"].flatten().tolist() == steps.tolist()
+    assert batch["next", "observation"].flatten().tolist() == (steps + 1).tolist()
+    assert batch["next", "reward"].flatten().tolist() == (steps + 1).tolist()
 
 
 def test_last_observations_of_ended_rows_alone_are_refused() -> None:

@@ -334,12 +334,12 @@ def test_a_count_that_takes_long_is_awaited(
     engine: ProcessEngine, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function = "_C._cuda_getDeviceCount"
-    slow = TORCH_WITH_CUDA.replace("global file", "sum(range(30_000_000)); global file")
+    slow = TORCH_WITH_CUDA.replace("global file", "sum(range(60_000_000)); global file")
     (tmp_path / "with_cuda.py").write_text(slow.format(device=str(device), function=function))
     (tmp_path / "asks_torch.py").write_text(ASKS_TORCH.format(function=function))
     modules = (*forking._ALWAYS, "with_cuda", "asks_torch")
     monkeypatch.setattr(forking, "_modules", lambda: modules)
-    monkeypatch.setattr(forking, "_STILL_SECONDS", 0.3)
+    monkeypatch.setattr(forking, "_STILL_SECONDS", 1.0)
     assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"
 
 

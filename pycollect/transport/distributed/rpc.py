@@ -4,7 +4,7 @@
 a lock of the group, and waits forever if one of them has died. Here no process joins a group: the
 driver gets the address of each rank, and a rank only answers.
 
-This uses private parts of torch; `tests/test_rpc.py` fails if a new version changes them.
+This uses private parts of torch; `tests/transport/test_rpc.py` fails if a new version changes them.
 """
 
 from __future__ import annotations
