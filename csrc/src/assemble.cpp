@@ -179,7 +179,7 @@ std::vector<IdRun> runs_of(const TensorView& ids, std::span<const std::int64_t> 
       if (id == -1) {
         continue;
       }
-      if (id < 0 || id < last || row[end - 1] > kMostIds) {
+      if (id < 0 || id < last || std::max(id, row[end - 1]) > kMostIds) {
         throw std::invalid_argument(
             "ids: expected -1, or at least " + std::to_string(last < 0 ? 0 : last) +
             " and below 2^62 in worker " + std::to_string(worker) + ", env " + std::to_string(env) +

@@ -256,6 +256,9 @@ TEST_CASE("invalid ids are refused and change nothing") {
   CHECK_THROWS_AS(ids.renumber(1, TensorView::contiguous(values.data(), DType::int32, {2, 2})),
                   std::invalid_argument);
   constexpr std::int64_t kMost = (std::int64_t{1} << 62) - 1;
+  values = {std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min(), 0,
+            0};  // the difference is 1 if it wraps
+  CHECK_REFUSED(ids.renumber(1, view({1, 2})), "ids", std::invalid_argument);
   values = {kMost - 1, kMost, kMost + 1, std::numeric_limits<std::int64_t>::max()};
   for (std::ptrdiff_t first : {1, 2, 3}) {  // sums of larger ids would not fit in 64 bits
     CHECK_REFUSED(ids.renumber(1, TensorView::contiguous(values.data() + first, DType::int64,
