@@ -196,6 +196,14 @@ class Worker:
         recorder: TensorRecorder = self.groups[0].recorder
         return recorder.trajectories
 
+    def settle(self) -> list[Episode]:
+        """Return the episodes of rollouts whose numbers were still on the device, see `finish`."""
+        recorder = self.groups[0].recorder
+        if not isinstance(recorder, TensorRecorder):
+            return []
+        recorder.settle()
+        return recorder.take_episodes()
+
     def collect(
         self,
         slab: Slab,
