@@ -360,7 +360,7 @@ class TensorRecorder:
         memory = {MASK: self._valid} if self._valid is not None else {}
         begins = values[len(self._keys) :]
 
-        def stack(key: Key, tensors: Sequence[torch.Tensor]) -> None:
+        def stack(key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
             if key in self._memory:
                 memory[key] = torch.stack(tensors).to(self._memory[key].dtype)
 
@@ -377,16 +377,14 @@ class TensorRecorder:
     def _put_final(
         self,
         memory: dict[Key, torch.Tensor],
-        begins: Sequence[Sequence[torch.Tensor]],
+        begins: Sequence[tuple[torch.Tensor, ...]],
         ended: torch.Tensor,
     ) -> None:
         """Replace what `record` has kept of last observations in rows that have not ended."""
         for leaf, following in zip(self._spec.observation, begins, strict=False):
             key: Key = ("next", *leaf.key)
             if key in memory:
-                (memory[key],) = with_rows_of(
-                    (torch.stack(tuple(following)),), (memory[key],), ended
-                )
+                (memory[key],) = with_rows_of((torch.stack(following),), (memory[key],), ended)
 
     def _assembled(self, batch: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         """Return the leaves of a batch by key, [P, T, *frame] each, from [T, P, *frame]."""

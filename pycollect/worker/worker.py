@@ -25,7 +25,7 @@ from pycollect.policy.remote import RemotePolicy
 from pycollect.policy.signature import with_action_spec
 from pycollect.worker.env_group import EnvGroup, placement_of
 from pycollect.worker.options import WorkerOptions
-from pycollect.worker.report import Lazy, RolloutReport, StepTimer, WorkerSeconds
+from pycollect.worker.report import Episode, Lazy, RolloutReport, StepTimer, WorkerSeconds
 from pycollect.worker.rollout_loop import (
     PhaseSchedule,
     StepPhases,
