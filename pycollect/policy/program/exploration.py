@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -35,6 +36,8 @@ _EXPLORING = (InteractionType.RANDOM, None)
 
 class TensorCall(ABC):
     """Base of functions over tensors that replace a module over TensorDicts.
+
+    A call may overwrite the tensors that the last call returned.
 
     Args:
         module: The module, whose buffers are read at each call.
@@ -90,6 +93,7 @@ class QValues(TensorCall):
         self._is_index = space == "categorical"
         self._choose = module.action_func_mapping[space]
         self._value_of = module.action_value_func_mapping.get(space, module._default_action_value)
+        self._values: torch.Tensor | None = None
 
     @property
     def _out_keys(self) -> Any:
@@ -98,11 +102,22 @@ class QValues(TensorCall):
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Return action, values and the chosen value for values [*lead, actions]."""
         (values,) = inputs
-        if self._is_index:
-            chosen, index = torch.max(values, -1, keepdim=True)
-            return index.squeeze(-1), values, chosen
-        action = self._choose(values)
-        return action, values, self._value_of(values, action)
+        if not self._is_index:
+            action = self._choose(values)
+            return action, values, self._value_of(values, action)
+        if values is not self._values:  # a plan returns the same tensor at each call
+            self._prepare(values)
+        self._find()
+        return self._outs
+
+    @torch.inference_mode(False)  # a later call may be outside of it
+    def _prepare(self, values: torch.Tensor) -> None:
+        """Allocate the outputs for a tensor of values."""
+        self._values = values
+        chosen = values.new_empty((*values.shape[:-1], 1))
+        index = torch.empty_like(chosen, dtype=torch.int64)
+        self._find = partial(torch.max, values, -1, keepdim=True, out=(chosen, index))
+        self._outs = index.squeeze(-1), values, chosen
 
 
 class EpsilonGreedy(TensorCall):
@@ -116,7 +131,7 @@ class EpsilonGreedy(TensorCall):
             raise CannotUnwrapError("an epsilon-greedy module of a nested action")
         _refuse_projection(module)
         self._spec = _spec_of(module)
-        self._draw = _random_actions(self._spec)
+        self._action: torch.Tensor | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Return the action [*lead, *frame], replaced by a random one with probability eps."""
@@ -124,12 +139,24 @@ class EpsilonGreedy(TensorCall):
         if interaction_type() not in _EXPLORING:
             return (action,)
         epsilon = self.module._buffers["eps"]
-        uniform = torch.rand(self.lead, device=epsilon.device)
-        drawn = self._draw(action).to(epsilon.device)
-        if not self.lead and epsilon.device.type == "cpu" and drawn.dtype is action.dtype:
+        if action is not self._action:  # `QValues` may return the same tensor at each call
+            self._prepare(action, epsilon.device)
+        uniform = self._uniform.uniform_()
+        drawn = self._draw()
+        if drawn.device != epsilon.device:
+            drawn = drawn.to(epsilon.device)
+        if self._is_one and drawn.dtype is action.dtype:
             return (drawn if uniform.item() < epsilon.item() else action,)
         is_random = _widened(uniform < epsilon, action.ndim)
         return (torch.where(is_random, drawn, action),)
+
+    @torch.inference_mode(False)
+    def _prepare(self, action: torch.Tensor, device: torch.device) -> None:
+        """Allocate the random numbers for an action."""
+        self._action = action
+        self._draw = _random_actions(self._spec, action.shape)
+        self._uniform = torch.empty(self.lead, device=device)
+        self._is_one = not self.lead and device.type == "cpu"
 
 
 class GaussianNoise(TensorCall):
@@ -267,33 +294,31 @@ def _refuse_projection(module: nn.Module) -> None:
         raise CannotUnwrapError(f"a {type(module).__name__} that projects its outputs")
 
 
-def _random_actions(spec: Any) -> Function:
-    """Return a function that draws actions of the shape of its argument, as the spec does."""
+def _random_actions(spec: Any, shape: torch.Size) -> Callable[[], torch.Tensor]:
+    """Return a function that draws actions of this shape, as the spec does.
 
-    def draw_by_spec(action: torch.Tensor) -> torch.Tensor:
-        own = spec if spec.shape == action.shape else spec.expand(action.shape)
+    The next call may overwrite them.
+    """
+
+    def draw_by_spec() -> torch.Tensor:
+        own = spec if spec.shape == shape else spec.expand(shape)
         drawn: torch.Tensor = own.rand()
         return drawn
 
-    if type(spec).__name__ == "OneHot":
+    kind = type(spec).__name__
+    if kind == "OneHot":
         n = spec.space.n
 
-        def draw_one_hot(action: torch.Tensor) -> torch.Tensor:
+        def draw_one_hot() -> torch.Tensor:
             if spec.mask is not None:
-                return draw_by_spec(action)
-            index = torch.randint(n, action.shape[:-1], device=spec.device)
+                return draw_by_spec()
+            index = torch.randint(n, shape[:-1], device=spec.device)
             return F.one_hot(index, n).to(spec.dtype)
 
         return draw_one_hot
-    if type(spec).__name__ == "Categorical" and spec.space.n >= 0:
-        n = spec.space.n
-
-        def draw_index(action: torch.Tensor) -> torch.Tensor:
-            if spec.mask is not None:
-                return draw_by_spec(action)
-            return torch.randint(0, n, action.shape, device=spec.device, dtype=spec.dtype)
-
-        return draw_index
+    if kind == "Categorical" and spec.space.n >= 0:
+        n, drawn = spec.space.n, torch.empty(shape, device=spec.device, dtype=spec.dtype)
+        return lambda: drawn.random_(0, n) if spec.mask is None else draw_by_spec()
     return draw_by_spec
 
 
