@@ -150,12 +150,14 @@ def noises(*makes: Callable[[], nn.Module]) -> Any:
     return TensorDictSequential(*heads, *(make() for make in makes))
 
 
-BOX = Bounded(-0.3, 0.3, (2,))
+BOX, ONE_HOT = Bounded(-0.3, 0.3, (2,)), OneHot(3, dtype=torch.int64)
 OU = partial(OrnsteinUhlenbeckProcessModule, BOX)
 BOTH = {"action": BOX, "other": Bounded(-0.01, 0.01, (2,))}
 UNUSUAL = {
     "one-hot of bool, one environment": ((), OneHot(3), partial(greedy, OneHot(3), 0.05), False),
     "one-hot of bool": ((4,), OneHot(3), partial(greedy, OneHot(3), 0.05), False),
+    "one-hot of int64, one environment": ((), ONE_HOT, partial(greedy, ONE_HOT, 0.5), False),
+    "one-hot of [2, 3]": ((2, 3), ONE_HOT, partial(greedy, ONE_HOT, 0.5), False),
     "epsilon-greedy of [2, 3]": (
         (2, 3),
         Categorical(3),

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
@@ -90,7 +89,7 @@ class QValues(TensorCall):
             raise CannotUnwrapError("a Q-value module with an action mask")
         space = module.action_space
         _refuse_projection(module)
-        self._is_index = space == "categorical"
+        self._is_index, self._is_one_hot = space == "categorical", space == "one_hot"
         self._choose = module.action_func_mapping[space]
         self._value_of = module.action_value_func_mapping.get(space, module._default_action_value)
         self._values: torch.Tensor | None = None
@@ -102,12 +101,13 @@ class QValues(TensorCall):
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Return action, values and the chosen value for values [*lead, actions]."""
         (values,) = inputs
-        if not self._is_index:
+        if not (self._is_index or self._is_one_hot):
             action = self._choose(values)
             return action, values, self._value_of(values, action)
         if values is not self._values:  # a plan returns the same tensor at each call
             self._prepare(values)
-        self._find()
+        for operation in self._operations:
+            operation()
         return self._outs
 
     @torch.inference_mode(False)  # a later call may be outside of it
@@ -116,8 +116,16 @@ class QValues(TensorCall):
         self._values = values
         chosen = values.new_empty((*values.shape[:-1], 1))
         index = torch.empty_like(chosen, dtype=torch.int64)
-        self._find = partial(torch.max, values, -1, keepdim=True, out=(chosen, index))
-        self._outs = index.squeeze(-1), values, chosen
+        self._operations = [partial(torch.max, values, -1, keepdim=True, out=(chosen, index))]
+        action = index.squeeze(-1)
+        if self._is_one_hot:
+            action, product = torch.empty_like(values, dtype=torch.int64), torch.empty_like(values)
+            self._operations += [
+                partial(torch.eq, values, chosen, out=action),
+                partial(torch.mul, action, values, out=product),
+                partial(torch.sum, product, -1, keepdim=True, out=chosen),
+            ]
+        self._outs = action, values, chosen
 
 
 class EpsilonGreedy(TensorCall):
@@ -143,10 +151,10 @@ class EpsilonGreedy(TensorCall):
             self._prepare(action, epsilon.device)
         uniform = self._uniform.uniform_()
         drawn = self._draw()
+        if self._is_one:
+            return (drawn.to(action) if uniform.item() < epsilon.item() else action,)
         if drawn.device != epsilon.device:
             drawn = drawn.to(epsilon.device)
-        if self._is_one and drawn.dtype is action.dtype:
-            return (drawn if uniform.item() < epsilon.item() else action,)
         is_random = _widened(uniform < epsilon, action.ndim)
         return (torch.where(is_random, drawn, action),)
 
@@ -156,7 +164,9 @@ class EpsilonGreedy(TensorCall):
         self._action = action
         self._draw = _random_actions(self._spec, action.shape)
         self._uniform = torch.empty(self.lead, device=device)
-        self._is_one = not self.lead and device.type == "cpu"
+        on_host = action.device.type == device.type == "cpu"
+        keeps_dtype = torch.promote_types(self._spec.dtype, action.dtype) is action.dtype
+        self._is_one = not self.lead and on_host and keeps_dtype
 
 
 class GaussianNoise(TensorCall):
@@ -306,20 +316,21 @@ def _random_actions(spec: Any, shape: torch.Size) -> Callable[[], torch.Tensor]:
         return drawn
 
     kind = type(spec).__name__
+    if kind not in ("OneHot", "Categorical"):
+        return draw_by_spec
+    n, drawn = spec.space.n, torch.empty(shape, device=spec.device, dtype=spec.dtype)
     if kind == "OneHot":
-        n = spec.space.n
+        index = torch.empty((*shape[:-1], 1), device=spec.device, dtype=torch.int64)
 
         def draw_one_hot() -> torch.Tensor:
             if spec.mask is not None:
                 return draw_by_spec()
-            index = torch.randint(n, shape[:-1], device=spec.device)
-            return F.one_hot(index, n).to(spec.dtype)
+            return drawn.zero_().scatter_(-1, index.random_(0, n), 1)
 
         return draw_one_hot
-    if kind == "Categorical" and spec.space.n >= 0:
-        n, drawn = spec.space.n, torch.empty(shape, device=spec.device, dtype=spec.dtype)
-        return lambda: drawn.random_(0, n) if spec.mask is None else draw_by_spec()
-    return draw_by_spec
+    if n < 0:
+        return draw_by_spec
+    return lambda: drawn.random_(0, n) if spec.mask is None else draw_by_spec()
 
 
 def _projection(spec: Any) -> Function:
