@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -217,11 +217,10 @@ class Statistics:
         """Count frames that are delivered that many policy versions late."""
         self._lags[lag] += frames
 
-    def count_episodes(self, episodes: Iterable[Episode]) -> None:
+    def count_episodes(self, episodes: Sequence[Episode]) -> None:
         """Count episodes that ended."""
-        for episode in episodes:
-            self.episodes += 1
-            self._recent.append(episode)
+        self.episodes += len(episodes)
+        self._recent.extend(episodes)
 
     def restore(
         self, frames: int, batches: int, episodes: int, progress: Mapping[str, int]
