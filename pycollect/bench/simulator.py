@@ -22,8 +22,7 @@ from torch import nn
 
 from pycollect.bench.clock import median_seconds
 from pycollect.bench.report import Row, missing
-from pycollect.bench.sides import Stream, count, lacks, ours, torchrls
-from pycollect.policy.calling import call_on_new_stream
+from pycollect.bench.sides import Stream, captured_calls, count, lacks, ours, torchrls
 
 STEPS = 32
 """Steps per environment in a batch."""
@@ -116,11 +115,7 @@ def alone(envs: int, device: torch.device, captured: bool = False) -> Stream:
     """Environments and policy, without recording; or a CUDA graph of a whole batch of them."""
     batch = _steps(envs, device)
     if captured:
-        call_on_new_stream(batch)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            batch()
-        batch = graph.replay
+        batch = captured_calls(batch)
     while True:
         batch()
         yield envs * STEPS
