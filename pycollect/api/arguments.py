@@ -73,10 +73,7 @@ WORKER_ARGUMENTS = (*ONE_EACH, *arguments_of(WorkerOptions), *_COMMON)
 
 
 def env_entries(
-    create_env_fn: Any,
-    name: str,
-    number: Any,
-    check_entry: Callable[[Any], Any] = check_entry,
+    create_env_fn: Any, name: str, number: Any, check_entry: Callable[[Any], Any] = check_entry
 ) -> list[Any]:
     """Return one entry of `create_env_fn` per worker.
 
@@ -181,11 +178,7 @@ def one_for_all(given: Any, before: Any) -> Any:
 
 
 def check_groups(
-    entry: Any,
-    groups: Any,
-    *,
-    server: int | None = None,
-    is_nest: bool = False,
+    entry: Any, groups: Any, *, server: int | None = None, is_nest: bool = False
 ) -> None:
     """Raise ValueError if the environments of a worker cannot be divided into these groups.
 

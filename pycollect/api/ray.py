@@ -21,11 +21,7 @@ from pycollect.arguments import check_flag, completed_by
 from pycollect.compat.torchrl import Done
 from pycollect.data.devices import Devices
 from pycollect.driver.options import RemoteOptions
-from pycollect.transport.ray.engine import (
-    RayEngine,
-    actor_options,
-    check_actor_options,
-)
+from pycollect.transport.ray.engine import RayEngine, actor_options, check_actor_options
 from pycollect.transport.ray.session import check_amounts, import_ray
 
 
@@ -251,11 +247,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
 
     @completed_by(shutdown)
     def async_shutdown(  # type: ignore[override]  # as TorchRL's, which differ
-        self,
-        shutdown_ray: bool = False,
-        *,
-        timeout: float | None = None,
-        close_env: bool = True,
+        self, shutdown_ray: bool = False, *, timeout: float | None = None, close_env: bool = True
     ) -> Done:
         """Shut the collector down, including background collection, and wait until that is done.
 

@@ -12,14 +12,7 @@ import numpy as np
 import torch
 
 from pycollect import cuda
-from pycollect._core import (
-    DeviceGather,
-    Memory,
-    Placement,
-    Registration,
-    Slab,
-    place_rollout,
-)
+from pycollect._core import DeviceGather, Memory, Placement, Registration, Slab, place_rollout
 from pycollect.bench.clock import (
     Learner,
     device_seconds,

@@ -213,8 +213,7 @@ def check_changed_later(subject: Subject) -> None:
         repr(subject.env)
     if not is_equal(visit.observation, visit.kept):
         subject.report.add(
-            "changed-later",
-            f"the observation of {visit.where} changed after the call had returned",
+            "changed-later", f"the observation of {visit.where} changed after the call had returned"
         )
 
 

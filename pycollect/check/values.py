@@ -12,12 +12,7 @@ from gymnasium import spaces
 
 from pycollect.check.report import ERROR, WARNING, Draft
 from pycollect.data.layout import Key, show
-from pycollect.envs.spaces import (
-    describe,
-    extra_spaces,
-    leaf_spaces,
-    make_flatten,
-)
+from pycollect.envs.spaces import describe, extra_spaces, leaf_spaces, make_flatten
 
 Space: TypeAlias = spaces.Space[Any]
 

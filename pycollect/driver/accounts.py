@@ -138,10 +138,7 @@ class Ledger:
         """
         with self._writing:
             return {
-                str(worker): {
-                    "delivered": account.delivered,
-                    "reasons": dict(account.reasons),
-                }
+                str(worker): {"delivered": account.delivered, "reasons": dict(account.reasons)}
                 for worker, account in self._accounts.items()
             }
 

@@ -11,12 +11,7 @@ from pycollect.checks import check_open, no_weights_given
 from pycollect.data.weights import Weights, check_loads, load_weights, weights_from, weights_of
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
-from pycollect.driver.policy_place import (
-    PolicyPlace,
-    await_weights,
-    copies_among,
-    for_all,
-)
+from pycollect.driver.policy_place import PolicyPlace, await_weights, copies_among, for_all
 from pycollect.driver.records import WorkerRecord
 from pycollect.driver.state import CollectorState
 from pycollect.driver.workers import WorkerGroup

@@ -180,10 +180,7 @@ class RemoteOptions:
             False,
             "Send the policy's current weights to all workers before each batch is collected.",
         ),
-        update_at_each_batch=asked(
-            False,
-            "TorchRL's other name for `update_after_each_batch`.",
-        ),
+        update_at_each_batch=asked(False, "TorchRL's other name for `update_after_each_batch`."),
     )
     update_interval: int = argument(
         None,
@@ -208,8 +205,7 @@ class RemoteOptions:
         name="max_worker_restarts",
     )
     restart_on_error: bool = flag(
-        False,
-        "Also replace a worker whose environment or policy raised an exception.",
+        False, "Also replace a worker whose environment or policy raised an exception."
     )
     compress: bool = argument(
         False,
@@ -350,8 +346,7 @@ class StreamOptions:
         "Function that is called with each batch; its result is returned instead.",
     )
     split_trajs: bool = flag(
-        False,
-        "Return one padded row per trajectory; see :func:`split_trajectories`.",
+        False, "Return one padded row per trajectory; see :func:`split_trajectories`."
     )
     drop_uncollected: bool = argument(
         False,
@@ -392,11 +387,7 @@ class StreamOptions:
         accepts="str | None",
         also=("trajs_per_batch",),
     )
-    track_traj_ids: bool = flag(
-        True,
-        'Record ("collector", "traj_ids").',
-        in_kwargs=True,
-    )
+    track_traj_ids: bool = flag(True, 'Record ("collector", "traj_ids").', in_kwargs=True)
     replay_buffer: Any = argument(
         None,
         check.check_replay_buffer,
@@ -404,9 +395,7 @@ class StreamOptions:
         ``None``. Defaults to ``None``: batches are returned.""",
     )
     extend_buffer: bool = flag(
-        True,
-        "If ``False``, each item of the replay buffer is one step, [] or [P].",
-        in_kwargs=True,
+        True, "If ``False``, each item of the replay buffer is one step, [] or [P].", in_kwargs=True
     )
     max_policy_lag: int | None = argument(
         None,

@@ -11,13 +11,7 @@ from typing import Any, TypeAlias
 from tensordict import TensorDictBase
 
 from pycollect.checks import check_open, check_worker_ids, no_weights_given
-from pycollect.data.weights import (
-    NO_WEIGHTS,
-    Weights,
-    check_loads,
-    weights_from,
-    weights_of,
-)
+from pycollect.data.weights import NO_WEIGHTS, Weights, check_loads, weights_from, weights_of
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord
