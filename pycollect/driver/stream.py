@@ -18,11 +18,19 @@ from pycollect.data.trajectory_queue import TrajectoryBatch
 from pycollect.data.upload import Uploads
 from pycollect.driver.accounts import Progress
 from pycollect.driver.background import Background
-from pycollect.driver.delivery import Batch, assemble, finish, rollouts_of
+from pycollect.driver.delivery import (
+    Batch,
+    BufferWrite,
+    assemble,
+    extend,
+    finish,
+    pieces,
+    put,
+    rollouts_of,
+)
 from pycollect.driver.flow import Flow
 from pycollect.driver.in_process import InProcess
 from pycollect.driver.pace import Pacing
-from pycollect.driver.replay import BufferWrite, extend, pieces, put
 from pycollect.driver.scheduler import Scheduler
 from pycollect.errors import (
     LimitError,
