@@ -123,7 +123,7 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
         """
         with self._flow.between_rollouts("reset"):
             self._flow.check_open()
-            self._source.reset(reset_idx)
+            self._source.members.reset(reset_idx)
 
     def remove_collectors(self, worker_ids: int | Sequence[int]) -> None:
         """End workers, after they have delivered the rollouts that were already requested.

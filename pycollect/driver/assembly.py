@@ -394,11 +394,6 @@ def forget_ids(ids: TrajectoryIds, worker: int, info: WorkerInfo) -> None:
         ids.forget(_numbering(worker, source))
 
 
-def in_flight_bytes(infos: Mapping[int, WorkerInfo], rollouts: int) -> int:
-    """Return the memory that this number of rollouts of each worker occupies, in bytes."""
-    return sum(info.placement.bytes for info in infos.values()) * rollouts
-
-
 def _numbering(worker: int, source: int) -> int:
     """Return a key that identifies one process of a worker among all processes."""
     return worker + _PROCESSES * source
