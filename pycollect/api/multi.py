@@ -25,7 +25,7 @@ from pycollect.compat.weights import WorkerPipe
 from pycollect.driver.delivery import warn_of_slices
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
-from pycollect.driver.policy_place import InWorkers
+from pycollect.driver.policy_process import InWorkers
 from pycollect.driver.scheduler import Scheduler
 from pycollect.transport.engine import Engine
 from pycollect.transport.processes.engine import ProcessEngine

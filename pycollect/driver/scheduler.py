@@ -15,7 +15,8 @@ from pycollect.driver.flow import Flow
 from pycollect.driver.membership import GroupStreams, Membership
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.pace import PolicyLagLimit
-from pycollect.driver.policy_place import InWorkers, PlaceMaker
+from pycollect.driver.policy_place import PlaceMaker
+from pycollect.driver.policy_process import InWorkers
 from pycollect.driver.records import WorkerPlan, WorkerRecord
 from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.workers import WorkerGroup
