@@ -102,6 +102,70 @@ def check_drop(name: str, value: Any, split_trajs: Any, trajs: Any, mode: Any) -
     return bool(value)
 
 
+def check_write_mode(
+    name: str, value: Any, replay_buffer: Any, trajs_per_batch: Any, trajs_per_write: Any
+) -> str | None:
+    """Return "rollout" or "trajectory", the default for None, or None without a buffer."""
+    check_choice(name, value, (None, "rollout", "trajectory"))
+    whole = bool(check_count("trajs_per_batch", trajs_per_batch))
+    if value is None:
+        return None if replay_buffer is None else "trajectory" if whole else "rollout"
+    if replay_buffer is None:
+        raise ValueError(f"{name}: expected None without replay_buffer, got {value!r}")
+    if whole:
+        raise ValueError(
+            f"{name}: expected None with trajs_per_batch, got {value!r}; with a replay buffer, "
+            "trajs_per_batch already means 'trajectory'"
+        )
+    if value == "rollout" and trajs_per_write:
+        raise ValueError(f"{name}: expected 'trajectory' with trajs_per_write, got {value!r}")
+    mode: str = value
+    return mode
+
+
+def check_policy_lag(name: str, value: Any, trajs_per_batch: Any, mode: Any) -> int | None:
+    """None, or a number of policy versions >= 0; refused for batches of trajectories."""
+    if value is None:
+        return None
+    if trajs_per_batch or mode == "trajectory":
+        other = "trajs_per_batch" if trajs_per_batch else "replay_write_mode='trajectory'"
+        raise ValueError(
+            f"{name}: expected None with {other}, got {value!r}; frames wait until their "
+            "trajectory ends, whatever their policy version"
+        )
+    return check_not_negative(name, value)
+
+
+AUTOMATIC = ("update_after_each_batch", "update_at_each_batch", "max_weight_update_interval")
+"""Arguments that send weights without a call of `update_policy_weights_`."""
+
+
+def check_pace(name: str, value: Any, replay_buffer: Any, receivers: Any, *each: Any) -> int | None:
+    """None, or a number of frames >= 1; needs a replay buffer and explicit updates.
+
+    Args:
+        receivers: Value of weight_recv_schemes.
+        each: Values of AUTOMATIC.
+    """
+    if value is None:
+        return None
+    if replay_buffer is None:
+        raise ValueError(
+            f"{name}: expected None without replay_buffer, got {value!r}; it limits start(), which "
+            "fills the buffer"
+        )
+    given = dict(zip(AUTOMATIC, each, strict=True))
+    automatic = [other for other, own in given.items() if isinstance(own, int) and own > 0]
+    if receivers:
+        automatic.append("weight_recv_schemes")
+    if automatic:
+        raise ValueError(
+            f"{name}: expected None with {automatic[0]}, got {value!r}; only calls of "
+            "update_policy_weights_() allow more frames"
+        )
+    return check_positive(name, value)
+
+
 def check_total_frames(name: str, value: Any) -> int | None:
     """None for a collector without an end; 0 means that nothing is collected. Also 1e6."""
     number = -1 if value is None else check_integer(name, _without_point(value))
