@@ -27,17 +27,18 @@ def check_integer(name: str, value: Any) -> int:
 
 def check_positive(name: str, value: Any) -> int:
     """An integer >= 1. Also a float like 1e6."""
-    number = check_integer(name, _without_point(value))
-    if number < 1:
-        raise ValueError(f"{name}: expected an int >= 1, got {number}")
-    return number
+    return _check_at_least(1, name, value)
 
 
 def check_not_negative(name: str, value: Any) -> int:
     """An integer >= 0. Also a float like 1e6."""
+    return _check_at_least(0, name, value)
+
+
+def _check_at_least(least: int, name: str, value: Any) -> int:
     number = check_integer(name, _without_point(value))
-    if number < 0:
-        raise ValueError(f"{name}: expected an int >= 0, got {number}")
+    if number < least:
+        raise ValueError(f"{name}: expected an int >= {least}, got {number}")
     return number
 
 
@@ -280,6 +281,15 @@ def check_env_kwargs(value: Any, workers: int | None = None) -> Any:
                 f"create_env_kwargs: expected strings as keys (argument names), got {name!r}"
             )
     return value
+
+
+def check_named(name: str, value: Any) -> dict[str, Any]:
+    """None or a dict with strings as keys, as a dict of its own."""
+    if not isinstance(value, Mapping | None):
+        raise TypeError(f"{name}: expected a dict or None, got {type(value).__name__}")
+    if unnamed := [key for key in value or () if not isinstance(key, str)]:
+        raise TypeError(f"{name}: expected strings as keys, got {unnamed}")
+    return dict(value or {})
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:

@@ -6,6 +6,7 @@ import copy
 import inspect
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,19 +97,13 @@ def frozen_entry(env: Any) -> Any:
     """
     entry = check_entry(env)
     if isinstance(entry, list):
-        return [MakesFrozen(make) for make in entry]
-    return frozen(entry) if is_env(entry) else MakesFrozen(entry)
+        return [partial(made_frozen, make) for make in entry]
+    return frozen(entry) if is_env(entry) else partial(made_frozen, entry)
 
 
-class MakesFrozen:
-    """Makes an environment with frozen running statistics; picklable if `make` is."""
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self._make = make
-
-    def __call__(self, **kwargs: Any) -> Any:
-        """Make the environment."""
-        return frozen(self._make(**kwargs))
+def made_frozen(make: Callable[..., Any], /, **kwargs: Any) -> Any:
+    """Make an environment with frozen running statistics."""
+    return frozen(make(**kwargs))
 
 
 def frozen(env: Any) -> Any:
@@ -134,29 +129,23 @@ def own_policy(policy: Any) -> Any:
     return _evaluating(copy.deepcopy(policy))
 
 
-class MakesPolicy:
-    """Makes a policy in evaluation mode; picklable if `factory` and `env` are.
+def made_policy(factory: Callable[..., Any], env: Any) -> Any:
+    """Make a policy in evaluation mode.
 
     Args:
         factory: Takes no argument, or an environment as its first.
         env: The environment, or callables that make it. An environment that is made only for the
             factory is closed afterwards.
     """
-
-    def __init__(self, factory: Callable[..., Any], env: Any) -> None:
-        self._factory, self._env = factory, env
-
-    def __call__(self) -> Any:
-        """Make the policy."""
-        if not _takes_an_env(self._factory):
-            return _evaluating(self._factory())
-        if is_env(self._env):
-            return _evaluating(self._factory(self._env))
-        env = (self._env[0] if isinstance(self._env, list) else self._env)()
-        try:
-            return _evaluating(self._factory(env))
-        finally:
-            close_quietly(env)
+    if not _takes_an_env(factory):
+        return _evaluating(factory())
+    if is_env(env):
+        return _evaluating(factory(env))
+    own = (env[0] if isinstance(env, list) else env)()
+    try:
+        return _evaluating(factory(own))
+    finally:
+        close_quietly(own)
 
 
 def _takes_an_env(factory: Callable[..., Any]) -> bool:
@@ -188,11 +177,8 @@ def check_given(done_keys: Any, collector_cls: Any) -> None:
 
 def check_kwargs(given: Any) -> None:
     """Refuse arguments that prevent counting whole episodes."""
-    if given is not None and not isinstance(given, Mapping):
-        raise TypeError(f"collector_kwargs: expected a dict or None, got {type(given).__name__}")
-    if unnamed := [name for name in given or () if not isinstance(name, str)]:
-        raise TypeError(f"collector_kwargs: expected strings as keys, got {unnamed}")
-    others = [repr(name) for name, is_off in _OFF.items() if not is_off((given or {}).get(name))]
+    given = check.check_named("collector_kwargs", given)
+    others = [repr(name) for name, is_off in _OFF.items() if not is_off(given.get(name))]
     if others:
         raise ValueError(
             f"collector_kwargs: cannot contain {', '.join(others)}; an Evaluator counts whole "
@@ -227,7 +213,7 @@ def collector_here(
         init_fn()
     own = frozen_entry(env)
     env_kwargs = arguments.pop("create_env_kwargs", None) or {}
-    if isinstance(own, MakesFrozen):
+    if isinstance(own, partial):
         own = own(**env_kwargs)
     try:
         if counts_steps(own):
@@ -235,7 +221,7 @@ def collector_here(
         if factory is None:
             acting = own_policy(policy)
         else:
-            acting = check.built_policy(MakesPolicy(factory, own))
+            acting = check.built_policy(partial(made_policy, factory, own))
         return SyncDataCollector(own, acting, **arguments)
     except BaseException:
         if is_env(own):
@@ -247,6 +233,6 @@ def remote_collector(env: Any, policy: Any, factory: Any, arguments: dict[str, A
     """Make the collector for "process" and "ray"."""
     makers = frozen_entry(env)
     if factory is not None:
-        arguments["policy_factory"] = MakesPolicy(factory, makers)
+        arguments["policy_factory"] = partial(made_policy, factory, makers)
     envs = [makers] * arguments["num_collectors"]
     return SyncDataCollector(envs, own_policy(policy), sync=True, **arguments)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from pycollect import checks as check
 from pycollect.api import arguments as parse
 from pycollect.api.arguments import dict_each
 from pycollect.api.binding import Arguments
@@ -102,15 +103,6 @@ class LaunchedCollector(ScheduledCollector):
             The policy in this process, not a worker's copy; ``None`` without a policy.
         """
         return self.policy
-
-
-def check_init_config(value: Any) -> dict[str, Any] | None:
-    """None or the arguments of ``ray.init`` as a dict of its own."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise TypeError(f"ray_init_config: expected a dict or None, got {type(value).__name__}")
-    return dict(value)
 
 
 def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
@@ -208,7 +200,8 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
     """
 
     def _make(self, given: Arguments) -> None:
-        init_config = check_init_config(given["ray_init_config"])
+        config = given["ray_init_config"]  # None joins a running cluster
+        init_config = None if config is None else check.check_named("ray_init_config", config)
         self._remote_configs = given["remote_configs"]
         options = partial(self._actor_options, self._remote_configs)
         self._bell: ServingBell | None = None
