@@ -112,6 +112,7 @@ def lacks(module: str) -> str:
 def captured_calls(work: Callable[[], T]) -> Callable[[], T]:
     """Capture a function in a CUDA graph, as torch's documentation does; return its replay."""
     beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
         for _ in range(3):
             work()
