@@ -69,10 +69,10 @@ def side_rows(side: str, processes: int, seconds: float, device: torch.device) -
             _end(child)
         printed.seek(0)
         log.seek(0)
-        rows, told = printed.read(), log.read()
-    sys.stderr.write(told)
+        rows, logged = printed.read(), log.read()
+    sys.stderr.write(logged)
     if child.returncode != 0:
-        return _missing(name, f"it failed: {(told.strip().splitlines() or ['no message'])[-1]}")
+        return _missing(name, f"it failed: {(logged.strip().splitlines() or ['no message'])[-1]}")
     return [Row(**row) for row in json.loads(rows.splitlines()[-1])]
 
 

@@ -103,10 +103,10 @@ def _steps(envs: int, device: torch.device) -> Callable[[], object]:
 
     @torch.no_grad()
     def batch() -> None:
-        shown = observation
+        seen = observation
         for _ in range(STEPS):
-            shown = env.step(policy(shown))[0]
-        observation.copy_(shown)
+            seen = env.step(policy(seen))[0]
+        observation.copy_(seen)
 
     return batch
 
@@ -132,16 +132,16 @@ def loop(envs: int, device: torch.device, by_time: bool = False) -> Stream:
     make = partial(torch.zeros, device=device)
     memory = [make(*lead, _FEATURES), make(*lead, _ACTIONS), make(*lead, _FEATURES), make(*lead)]
     memory += [make(*lead, dtype=torch.bool) for _ in range(2)]
-    shown, _ = env.reset()
+    seen, _ = env.reset()
     while True:
         with torch.no_grad():
             for step in range(STEPS):
-                action = policy(shown)
+                action = policy(seen)
                 following, reward, terminated, truncated, info = env.step(action)
-                values = shown, action, info["final_obs"], reward, terminated, truncated
+                values = seen, action, info["final_obs"], reward, terminated, truncated
                 for own, value in zip(memory, values, strict=True):
                     (own[step] if by_time else own[:, step]).copy_(value)
-                shown = following
+                seen = following
         yield envs * STEPS
 
 

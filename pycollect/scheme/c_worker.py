@@ -244,7 +244,7 @@ class CWorker(Worker):
 
     def _step(self, infos: EpisodeInfos) -> None:
         act, clipped, rhs2, others = self.algo.acting_step(self.obs, self.rhs, self.done)
-        obs2, reward, done2, told = self.envs_train.step(clipped)
+        obs2, reward, done2, info = self.envs_train.step(clipped)
         self.storage.insert_transition(
             {
                 names.OBS: self.obs,
@@ -255,12 +255,12 @@ class CWorker(Worker):
                 names.OBS2: obs2,
                 names.RHS2: rhs2,
                 names.DONE2: done2,
-                names.INFO: told,
+                names.INFO: info,
                 **others,
             }
         )
         ended = torch.nonzero(done2, as_tuple=False)[:, 0].tolist()
-        infos.add(told, ended)
+        infos.add(info, ended)
         self._returns.add(reward, ended)
         self.obs, self.rhs, self.done = obs2, rhs2, done2
         self._stored += 1
