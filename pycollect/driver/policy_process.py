@@ -345,12 +345,12 @@ class InPolicyProcess(InWorkers):
     def _death_by_ping(self) -> WorkerDied | None:
         """Return the error of the process if it answers a request by its death, else ``None``."""
         handle = self._record.handle
-        call = handle.ping()
-        if handle.await_answer(call, _NEWS_SECONDS):
-            try:
+        try:
+            call = handle.ping()
+            if handle.await_answer(call, _NEWS_SECONDS):
                 handle.answer(call)
-            except WorkerDied as death:
-                return without_frames(death)
+        except WorkerDied as death:
+            return without_frames(death)
         return None
 
     def replace(self, death: WorkerDied) -> None:
