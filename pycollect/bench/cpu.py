@@ -57,7 +57,7 @@ def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[lis
 def _compared(
     env: Any, collector: str, where: str, frames: int, limit: str, seconds: float
 ) -> list[Row]:
-    """Return the rows of our collector, and those of TorchRL's."""
+    """Return the rows of our collector and of TorchRL's."""
     peer = f"TorchRL, {where}"
     rows = _rows(partial(ours, collector, env), f"pycollect, {where}", frames, seconds, limit, peer)
     if reason := lacks("torchrl"):

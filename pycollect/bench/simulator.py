@@ -1,6 +1,6 @@
 """A batched simulator with tensors on a device, collected in several ways.
 
-Its costs are those of a small physics step: a dozen operations on [P, 17] tensors.
+A step costs as much as a small physics step: a dozen operations on [P, 17] tensors.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def point_masses_env(envs: int, device: torch.device | str) -> Any:
             self.reward_spec = Unbounded((envs, 1), device=device)
 
         def _reset(self, tensordict: Any = None, **kwargs: Any) -> TensorDict:
-            # A partial reset shows what the simulator has reset already.
+            # Rows of a partial reset have been reset by the simulator already.
             partial = tensordict is not None and "_reset" in tensordict
             observation = self._following if partial else simulator.reset()[0]
             flags = torch.zeros(envs, 1, dtype=torch.bool, device=device)

@@ -234,7 +234,7 @@ def _report_starts(starts: list[tuple[str, Start]], report: Draft) -> None:
 
 
 def check_flags(subject: Checked) -> None:
-    """`terminated` and `truncated` are told apart."""
+    """`terminated` and `truncated` have different meanings."""
     walk, report = subject.walk, subject.report
     ends, count = walk.ends, len(walk.ends)
     if any(

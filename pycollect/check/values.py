@@ -45,7 +45,7 @@ def is_equal(a: Any, b: Any, tolerance: float = 0.0) -> bool:
         if x.dtype.kind not in "fc":
             return bool(np.array_equal(x, y))
         return bool(np.allclose(x, y, tolerance, tolerance, equal_nan=True))
-    except Exception:  # objects whose comparison is not a bool
+    except Exception:  # the comparison of some objects is not a bool
         return type(a) is type(b)
 
 

@@ -1,4 +1,4 @@
-"""Checks of a vector environment, beyond those that a collector makes itself."""
+"""Checks of a vector environment that a collector does not make itself."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class InWorkers(PolicyPlace):
         self._last_served = worker
 
     def current(self) -> Weights:
-        """Return the policy's weights, updated with those that were sent instead of them."""
+        """Return the policy's weights, updated with the weights that were sent instead."""
         weights, newest = weights_of(self.policy), self._group.weights.newest
         return weights.updated(newest) if self._sent_others or not weights else weights
 
@@ -195,7 +195,7 @@ class InWorkers(PolicyPlace):
 
         Args:
             acknowledge: Whether the workers must confirm that they have the weights.
-            individual: Whether the weights are individual to each of these workers.
+            individual: Whether each of the workers has its own weights.
         """
         version = self._flow.version
         with self._pushing:
@@ -210,7 +210,7 @@ class InWorkers(PolicyPlace):
             return sent
 
     def _send_to_copies(self, weights: Weights, acknowledge: bool) -> SentWeights:
-        """Send nothing: no worker has a copy besides those that get the weights anyway."""
+        """Send nothing, because all workers with a copy get the weights themselves."""
         return ()
 
 

@@ -33,8 +33,7 @@ class Scheduler:
         flow: Counters and ids of the stream.
         options: How workers are managed.
         plans: One plan per worker.
-        policy: The caller's policy, whose weights are sent; ``None`` for random actions, or if
-            workers build the policy.
+        policy: The caller's policy; ``None`` for random actions, or if workers build the policy.
         engine: Starts the workers. It is left when the scheduler is closed.
         place: Makes the PolicyPlace. By default, workers call the policy.
 
@@ -195,7 +194,7 @@ class Scheduler:
                 return worker, rollout
 
     def _due(self, waiting: Sequence[WorkerRecord]) -> Sequence[WorkerRecord]:
-        """Return the workers whose rollouts may be delivered next, by `max_policy_lag`.
+        """Return the workers with rollouts that may be delivered next, by `max_policy_lag`.
 
         Workers that start are among them, because they wait for their requests.
         """
@@ -220,7 +219,7 @@ class Scheduler:
         self.group.release(worker)
 
     def _pending(self, workers: Sequence[WorkerRecord]) -> PendingBatch:
-        """Return the pending batch of these workers' oldest rollouts."""
+        """Return the pending batch of the workers' oldest rollouts."""
         infos = [worker.info for worker in workers]
         uploader = self._flow.uploads.uploader_for(workers[0].batch_device)
         return self.assembly.pending(workers[0].requests[0], infos, uploader)
@@ -241,7 +240,7 @@ class Scheduler:
         return batch
 
     def _complete_request(self, worker: WorkerRecord, report: RolloutReport) -> None:
-        """Remove the worker's oldest request, whose rollout is now part of a batch."""
+        """Remove the worker's oldest request, because its rollout is part of a batch."""
         ledger = self._flow.ledger
         worker.handle.pop()
         worker.requests.popleft()
@@ -292,7 +291,7 @@ class Scheduler:
         return self._limit.may_start(self._requested, learner_waits, at_once)
 
     def _request(self, workers: Sequence[WorkerRecord]) -> None:
-        """Request one rollout from each of these workers, to be joined into one batch."""
+        """Request one rollout from each of the workers, to be joined into one batch."""
         random = self._flow.is_random
         infos = {worker.index: worker.info for worker in workers}
         in_place = any(worker.in_place for worker in workers)
@@ -311,7 +310,7 @@ class Scheduler:
         self.members.drop()
 
     def end_trajectories(self, workers: Iterable[int]) -> None:
-        """Give later frames of these workers new trajectory ids, after a rollout was dropped."""
+        """Give later frames of the workers new trajectory ids, after a rollout was dropped."""
         for worker in self.group.of(list(workers)):
             forget_ids(self._flow.ids, worker.index, worker.info)
 

@@ -24,7 +24,7 @@ class WorkerState:
         generators: States of the worker's random generators; ``None`` if it draws from generators
             of the program.
         policy: Individual weights of the worker; empty if it has the weights of all workers.
-        version: Policy version of these individual weights.
+        version: Policy version of the individual weights.
     """
 
     generators: GeneratorState | NestState | None = None
