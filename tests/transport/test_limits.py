@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,8 +49,9 @@ def no_process_starts(number: int) -> Iterator[None]:
 
 
 def exhaust(collector: Any) -> None:
-    """Collect batches until a call fails."""
-    for _ in range(100):
+    """Collect batches until a call fails; other workers deliver until the death is noticed."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         collector.next()
 
 
