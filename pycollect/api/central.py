@@ -22,9 +22,9 @@ from pycollect.driver.policy_place import PlaceMaker
 from pycollect.driver.policy_process import InPolicyProcess
 from pycollect.driver.records import WorkerPlan
 from pycollect.inference.options import InferenceOptions, ServerSettings
+from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import pickled
 from pycollect.transport.processes.engine import ProcessEngine
-from pycollect.transport.spec import WorkerSpec
 from pycollect.worker.options import WorkerOptions
 
 if TYPE_CHECKING:  # at run time, imported only for central inference

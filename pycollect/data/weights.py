@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 import cloudpickle
-import numpy as np
-import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pycollect._core import Leaf
-from pycollect.data.layout import dtype_name, torch_dtype
-from pycollect.data.upload import Packing
+from pycollect.data.layout import dtype_name
 
 _EXTRA_STATE = "_extra_state"  # the last part of such a key, as in `nn.Module.state_dict`
 
@@ -393,75 +389,6 @@ def _fits(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tenso
     return bool(tensors) and all(
         name in targets and targets[name].shape == value.shape for name, value in tensors.items()
     )
-
-
-_MODE_MISSING = 2
-
-
-def _pickled_extra(weights: Weights) -> bytes:
-    return pickle.dumps(weights.extra) if weights.extra else b""
-
-
-class WeightSlab:
-    """Packs weights with one spec, or some of them, into one buffer.
-
-    A buffer contains the tensors, one byte per tensor (whether it is present), one byte per module
-    (its training mode, or that it is missing), and the pickled extra state if there is any.
-    """
-
-    def __init__(self, spec: WeightSpec) -> None:
-        self._spec = spec
-        self._names = [leaf.key[0] for leaf in spec.leaves]
-        forms = [(torch_dtype(leaf.dtype), leaf.shape) for leaf in spec.leaves]
-        forms.append((torch.uint8, (len(spec.leaves) + len(spec.modules),)))
-        self._packing = Packing(
-            torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in forms
-        )
-
-    def bytes(self, weights: Weights) -> int:
-        """Return the size of a buffer with these weights."""
-        return self._packing.bytes + len(_pickled_extra(weights))
-
-    def pack(self, weights: Weights, buffer: npt.NDArray[np.uint8]) -> None:
-        """Copy these weights into a buffer of the size that `bytes` returns."""
-        weights = self._spec.fitted(weights)
-        present = [int(name in weights.tensors) for name in self._names]
-        modes = [int(weights.modes.get(name, _MODE_MISSING)) for name in self._spec.modules]
-        size = self._packing.bytes
-        *tensors, flags = self._packing.views(torch.from_numpy(buffer[:size]))
-        with torch.no_grad():
-            flags.copy_(torch.tensor([*present, *modes], dtype=torch.uint8, device="cpu"))
-            for name, target in zip(self._names, tensors, strict=True):
-                if name in weights.tensors:
-                    target.copy_(weights.tensors[name])
-        buffer[size:] = np.frombuffer(_pickled_extra(weights), np.uint8)
-
-    def unpack(self, buffer: npt.NDArray[np.uint8]) -> Weights:
-        """Return the weights in the buffer, as views of it if it is writable.
-
-        Raises:
-            ValueError: The buffer is too short.
-        """
-        size = self._packing.bytes
-        if buffer.nbytes < size:
-            raise ValueError(f"buffer: expected at least {size} bytes, got {buffer.nbytes}")
-        packed, extra = buffer[:size], buffer[size:]
-        block = torch.from_numpy(packed if packed.flags.writeable else packed.copy())
-        *tensors, flags = self._packing.views(block)
-        present, modes = flags[: len(tensors)].tolist(), flags[len(tensors) :].tolist()
-        return Weights(
-            {
-                name: view
-                for name, view, is_present in zip(self._names, tensors, present, strict=True)
-                if is_present
-            },
-            pickle.loads(extra.tobytes()) if extra.nbytes else {},
-            {
-                name: bool(mode)
-                for name, mode in zip(self._spec.modules, modes, strict=True)
-                if mode != _MODE_MISSING
-            },
-        )
 
 
 class PolicyVersion:

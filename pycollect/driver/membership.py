@@ -13,7 +13,7 @@ from pycollect.driver.records import WorkerPlan, WorkerRecord
 from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.workers import WorkerGroup, check_alike
 from pycollect.errors import warn_user
-from pycollect.transport.spec import set_seed
+from pycollect.transport.messages import set_seed
 
 
 class Membership:

@@ -18,8 +18,8 @@ from pycollect.driver.records import WorkerPlan, WorkerRecord
 from pycollect.driver.scheduler import Scheduler
 from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
+from pycollect.transport.messages import WorkerInfo, WorkerSpec, resume, set_seed
 from pycollect.transport.processes.engine import ProcessEngine
-from pycollect.transport.spec import WorkerInfo, WorkerSpec, resume, set_seed
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
 _REPORTED = ("worker_died", "worker_timeout", "env_error")  # losses that the driver must know

@@ -11,7 +11,7 @@ from pycollect.driver.policy_place import PolicyPlace
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
 from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.workers import WorkerGroup
-from pycollect.transport.spec import set_seed
+from pycollect.transport.messages import set_seed
 
 _PLACE = 2**32 - 1  # key of the place's seed; ids of workers are smaller
 

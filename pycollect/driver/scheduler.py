@@ -22,8 +22,7 @@ from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.workers import WorkerGroup
 from pycollect.errors import WorkerError, is_interrupt, without_frames
 from pycollect.transport.engine import Engine
-from pycollect.transport.messages import Rollout, RolloutRequest
-from pycollect.transport.spec import reset
+from pycollect.transport.messages import Rollout, RolloutRequest, reset
 from pycollect.worker.report import RolloutReport
 
 

@@ -24,8 +24,7 @@ from pycollect.inference.messages import (
 from pycollect.policy.calling import CallOptions
 from pycollect.policy.remote import RemotePolicy, RemoteRunner
 from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
-from pycollect.transport.messages import ErrorReport
-from pycollect.transport.pickling import pack, unpack
+from pycollect.transport.pickling import ErrorReport, pack, unpack
 
 _BEAT_SECONDS = 0.05  # interval at which a waiting worker shows that it has not stalled
 _NO_CONTROL = RolloutControl()

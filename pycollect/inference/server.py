@@ -29,8 +29,7 @@ from pycollect.inference.messages import JoinReply, JoinRequest
 from pycollect.inference.options import ServerSettings
 from pycollect.policy.calling import GraphPool
 from pycollect.policy.device import PolicyStream
-from pycollect.transport.messages import ErrorReport
-from pycollect.transport.pickling import pack, unpack
+from pycollect.transport.pickling import ErrorReport, pack, unpack
 
 _SERVER_STREAM = 2**32 - 1  # key of the server's random stream; workers use their ids
 

@@ -17,7 +17,7 @@ from pycollect.data.weights import PolicyVersion, Weights, WeightSpec
 from pycollect.inference.options import ServerSettings
 from pycollect.inference.server import InferenceServer
 from pycollect.transport.channel import POLL_SECONDS
-from pycollect.transport.spec import WorkerInfo, WorkerSpec
+from pycollect.transport.messages import WorkerInfo, WorkerSpec
 from pycollect.worker.report import RolloutReport
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from pycollect._core import available_memory
 from pycollect.transport.channel import POLL_SECONDS, AnyBell, wait_for
 from pycollect.transport.handle import AnyHandle, WorkerHandle
+from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import Shareable, SharedValue
-from pycollect.transport.spec import WorkerSpec
 
 _RESPOND_SECONDS = 5.0  # for a worker to end its last step and respond to the close request
 _CLOSE_SECONDS = 30.0  # for its environments to close, which may have processes of their own

@@ -12,7 +12,13 @@ from typing import Any, ClassVar, TypeAlias
 import cloudpickle
 
 from pycollect._core import Mailbox, SharedMemoryError, Uninterrupted
-from pycollect.errors import LimitError, is_interrupt, limits_named, without_frames
+from pycollect.errors import (
+    LimitError,
+    filters_import_warnings,
+    is_interrupt,
+    limits_named,
+    without_frames,
+)
 from pycollect.transport.channel import (
     AnyBell,
     CallChannel,
@@ -21,24 +27,23 @@ from pycollect.transport.channel import (
     SentWeights,
     wait_for,
 )
-from pycollect.transport.imports import filters_import_warnings
 from pycollect.transport.messages import (
     Build,
     Close,
     Collect,
-    ErrorReport,
     GetSteps,
     Request,
     Resize,
     Rollout,
     RolloutRequest,
     Run,
+    WorkerInfo,
+    WorkerSpec,
     opened_slab,
     unpacked_report,
 )
-from pycollect.transport.pickling import SharedValue, pickled_spec
+from pycollect.transport.pickling import ErrorReport, SharedValue, pickled_spec
 from pycollect.transport.process import ProcessEnd, WorkerProcess
-from pycollect.transport.spec import WorkerInfo, WorkerSpec
 
 
 class WorkerHandle:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pycollect.errors import WorkerDied
-from pycollect.transport.descendants import children_of, kill_orphans, kill_tree
-from pycollect.transport.messages import Request
-from pycollect.transport.spec import WorkerSpec
+from pycollect.transport.messages import Request, WorkerSpec
+from pycollect.transport.worker_process import children_of, kill_orphans, kill_tree
 
 _NANOSECONDS = 1e9
 

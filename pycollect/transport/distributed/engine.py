@@ -28,10 +28,9 @@ from pycollect.transport.distributed.rank import Call
 from pycollect.transport.distributed.rendezvous import Rendezvous
 from pycollect.transport.engine import Engine
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.messages import Close, End, Request
+from pycollect.transport.messages import Close, End, Request, WorkerSpec
 from pycollect.transport.pickling import Shareable, SharedValue, pickled_spec
 from pycollect.transport.process import ProcessEnd, WorkerProcess
-from pycollect.transport.spec import WorkerSpec
 
 _REPORT_SECONDS = 2.0  # for a launcher to report that a process is gone
 _CLOSED_SECONDS = 0.5  # for a rank that has closed to end the connection itself

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from pycollect._core import SharedMemoryError, WorkerMailbox, adopt_orphans, kill_descendants
 from pycollect.transport.channel import CallEnd
-from pycollect.transport.descendants import begin_worker, end_worker
 from pycollect.transport.distributed.links import Link, LinkBrokenError, Sent
 from pycollect.transport.distributed.meeting import (
     REFUSAL,
@@ -22,8 +21,10 @@ from pycollect.transport.distributed.meeting import (
     meet,
     this_node,
 )
-from pycollect.transport.host import WorkerHost, answer_all, log_to
-from pycollect.transport.messages import Close, End, ErrorReport, Request
+from pycollect.transport.host import WorkerHost, answer_all
+from pycollect.transport.messages import Close, End, Request
+from pycollect.transport.pickling import ErrorReport
+from pycollect.transport.worker_process import begin_worker, end_worker, log_to
 
 _SIGINT = [signal.SIGINT]
 

@@ -17,11 +17,10 @@ from pycollect.data.devices import Devices
 from pycollect.data.slabs import MemoryAddress
 from pycollect.errors import without_frames
 from pycollect.transport.channel import MAX_REQUESTS, AnyBell, CallEnd, ThreadBell
-from pycollect.transport.descendants import begin_worker, children_of, kill_tree
 from pycollect.transport.engine import Engine, too_many_bytes
 from pycollect.transport.handle import WorkerHandle
 from pycollect.transport.host import WorkerHost, answer_all
-from pycollect.transport.messages import Request
+from pycollect.transport.messages import Request, WorkerSpec
 from pycollect.transport.pickling import Shareable, SharedValue, pickled_spec
 from pycollect.transport.process import OtherProcess, ProcessEnd, WorkerProcess, has_pidfd
 from pycollect.transport.ray.session import (
@@ -31,7 +30,7 @@ from pycollect.transport.ray.session import (
     end_of,
     import_ray,
 )
-from pycollect.transport.spec import WorkerSpec
+from pycollect.transport.worker_process import begin_worker, children_of, kill_tree
 
 _LOG_CHARACTERS = 2000
 _REPORT_SECONDS = 2.0  # for Ray to report how an actor's process ended
