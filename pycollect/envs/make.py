@@ -13,13 +13,12 @@ from torch import nn
 
 from pycollect.data.devices import Devices
 from pycollect.envs.base import EnvBatch, close_quietly
-from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.compiled import CompiledEnvBatch, is_compiled_env
 from pycollect.envs.gymnasium_support import has_time_limit, maker
 from pycollect.envs.info import InfoKeys, with_info
 from pycollect.envs.make_vector import make_vector_env
 from pycollect.envs.pettingzoo import PettingZooEnvs, is_pettingzoo_env
-from pycollect.envs.single import SingleEnv
+from pycollect.envs.single import CallablesEnv, SingleEnv
 from pycollect.envs.spaces import describe
 from pycollect.envs.vector import OBSERVATION_VALID
 from pycollect.envs.vector_api import is_old_envpool, is_vector_env

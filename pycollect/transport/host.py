@@ -26,7 +26,7 @@ from pycollect.data.compression import PackedBuffer
 from pycollect.data.frame import TRAJ_IDS
 from pycollect.data.layout import Key
 from pycollect.data.slabs import MappedSlabs, MemoryAddress, SlabRows, make_pool, to_tensordict
-from pycollect.envs.registrations import register
+from pycollect.envs.gymnasium_support import register
 from pycollect.errors import filter_import_warnings, kept_warnings
 from pycollect.transport.channel import MAX_REQUESTS, CallEnd, MailboxEnd, WorkerEnd
 from pycollect.transport.messages import (

@@ -18,7 +18,7 @@ from pycollect.data.frame import BatchLeaves
 from pycollect.data.generators import GeneratorState, NestState
 from pycollect.data.slabs import RowsAddress, SlabRows, leaf_sizes
 from pycollect.data.weights import NO_WEIGHT_SPEC, Weights, WeightSpec
-from pycollect.envs.registrations import Registered, program_registrations
+from pycollect.envs.gymnasium_support import Registered, program_registrations
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
