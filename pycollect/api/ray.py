@@ -53,7 +53,7 @@ def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
 
 
 if TYPE_CHECKING:
-    from pycollect.inference.serving import ServingBell
+    from pycollect.inference.server import ServingBell
 
 
 @completed_by(MultiSyncDataCollector, raises=False)

@@ -28,7 +28,10 @@ _COMPRESS = "compress"  # name of the argument, for errors
 
 
 class Hosted(Protocol):
-    """Interface of the object that a host runs. One thread calls all its methods."""
+    """Interface of the object that a host runs. One thread calls all its methods.
+
+    Some methods do nothing by default, for an object without environments.
+    """
 
     index: int
     version: int
@@ -62,24 +65,30 @@ class Hosted(Protocol):
 
     def set_hook(self, name: str, hook: Any) -> None:
         """Set a hook that applies from the next rollout."""
+        return None
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
         """Seed and reset all environments and generators."""
 
     def resume(self, state: Any, seeds: Sequence[int]) -> None:
         """Reset all environments and restore the state of the random generators."""
+        return None
 
     def reset(self) -> None:
         """Reset all environments."""
+        return None
 
     def set_share(self, frames: int) -> None:
         """Set the number of frames per rollout."""
+        return None
 
     def generator_state(self) -> GeneratorState | NestState | None:
         """Return the state of the random generators, or ``None`` if there is nothing to save."""
+        return None
 
     def close(self) -> None:
         """Close the environments."""
+        return None
 
 
 def set_seed(worker: Hosted, seeds: Sequence[int], root: int) -> None:
