@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tensordict.nn.probabilistic import set_interaction_type
 
-from pycollect._core import Bell, RolloutControl, ServerSlots, Slab, Uninterrupted
+from pycollect._core import Bell, Placement, RolloutControl, ServerSlots, Slab, Uninterrupted
 from pycollect.checks import built_policy
 from pycollect.data.devices import CPU, indexed
 from pycollect.data.frame import BatchLeaves
@@ -280,6 +280,7 @@ class PolicyWorker(Hosted):
     batch_size: tuple[int, ...] = ()
     stepped = version = 0
     post_collect_hook: Callable[[Any], Any] | None = None
+    placement: Placement  # never read, because a server collects nothing
 
     def __init__(
         self,

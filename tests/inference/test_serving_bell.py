@@ -1,4 +1,4 @@
-"""The driver serves requests while it waits for workers: `ServingBell of pycollect.inference.server`."""
+"""The driver serves requests while it waits for workers: its ServingBell."""
 
 from __future__ import annotations
 
