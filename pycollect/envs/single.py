@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from gymnasium import spaces
 from pycollect._core import Leaf, StepEach
 from pycollect.data.extras import ExtraValues
 from pycollect.data.frame import ONE_REWARD
-from pycollect.data.layout import Key
+from pycollect.data.layout import Key, show
 from pycollect.envs.base import (
     Arrays,
     BoolArray,
@@ -34,8 +35,8 @@ from pycollect.envs.spaces import (
     Space,
     action_leaves,
     conform,
-    conform_scalar,
-    entry_names,
+    describe,
+    has_any,
     leaf_spaces,
     make_flatten,
     make_read_extras,
@@ -101,13 +102,13 @@ class SingleEnv(EnvBatch):
         """See `EnvBatch.fast_step`; ``None`` if an action or the only leaf is nested."""
         space = self.env.observation_space
         is_array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
-        names = entry_names(space)
+        names = _entry_names(space)
         is_fast = is_array or names or len(self.spec.observation) > 1
         if any(_is_small_integer(leaf) for leaf in self.spec.observation):
             names = ()  # the recorder reads any Python int as int64
         if self.to_action not in (unwrap, same) or not is_fast:
             return None
-        scalars, extra_names = self.to_action is unwrap, entry_names(space, extras=True)
+        scalars, extra_names = self.to_action is unwrap, _entry_names(space, extras=True)
         return FastStep(self.step_env, self.to_arrays, scalars, names, extra_names)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
@@ -318,6 +319,37 @@ def _observe_leaf(leaf: Leaf, env: str) -> Callable[[Any], Any]:
         return conform(value, leaf, shape, env)
 
     return observe
+
+
+def _entry_names(space: Space, extras: bool = False) -> tuple[Any, ...]:
+    """Return the keys of a Dict space's leaves, or of its extras, in order; () if it is nested."""
+    children = space.spaces if isinstance(space, spaces.Dict) else {}
+    if any(isinstance(child, spaces.Dict | spaces.Tuple) for child in children.values()):
+        return ()
+    return tuple([key for key, child in children.items() if has_any(child, extras)])
+
+
+def conform_scalar(value: Any, leaf: Leaf, env: str = "the environment") -> int:
+    """Return an integer observation of shape () as a Python int.
+
+    Raises:
+        ValueError: `value` is not an integer, integer numpy scalar or integer array of shape (), or
+            the leaf's dtype cannot hold it.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise ValueError(
+            f"observation: {show(leaf.key)}: expected an integer, as in the observation space "
+            f"of {env}, got {describe(value)}"
+        ) from error
+    limits = np.iinfo(leaf.dtype)
+    if limits.min <= number <= limits.max:
+        return number
+    raise ValueError(
+        f"observation: {show(leaf.key)}: expected {leaf.dtype} ({limits.min} to {limits.max}), as "
+        f"in the observation space of {env}, got {number}"
+    )
 
 
 def same(action: Array) -> Array:
