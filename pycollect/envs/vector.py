@@ -275,7 +275,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         return AutoresetCalls(step, record)
 
     def _raw_final(self, info: Any) -> Any:
-        """Return the terminal observations as they are, or ``None`` if they need checks or casts."""
+        """Return the terminal observations as they are; ``None`` if they need checks or casts."""
         if self._watch_final or not isinstance(info, Mapping):
             return None
         final = info.get("final_obs", info.get("final_observation"))

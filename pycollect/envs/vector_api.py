@@ -165,7 +165,7 @@ class VectorApi:
             self._is_new = False
             check_no_tensors(observation)
         self.reset_info = result[1]
-        return self._leaves(observation)
+        return self._conform(self._flatten(observation))
 
     def _settle(self) -> None:
         for action in islice(self.random_actions(), _SETTLE_STEPS):
@@ -269,7 +269,7 @@ class VectorApi:
         terminated = self._flags("terminated", terminated)
         truncated = self._flags("truncated", truncated)
         self.ended = terminated | truncated
-        return self._leaves(observation), reward, terminated, truncated, info
+        return self._conform(self._flatten(observation)), reward, terminated, truncated, info
 
     def step_rows(
         self, action: Leaves, rows: BoolArray
@@ -320,9 +320,6 @@ class VectorApi:
                 f"{name}: expected shape [{self.num_envs}] from {self.env}, got {list(array.shape)}"
             )
         return array if array.dtype in _FLAG_DTYPES else array.astype(np.bool_)
-
-    def _leaves(self, observation: Any) -> Leaves:
-        return self._conform(self._flatten(observation))
 
     def _conform(self, leaves: tuple[Any, ...]) -> Leaves:
         for value, dtype, shape in zip(leaves, self._dtypes, self._shapes, strict=True):
