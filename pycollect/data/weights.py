@@ -46,8 +46,8 @@ class Weights:
     def updated(self, newer: Weights) -> Weights:
         """Return these weights, with newer ones in place of those with the same name."""
         return Weights(
-            {**_without(self.tensors, newer.tensors), **newer.tensors},
-            {**_without(self.extra, newer.extra), **newer.extra},
+            _updated(self.tensors, newer.tensors),
+            _updated(self.extra, newer.extra),
             {**self.modes, **newer.modes},
         )
 
@@ -71,9 +71,9 @@ class Weights:
 NO_WEIGHTS = Weights()
 
 
-def _without(old: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries with other names; newer values of tied parameters must come last."""
-    return {name: value for name, value in old.items() if name not in newer}
+def _updated(old: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the old entries, then the newer ones: values of tied parameters must come last."""
+    return {**{name: value for name, value in old.items() if name not in newer}, **newer}
 
 
 def weights_from(source: Any) -> Weights:
@@ -89,7 +89,18 @@ def weights_from(source: Any) -> Weights:
     """
     if isinstance(source, Weights):
         return source
-    weights = _weights_from(source)
+    if isinstance(source, nn.Module) and not isinstance(source, TensorDictBase):
+        weights = weights_of(source)
+    elif isinstance(source, Mapping | TensorDictBase):
+        tensors: dict[str, torch.Tensor] = {}
+        extra: dict[str, bytes] = {}
+        _gather(source, "", tensors, extra)
+        weights = Weights(tensors, extra)
+    else:
+        raise TypeError(
+            "policy_or_weights: expected an nn.Module, a TensorDict of parameters or a state dict, "
+            f"got {type(source).__name__}"
+        )
     for name, value in weights.tensors.items():
         if value.is_meta or value.layout != torch.strided:
             raise ValueError(
@@ -97,20 +108,6 @@ def weights_from(source: Any) -> Weights:
                 f"{value.layout} on {value.device}"
             )
     return weights
-
-
-def _weights_from(source: Any) -> Weights:
-    if isinstance(source, nn.Module) and not isinstance(source, TensorDictBase):
-        return weights_of(source)
-    if not isinstance(source, Mapping | TensorDictBase):
-        raise TypeError(
-            "policy_or_weights: expected an nn.Module, a TensorDict of parameters or a state dict, "
-            f"got {type(source).__name__}"
-        )
-    tensors: dict[str, torch.Tensor] = {}
-    extra: dict[str, bytes] = {}
-    _gather(source, "", tensors, extra)
-    return Weights(tensors, extra)
 
 
 def _gather(
@@ -280,9 +277,9 @@ class WeightSpec:
             ValueError: The policy has no weight with that name and shape.
         """
         tied = dict(self.tied)
-        renamed = Weights(
-            _renamed(weights.tensors, tied), _renamed(weights.extra, tied), weights.modes
-        )
+        tensors = {tied.get(name, name): value for name, value in weights.tensors.items()}
+        extra = {tied.get(name, name): value for name, value in weights.extra.items()}
+        renamed = Weights(tensors, extra, weights.modes)
         expected = {leaf.key[0]: list(leaf.shape) for leaf in self.leaves}
         known = expected.keys() | set(self.extra)
         names = renamed.tensors.keys() | renamed.extra.keys()
@@ -311,10 +308,6 @@ class WeightSpec:
 
 
 NO_WEIGHT_SPEC = WeightSpec()
-
-
-def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {names.get(name, name): value for name, value in values.items()}
 
 
 def _other_names(expected: Set[str], known: Set[str], names: Set[str]) -> ValueError:
@@ -349,7 +342,11 @@ def load_weights(policy: Any, weights: Weights) -> None:
             load its extra state.
     """
     targets = named_weights(policy)
-    if weights.extra or not _fits(targets, weights.tensors):
+    fits = all(
+        name in targets and targets[name].shape == value.shape
+        for name, value in weights.tensors.items()
+    )
+    if weights.extra or not (weights.tensors and fits):  # a WeightSpec takes long to make
         weights = WeightSpec.of(policy).fitted(weights)
     extra = {key: deserialized_extra(key, value) for key, value in weights.extra.items()}
     modules = dict(policy.named_modules()) if isinstance(policy, nn.Module) else {}
@@ -363,18 +360,14 @@ def load_weights(policy: Any, weights: Weights) -> None:
                 targets[name].copy_(value)
     for name, module in modules.items() if extra else ():
         key = extra_state_key(name)
-        if key in extra:
-            _set_extra_state(module, key, extra[key])
-
-
-def _set_extra_state(module: nn.Module, key: str, value: Any) -> None:
-    try:
-        module.set_extra_state(value)
-    except Exception as error:
-        raise ValueError(
-            f"policy_or_weights: the policy could not load its extra state {key!r}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        try:
+            if key in extra:
+                module.set_extra_state(extra[key])
+        except Exception as error:
+            raise ValueError(
+                f"policy_or_weights: the policy could not load its extra state {key!r}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def check_loads(policy: Any, weights: Weights) -> None:
@@ -382,13 +375,6 @@ def check_loads(policy: Any, weights: Weights) -> None:
     WeightSpec.of(policy).check_complete(weights)
     if weights.extra:  # only the module itself can check its extra state
         load_weights(copy.deepcopy(policy), weights)
-
-
-def _fits(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether names and shapes match, without the cost of a WeightSpec."""
-    return bool(tensors) and all(
-        name in targets and targets[name].shape == value.shape for name, value in tensors.items()
-    )
 
 
 class PolicyVersion:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 import cloudpickle
 
 from pycollect._core import Mailbox, SharedMemoryError, Uninterrupted
+from pycollect.data.compression import PackedBuffer
 from pycollect.errors import (
     LimitError,
     filters_import_warnings,
@@ -39,7 +40,6 @@ from pycollect.transport.messages import (
     Run,
     WorkerInfo,
     WorkerSpec,
-    opened_slab,
     unpacked_report,
 )
 from pycollect.transport.pickling import ErrorReport, SharedValue, pickled_spec
@@ -182,7 +182,8 @@ class WorkerHandle:
         An interrupt between the two calls loses nothing: the next call returns the same rollout.
         """
         report, buffer = self._read(self._calls[0])
-        return Rollout(unpacked_report(report), None if buffer is None else opened_slab(buffer))
+        opened = buffer.open() if isinstance(buffer, PackedBuffer) else buffer
+        return Rollout(unpacked_report(report), opened)
 
     def pop(self) -> None:
         """Discard the oldest rollout."""

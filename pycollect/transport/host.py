@@ -44,7 +44,6 @@ from pycollect.transport.messages import (
     Stop,
     WorkerInfo,
     WorkerSpec,
-    packed_slab,
     plain_report,
 )
 from pycollect.transport.pickling import ErrorReport, WeightSlab, pack, unpack, unpickle
@@ -210,7 +209,7 @@ class WorkerHost:
             self._pool = make_pool(self._built.placement, 2)
         slab = self._pool.acquire()
         report = self._collect_into(SlabRows(slab), request.random, control)
-        return report, packed_slab(slab) if self._compresses else slab.array()
+        return report, PackedBuffer.of(slab) if self._compresses else slab.array()
 
     def _collect_into(
         self, rows: SlabRows, random: bool, control: RolloutControl

@@ -12,19 +12,16 @@ import numpy.typing as npt
 import torch
 
 from pycollect._core import Placement, RolloutControl, Slab
-from pycollect.data.compression import PackedBuffer
 from pycollect.data.devices import CPU
 from pycollect.data.frame import BatchLeaves
 from pycollect.data.generators import GeneratorState, NestState
-from pycollect.data.slabs import RowsAddress, SlabRows, leaf_sizes
+from pycollect.data.slabs import RowsAddress, SlabRows
 from pycollect.data.weights import NO_WEIGHT_SPEC, Weights, WeightSpec
 from pycollect.envs.gymnasium_support import Registered, program_registrations
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
 Buffer = npt.NDArray[np.uint8]
-
-_COMPRESS = "compress"  # name of the argument, for errors
 
 
 class Hosted(Protocol):
@@ -349,13 +346,3 @@ def unpacked_report(plain: tuple[Any, ...]) -> RolloutReport:
         None if generators is None else Lazy(generators),
         *of_nest,
     )
-
-
-def packed_slab(slab: Slab) -> PackedBuffer:
-    """Compress a slab's bytes, leaf by leaf."""
-    return PackedBuffer.of(slab.array(), leaf_sizes(slab), _COMPRESS)
-
-
-def opened_slab(buffer: Buffer | PackedBuffer) -> Buffer:
-    """Return a rollout's bytes, decompressed if necessary."""
-    return buffer.open(_COMPRESS) if isinstance(buffer, PackedBuffer) else buffer

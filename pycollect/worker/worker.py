@@ -14,7 +14,7 @@ from tensordict.nn.probabilistic import set_interaction_type
 
 from pycollect._core import RolloutControl, Slab
 from pycollect.data.devices import CPU, Devices, indexed, why_not
-from pycollect.data.extras import Extras, pickled_extras
+from pycollect.data.extras import Extras
 from pycollect.data.generators import Generators, GeneratorState
 from pycollect.data.layout import dotted
 from pycollect.data.weights import Weights, WeightSpec, device_of, load_weights, moved_to
@@ -25,7 +25,7 @@ from pycollect.policy.remote import RemotePolicy
 from pycollect.policy.signature import with_action_spec
 from pycollect.worker.env_group import EnvGroup, placement_of
 from pycollect.worker.options import WorkerOptions
-from pycollect.worker.report import Lazy, RolloutReport, StepTimer, WorkerSeconds
+from pycollect.worker.report import Lazy, RolloutReport, StepTimer, WorkerSeconds, pickled_extras
 from pycollect.worker.rollout_loop import (
     PhaseSchedule,
     StepPhases,
