@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from pycollect.data.generators import GeneratorState, NestState, derived_seeds
-from pycollect.transport.handle import AnyHandle, WorkerHandle
+from pycollect.transport.engine import AnyHandle
+from pycollect.transport.handle import WorkerHandle
 from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec, resume
 from pycollect.worker.report import RolloutReport
 

@@ -24,8 +24,8 @@ from pycollect.errors import (
     warn_user,
     without_frames,
 )
-from pycollect.transport.engine import AnswerWaiter, Engine
-from pycollect.transport.handle import NotStarted, WorkerHandle
+from pycollect.transport.engine import AnswerWaiter, Engine, NotStarted
+from pycollect.transport.handle import WorkerHandle
 from pycollect.transport.messages import WorkerInfo
 from pycollect.transport.pickling import SharedValue
 

@@ -199,6 +199,7 @@ class CallChannel:
     """
 
     in_place: ClassVar[bool] = False
+    is_pending: ClassVar[bool] = False  # only mailboxes count requests without taking answers
     max_requests: ClassVar[float] = math.inf
 
     def __init__(self, caller: Caller) -> None:

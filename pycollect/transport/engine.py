@@ -1,15 +1,15 @@
-"""The interface of an engine, which starts workers, and how the driver waits for them."""
+"""Start workers, and wait for them: the interface of an engine, and a waiter for many handles."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 from pycollect._core import available_memory
 from pycollect.transport.channel import POLL_SECONDS, AnyBell, wait_for
-from pycollect.transport.handle import AnyHandle, WorkerHandle
+from pycollect.transport.handle import WorkerHandle
 from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import Shareable, SharedValue
 
@@ -58,6 +58,34 @@ class Engine(ABC):
     @abstractmethod
     def leave(self) -> None:
         """Release everything the engine holds. Idempotent."""
+
+
+class NotStarted:
+    """Handle of a worker whose process could not be started yet; it never answers and never dies.
+
+    The worker group tries again when it next waits for the worker.
+    """
+
+    native: ClassVar[Any] = None
+    cpu_delay: ClassVar[float] = 0.0
+    has_answer: ClassVar[bool] = False
+    is_dead: ClassVar[bool] = False
+    is_closing: ClassVar[bool] = False
+
+    def recent_log(self) -> str:
+        """Return no log lines."""
+        return ""
+
+    def ask_close(self) -> bool:
+        """Return False: there is nothing to close."""
+        return False
+
+    def kill(self) -> None:
+        """Do nothing."""
+
+
+AnyHandle: TypeAlias = WorkerHandle | NotStarted
+"""Handle of a worker, whether or not its process was started."""
 
 
 class AnswerWaiter:

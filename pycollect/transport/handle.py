@@ -6,8 +6,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any
 
 import cloudpickle
 
@@ -62,7 +61,7 @@ class WorkerHandle:
         policy: Pickled policy or policy factory.
         mailbox: Unused mailbox, whose address the worker has. ``None`` if this process cannot share
             memory.
-        process: The worker's process.
+        process: The worker's process. It is killed if this raises.
         bell: Bell that rings when there may be an answer.
     """
 
@@ -86,10 +85,14 @@ class WorkerHandle:
         self._weights: SentWeights | None = None
         self._hooks: dict[str, tuple[int, SharedValue]] = {}
         self._channel: Channel
-        if mailbox is None:
-            self._use(CallChannel(process.by_calls()), self._pickled_for_calls)
-        else:
-            self._use(MailboxChannel(mailbox), pickled)
+        try:
+            if mailbox is None:
+                self._use_calls()
+            else:
+                self._use(MailboxChannel(mailbox), pickled)
+        except BaseException:
+            process.kill()
+            raise
 
     def _use(self, channel: Channel, spec: bytes) -> None:
         """Ask the worker to build through a channel, which is used from now on."""
@@ -103,10 +106,9 @@ class WorkerHandle:
             self._answers: dict[int, Any] = {}
             self._unwanted: set[int] = set()
 
-    @property
-    def _pickled_for_calls(self) -> bytes:
+    def _use_calls(self) -> None:
         own = self.spec if self._policy.elsewhere is None else self.spec.with_own_policy
-        return pickled_spec(own)
+        self._use(CallChannel(self.process.by_calls()), pickled_spec(own))
 
     def _settle(self) -> None:
         """Use calls from now on if the worker has reported that it cannot share memory."""
@@ -114,13 +116,11 @@ class WorkerHandle:
             return
         try:
             with limits_named(f"the connection to {self.spec.name}"):
-                self._use(CallChannel(self.process.by_calls()), self._pickled_for_calls)
-        except LimitError:  # the caller may try again
-            raise
-        except Exception as error:  # `built` raises it
-            if is_interrupt(error):
+                self._use_calls()
+        except Exception as error:
+            if isinstance(error, LimitError) or is_interrupt(error):  # the caller may try again
                 raise
-            self._failure = without_frames(error)
+            self._failure = without_frames(error)  # `built` raises it
 
     @property
     def _is_refused(self) -> bool:
@@ -187,7 +187,7 @@ class WorkerHandle:
 
     def pop(self) -> None:
         """Discard the oldest rollout."""
-        self._forget(self._calls.popleft())
+        self._answers.pop(self._calls.popleft(), None)
 
     def drop_rollouts(self) -> None:
         """Discard all unread rollouts; running ones stop after their current step."""
@@ -196,7 +196,7 @@ class WorkerHandle:
         for number in self._calls:
             if number not in self._answers:
                 self._unwanted.add(number)
-            self._forget(number)
+            self._answers.pop(number, None)
         self._calls.clear()
 
     # Weights and hooks
@@ -232,11 +232,7 @@ class WorkerHandle:
     # Other requests
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> int:
-        """Queue ``function(worker, *arguments)`` in the worker's process.
-
-        Returns:
-            Number of the request, for `await_answer` and `answer`.
-        """
+        """Queue ``function(worker, *arguments)``; return its number, for `answer`."""
         return self.run_pickled(cloudpickle.dumps((function, arguments)))
 
     def run_pickled(self, call: bytes) -> int:
@@ -271,7 +267,7 @@ class WorkerHandle:
         if callable(call):
             return self._checked(call)
         answer = self._read(call)
-        self._forget(call)
+        del self._answers[call]
         return answer
 
     def steps(self) -> int | None:
@@ -317,14 +313,11 @@ class WorkerHandle:
     @property
     def is_dead(self) -> bool:
         """Whether nothing more can come from the worker. Does not wait."""
-        return self.ended or self._has_closed or self.process.is_over
-
-    @property
-    def _has_closed(self) -> bool:
-        """Whether a worker that is reached by calls, and may stay, has answered all requests."""
+        if self.ended or self.process.is_over:
+            return True
         if self.in_place or not self._is_to_close:
             return False
-        self._take_answers()
+        self._take_answers()  # a process that is reached by calls may stay after the last answer
         return self._taken == self._asked
 
     # Answers
@@ -342,9 +335,8 @@ class WorkerHandle:
 
         Takes no answer.
         """
-        if self._taken == 0 or self.ended or self._is_to_close:
-            return False
-        return isinstance(self._channel, MailboxChannel) and self._channel.is_pending
+        is_built = self._taken > 0 and not (self.ended or self._is_to_close)
+        return is_built and self._channel.is_pending
 
     def _ask(self, request: Request, *kept: Any, wait: bool = True) -> int:
         self._take_answers()
@@ -401,48 +393,6 @@ class WorkerHandle:
         except SharedMemoryError:  # the worker has just died and its memory is gone
             self._answers[self._taken] = self._end()
 
-    def _forget(self, number: int) -> None:
-        self._answers.pop(number, None)
-
     def _end(self) -> ProcessEnd:
-        """Return how the process ended, with a hint if the worker was never built."""
         end = self.process.end()
-        if (
-            self._taken == 0
-            and end.summary.endswith("exit code 1")
-            and not self.process.recent_log()
-        ):
-            summary = (
-                f"{end.summary} before it was built. Workers import the program's script, so "
-                'create the collector under if __name__ == "__main__":'
-            )
-            end = replace(end, summary=summary)
-        return end
-
-
-class NotStarted:
-    """Handle of a worker whose process could not be started yet; it never answers and never dies.
-
-    The worker group tries again when it next waits for the worker.
-    """
-
-    native: ClassVar[Any] = None
-    cpu_delay: ClassVar[float] = 0.0
-    has_answer: ClassVar[bool] = False
-    is_dead: ClassVar[bool] = False
-    is_closing: ClassVar[bool] = False
-
-    def recent_log(self) -> str:
-        """Return no log lines."""
-        return ""
-
-    def ask_close(self) -> bool:
-        """Return False: there is nothing to close."""
-        return False
-
-    def kill(self) -> None:
-        """Do nothing."""
-
-
-AnyHandle: TypeAlias = WorkerHandle | NotStarted
-"""Handle of a worker, whether or not its process was started."""
+        return end if self._taken else end.before_build(self.process.recent_log())

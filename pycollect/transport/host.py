@@ -17,6 +17,7 @@ from pycollect._core import (
     Mailbox,
     Memory,
     RolloutControl,
+    SharedMemoryError,
     SlabPool,
     WorkerMailbox,
     merge_freed_memory,
@@ -333,6 +334,19 @@ def serve(
     log_to(log)
     answer_all(WorkerMailbox(mailbox, bell), inherited)
     end_worker()
+
+
+def shared_mailbox(mailbox: MemoryAddress, bell: MemoryAddress, driver: int) -> WorkerMailbox | str:
+    """Open the driver's mailbox, and end with the driver; return why that is not possible.
+
+    For the arguments see `serve`.
+    """
+    try:
+        end = WorkerMailbox(mailbox, bell)
+        begin_worker(driver)
+    except (SharedMemoryError, ValueError, RuntimeError) as error:
+        return str(error)  # for example in another container, or as another user
+    return end
 
 
 def answer_all(mailbox: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:

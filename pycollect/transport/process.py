@@ -9,7 +9,7 @@ import signal
 import weakref
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -99,6 +99,16 @@ class ProcessEnd:
     summary: str
     details: str
     error: BaseException | None = None
+
+    def before_build(self, log: str) -> ProcessEnd:
+        """Return the end of a worker that was never built, with a hint if it logged nothing."""
+        if log or not self.summary.endswith("exit code 1"):
+            return self
+        hint = (
+            "before it was built. Workers import the program's script, so create the collector "
+            'under if __name__ == "__main__":'
+        )
+        return replace(self, summary=f"{self.summary} {hint}")
 
     def death_of(self, spec: WorkerSpec) -> WorkerDied:
         """Return the error for the worker that ran in the process."""

@@ -342,7 +342,7 @@ class DistributedEngine(Engine):
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
     ) -> WorkerHandle:
         """Start the rank of one worker; see `Engine`. The launcher gets the options."""
-        bell = self.bell
+        pickled, bell = pickled_spec(spec), self.bell
         mailbox = addresses = None
         if bell.address is not None:
             mailbox = Mailbox(MAX_REQUESTS)
@@ -360,11 +360,7 @@ class DistributedEngine(Engine):
         rank_process = RankProcess(process, meeting, self._carrier, bell)
         others = [other for other in self._processes if not other.was_ended]
         self._processes[:] = [*others, rank_process]
-        try:
-            return WorkerHandle(spec, pickled_spec(spec), policy, mailbox, rank_process, bell)
-        except BaseException:
-            rank_process.kill()
-            raise
+        return WorkerHandle(spec, pickled, policy, mailbox, rank_process, bell)
 
 
 def _kill_all(processes: Sequence[RankProcess]) -> None:

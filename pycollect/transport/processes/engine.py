@@ -272,11 +272,7 @@ class ProcessEngine(Engine):
         arguments = (mailbox.address, self.bell.address, os.getpid(), inherited)
         name = f"pycollect-{spec.name}".replace(" ", "-")
         process = start_child(serve, arguments, name, self._start_method)
-        try:
-            handle = WorkerHandle(spec, pickled, policy, mailbox, process, self.bell)
-        except BaseException:
-            process.kill()
-            raise
+        handle = WorkerHandle(spec, pickled, policy, mailbox, process, self.bell)
         self._handles[:] = [*(other for other in self._handles if not other.ended), handle]
         return handle
 

@@ -24,20 +24,10 @@ from pycollect.transport.worker_process import children_of, cpu_ticks, kill_tree
 # pytest sets it to the running test; no module reads it during import.
 _CHANGES_ALWAYS = {"PYTEST_CURRENT_TEST"}
 
-_STATUS_FIELDS = (  # of /proc/<pid>/status; other fields change while a process runs
-    "Umask",
-    "Uid",
-    "Gid",
-    "Groups",
-    "CapInh",
-    "CapPrm",
-    "CapEff",
-    "CapBnd",
-    "CapAmb",
-    "NoNewPrivs",
-    "Seccomp",
-    "Cpus_allowed",
-    "Mems_allowed",
+# Of /proc/<pid>/status; other fields change while a process runs.
+_STATUS_FIELDS = (
+    *("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+    *("NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed"),
 )
 
 
