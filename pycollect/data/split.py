@@ -27,8 +27,6 @@ from pycollect.data.tensordicts import (
     spare_memory,
 )
 
-_LAYOUTS = (torch.strided, torch.jagged)
-
 
 def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
     """Return the requested layout of nested tensors, or ``None`` for no nested tensors.
@@ -39,7 +37,7 @@ def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
     """
     if isinstance(as_nested, bool):
         return torch.strided if as_nested else None
-    if as_nested not in _LAYOUTS:
+    if as_nested not in (torch.strided, torch.jagged):
         raise ValueError(
             "as_nested: expected True, False, torch.strided or torch.jagged, got "
             f'{as_nested!r}; for separate offsets and lengths, use format="cat"'
@@ -368,13 +366,11 @@ def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key,
     on_device = on_one_device({key: leaf for key, leaf in leaves.items() if key not in plain})
     if on_device:
         result |= split_on_device(form.plan, on_device, form.lead, ndim)
-    if len(result) == len(leaves):
-        return {key: result[key] for key in leaves}
-    cells = _cells(form)
-    for key, leaf in leaves.items():
-        if key not in result:
-            frames = leaf.flatten(0, ndim - 1)
-            result[key] = form.select(frames, cells.to(leaf.device))
+    if rest := [key for key in leaves if key not in result]:
+        cells = _cells(form)
+        for key in rest:
+            frames = leaves[key].flatten(0, ndim - 1)
+            result[key] = form.select(frames, cells.to(frames.device))
     return {key: result[key] for key in leaves}
 
 

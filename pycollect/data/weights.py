@@ -144,8 +144,7 @@ def weights_of(policy: Any) -> Weights:
         if overrides(module, "get_extra_state") and overrides(module, "set_extra_state")
         for key in [extra_state_key(name)]
     }
-    modes = {name: module.training for name, module in modules}
-    return Weights(named_weights(policy), extra, modes)
+    return Weights(named_weights(policy), extra, {name: own.training for name, own in modules})
 
 
 def extra_state_key(module: str) -> str:
@@ -192,8 +191,6 @@ def named_weights(policy: Any) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: A lazy parameter has no shape yet.
     """
-    if not isinstance(policy, nn.Module):
-        return {}
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors(policy):
         if is_lazy(tensor):
@@ -299,16 +296,6 @@ class WeightSpec:
         tensors = self.fitted(weights).tensors
         return all(dtype_name(t.dtype) == expected[name] for name, t in tensors.items())
 
-    def check_complete(self, weights: Weights) -> None:
-        """Raise a ValueError unless the weights are all parameters and buffers of the policy."""
-        expected = {leaf.key[0] for leaf in self.leaves}
-        fitted = self.fitted(weights)
-        if expected != fitted.tensors.keys():
-            raise _other_names(expected, expected, fitted.tensors.keys())
-
-
-NO_WEIGHT_SPEC = WeightSpec()
-
 
 def _other_names(expected: Set[str], known: Set[str], names: Set[str]) -> ValueError:
     missing, unknown = sorted(expected - names), sorted(names - known)
@@ -372,7 +359,10 @@ def load_weights(policy: Any, weights: Weights) -> None:
 
 def check_loads(policy: Any, weights: Weights) -> None:
     """Raise a ValueError unless the weights are complete and the policy can load them."""
-    WeightSpec.of(policy).check_complete(weights)
+    spec = WeightSpec.of(policy)
+    expected, names = {leaf.key[0] for leaf in spec.leaves}, spec.fitted(weights).tensors.keys()
+    if expected != names:
+        raise _other_names(expected, expected, names)
     if weights.extra:  # only the module itself can check its extra state
         load_weights(copy.deepcopy(policy), weights)
 

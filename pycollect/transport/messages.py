@@ -16,7 +16,7 @@ from pycollect.data.devices import CPU
 from pycollect.data.frame import BatchLeaves
 from pycollect.data.generators import GeneratorState, NestState
 from pycollect.data.slabs import RowsAddress, SlabRows
-from pycollect.data.weights import NO_WEIGHT_SPEC, Weights, WeightSpec
+from pycollect.data.weights import Weights, WeightSpec
 from pycollect.envs.gymnasium_support import Registered, program_registrations
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
@@ -168,7 +168,7 @@ class WorkerInfo:
     pid: int = 0
     node: str = ""
     bounded: bool = False
-    weights: WeightSpec = NO_WEIGHT_SPEC
+    weights: WeightSpec = field(default_factory=WeightSpec)
     device: torch.device = CPU
     processes: int = 0
     stacked: bool = False
