@@ -338,8 +338,7 @@ def load_weights(policy: Any, weights: Weights) -> None:
     extra = {key: deserialized_extra(key, value) for key, value in weights.extra.items()}
     modules = dict(policy.named_modules()) if isinstance(policy, nn.Module) else {}
     for name, module in modules.items():
-        mode = weights.modes.get(name, module.training)
-        if module.training != mode:
+        if module.training != (mode := weights.modes.get(name, module.training)):
             module.train(mode)
     with torch.no_grad():
         for name, value in weights.tensors.items():
