@@ -70,6 +70,8 @@ if ! step "first import" 90 3 "$python" -c "import torch, pycollect; print(pycol
   step build 200 5 "${built[@]}" && step install 60 5 "${into[@]}" "$work"/pycollect_rl-*.whl || exit 1
 fi
 tests=("$python" -m pytest -q -p no:cacheprovider -m "cuda and not slow" --tb=short)
+jobs=() # of all tests, several at once
+"$python" -c "import xdist" 2>/dev/null && jobs=(-n 8 --dist loadgroup)
 of_the_core=(tests/core/test_cuda_uploader.py tests/data/test_cuda_gather.py)
 
 bench() { # name of the file, seconds at most, arguments of `bench gpu`...
@@ -99,7 +101,7 @@ from pycollect import cuda; print('the core:', cuda.why_not() or 'has CUDA')"
       ;;
     tests)
       mapfile -t files < <(grep -lr --include='*.py' 'mark\.cuda' tests)
-      step tests 200 40 "${tests[@]}" --timeout=90 --durations=10 "${files[@]}"
+      step tests 200 40 "${tests[@]}" "${jobs[@]}" --timeout=90 --durations=10 "${files[@]}"
       ;;
     rest)
       bench rest 200 collectors --workers "${counts[0]}" --sides \

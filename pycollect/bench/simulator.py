@@ -162,6 +162,17 @@ def collector(envs: int, device: torch.device, captured: bool = False) -> Stream
     )
 
 
+def of_torchrl(envs: int, device: torch.device) -> Stream:
+    """The collector of this package over TorchRL's kind of environment."""
+    return ours(
+        "SyncDataCollector",
+        partial(point_masses_env, envs, device),
+        partial(_policy, device),
+        read=count,
+        frames_per_batch=envs * STEPS,
+    )
+
+
 def by_torchrl(envs: int, device: torch.device) -> Stream:
     """TorchRL's collector over the same environments as a batched EnvBase."""
     return torchrls(
@@ -222,7 +233,8 @@ def simulator_rows(envs: int, seconds: float, device: torch.device, lacking: str
         lacking: Why the device is not available, or an empty string.
     """
     title = f"{envs} environments there"
-    limit, captured, peer = f"{title}, alone", f"{title}, alone, captured", f"{title}, TorchRL"
+    limit, captured = f"{title}, alone", f"{title}, alone, captured"
+    of_theirs, peer = f"{title}, pycollect, TorchRL's EnvBase", f"{title}, TorchRL"
     sides: dict[str, tuple[Callable[..., Stream], str | None]] = {
         limit: (alone, None),
         f"{title}, loop [P, T]": (loop, limit),
@@ -230,9 +242,10 @@ def simulator_rows(envs: int, seconds: float, device: torch.device, lacking: str
         f"{title}, pycollect": (collector, limit),
         captured: (partial(alone, captured=True), None),
         f"{title}, pycollect, captured": (partial(collector, captured=True), captured),
+        of_theirs: (of_torchrl, limit),
         peer: (by_torchrl, limit),
     }
-    lacking_there = {peer: lacking or lacks("torchrl")}
+    lacking_there = dict.fromkeys((of_theirs, peer), lacking or lacks("torchrl"))
     rows = []
     for name, (stream, below) in sides.items():
         if device.type != "cuda" and "captured" in name:

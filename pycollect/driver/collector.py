@@ -222,6 +222,7 @@ class Collector(Stream):
         """
         with self._flow.moving:
             flow = self._flow
+            workers = self._source.streams.states()  # first, because it may count episodes
             return CollectorState(
                 entropy=flow.entropy,
                 batches=flow.statistics.batches,
@@ -231,7 +232,7 @@ class Collector(Stream):
                 progress=dict(flow.statistics.progress),
                 policy=self._source.place.current(),
                 ledger=flow.ledger.state(),
-                workers=self._source.streams.states(),
+                workers=workers,
             ).to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:

@@ -41,8 +41,8 @@ class OwnStreams:
         report: Report of the last rollout in this run; ``None`` before it.
     """
 
-    def __init__(self, worker: Worker, place: LivePolicy) -> None:
-        self._worker, self._place = worker, place
+    def __init__(self, worker: Worker, place: LivePolicy, settle: Callable[[], None]) -> None:
+        self._worker, self._place, self._settle = worker, place, settle
         self.report: RolloutReport | None = None
 
     def seed(self, root: int, static: bool) -> int:
@@ -52,7 +52,8 @@ class OwnStreams:
         return following
 
     def states(self) -> dict[int, WorkerState]:
-        """Return the state of the worker's random generators."""
+        """Return the state of the worker's random generators; count its episodes first."""
+        self._settle()
         return {0: WorkerState(self._worker.generator_state())}
 
     def check(self, states: Mapping[int, WorkerState]) -> None:
@@ -105,10 +106,11 @@ class InProcess:
         self.policy = worker.policy if is_owned else policy
         flow.policy_stream = PolicyStream(indexed(worker.acting_device))
         self.place = LivePolicy(flow, worker, self.policy, is_owned, lambda: [0])
-        self.streams = OwnStreams(worker, self.place)
+        self.streams = OwnStreams(worker, self.place, self._settle)
         self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None
         self._post_hook = post_hook
-        self._numbered = 0  # number of trajectories numbered on the environments' device
+        self._numbers_on_device = TRAJ_IDS not in worker.slab_leaves.keys
+        self._numbered = 0  # number of trajectories numbered there
         devices = worker.options.devices
         self._batch_devices = devices.batch_device or worker.device, devices.reported
         uploader = flow.uploads.uploader_for(self._batch_devices[0])
@@ -200,14 +202,24 @@ class InProcess:
     def _number(self, tensors: Mapping[Key, torch.Tensor], report: RolloutReport) -> None:
         """Replace the worker's trajectory ids by ids of the whole run."""
         ids = self._flow.ids
-        if TRAJ_IDS in tensors:
+        if not self._numbers_on_device:
             shape = self.worker.num_envs, self.worker.steps
             ids.renumber(0, tensors[TRAJ_IDS].view(shape))
         else:  # ids on the device start at 0
             local = report.on_device[TRAJ_IDS]
-            before, self._numbered = self._numbered, self.worker.trajectories
-            if offset := ids.issue(self._numbered - before) - before:
+            if offset := self._issue_ids():
                 local += torch.where(local < 0, 0, offset)
+
+    def _issue_ids(self) -> int:
+        """Issue the ids of trajectories numbered on the device; return their offset there."""
+        before, self._numbered = self._numbered, self.worker.trajectories
+        return self._flow.ids.issue(self._numbered - before) - before
+
+    def _settle(self) -> None:
+        """Count the ids and episodes of the last rollout if they were still on the device."""
+        self._flow.statistics.count_episodes(self.worker.settle())
+        if self._numbers_on_device:
+            self._issue_ids()
 
     def before_delivery(self, td: TensorDictBase) -> None:
         """Call the user's hook."""
@@ -267,6 +279,10 @@ class InProcess:
         "elapsed". The first three are estimated from a sample of the steps. "slow_paths" counts
         whether the policy or the environment uses one TensorDict per step, and extras.
         """
+        moving = self._flow.moving
+        if moving.is_own_process and not moving.is_busy:  # otherwise a rollout is being collected
+            with moving:
+                self._settle()
         report = self.streams.report
         statistics = self._flow.statistics.report()
         seconds = self.worker.seconds.report()

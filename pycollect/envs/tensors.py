@@ -35,10 +35,10 @@ class Transition(NamedTuple):
     """A step of P environments, as tensors on their device.
 
     Attributes:
-        successor: The true next observations, then the `step_only` entries, [P, *frame]. Rows that
-            ended are wrong if `lacks_final`.
-        following: The observations for the next action, [P, *frame]. They differ from `successor`
-            in rows that the environment has reset.
+        following: The observations for the next action, [P, *frame].
+        final: Last observations of the rows that ended, which the environment has reset, [P,
+            *frame]; other rows have no meaning. ``None`` if no row was reset, or if `lacks_final`.
+        step_only: The `step_only` entries, [P, *frame].
         reward: [P].
         terminated: bool [P].
         truncated: bool [P].
@@ -47,8 +47,9 @@ class Transition(NamedTuple):
             last observations.
     """
 
-    successor: Tensors
     following: Tensors
+    final: Tensors | None
+    step_only: Tensors
     reward: torch.Tensor
     terminated: torch.Tensor
     truncated: torch.Tensor
@@ -126,25 +127,24 @@ class TensorVectorEnv(EnvBatch):
         )
         before, done = self._done, terminated | truncated
         self._done = done
-        successor, final = following, None
         watches = self._watches_mode and not _is_capturing(self._device)
+        final = None
         if self.resets_itself or watches:
-            final = _final(info, done)
-        if final is not None:
-            successor = self._with_final(following, final, done)
+            final = self._final(info, following, done)
         if watches and (final is not None or not self.resets_itself):
-            self._watch_mode(following, successor, before, done, reward)
+            self._watch_mode(following, final, before, done, reward)
         if not self.resets_itself:
-            successor = following
+            final = None
         lacks = self.resets_itself and final is None
+        step_only: Tensors = ()
         if self.has_validity:
-            successor = (*successor, ~done.unsqueeze(1) if lacks else self._all_valid)
-        return Transition(successor, following, reward, terminated, truncated, done, lacks)
+            step_only = (~done.unsqueeze(1) if lacks else self._all_valid,)
+        return Transition(following, final, step_only, reward, terminated, truncated, done, lacks)
 
     def _watch_mode(
         self,
         following: Tensors,
-        successor: Tensors,
+        final: Tensors | None,
         before: torch.Tensor,
         done: torch.Tensor,
         reward: torch.Tensor,
@@ -152,6 +152,7 @@ class TensorVectorEnv(EnvBatch):
         """Update `mode_evidence`; `before` marks the rows that ended in the previous step."""
         resetting = before if self.spec.skips_after_done else torch.zeros_like(before)
         counts = before if self.spec.skips_after_done else done
+        successor = with_rows_of(following, final, done)
         differs = [
             ((new != last) & ((new == new) | (last == last))).any()  # NaN equals NaN
             for new, last in zip(following, successor, strict=True)
@@ -186,16 +187,18 @@ class TensorVectorEnv(EnvBatch):
         elif has_reward:
             host.warn_of_reward()
 
-    def _with_final(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
-        """Return `following` with terminal observations in the rows that `ended`."""
+    def _final(self, info: Any, following: Tensors, ended: torch.Tensor) -> Tensors | None:
+        """Return terminal observations in the rows that `ended`, or ``None`` if there are none."""
+        # Entries of a list are rows of Python objects, for which the host has to wait.
+        rows = ended.cpu().numpy() if is_list(info) else np.empty(0, np.bool_)
+        final = final_observations(info, rows)
+        if final is None:
+            return None
         if isinstance(final, np.ndarray) and final.dtype == object:
             return self._with_rows(following, final, ended)
         values = self._leaves(final)
         check_final_rows(self._arrays, values, self.spec.num_envs)
-        pairs = zip(following, self._fitted(values), strict=True)
-        return tuple(
-            torch.where(ended.view(-1, *[1] * (new.ndim - 1)), last, new) for new, last in pairs
-        )
+        return self._fitted(values)
 
     def _with_rows(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
         """Return `following` with terminal observations in the rows that `ended`.
@@ -269,10 +272,14 @@ class TensorVectorEnv(EnvBatch):
         return row.bool() if is_flag else row
 
 
-def _final(info: Any, ended: torch.Tensor) -> Any:
-    """Return `final_observations`; synchronize with the device if the info is a list."""
-    rows = ended.cpu().numpy() if is_list(info) else np.empty(0, np.bool_)
-    return final_observations(info, rows)
+def with_rows_of(following: Tensors, final: Tensors | None, rows: torch.Tensor) -> Tensors:
+    """Return observations with these rows (bool, one or more dimensions) from `final`."""
+    if final is None:
+        return following
+    return tuple(
+        torch.where(rows.view(*rows.shape, *[1] * (new.ndim - rows.ndim)), last, new)
+        for last, new in zip(final, following, strict=True)
+    )
 
 
 def _is_capturing(device: torch.device) -> bool:

@@ -73,6 +73,9 @@ class CapturedWork:
             same tensor objects.
         warmup: Number of plain calls before the capture.
         pool: Memory of the graph. Defaults to ``None``: it has its own.
+
+    Attributes:
+        is_captured: Whether the last call has replayed the graph.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class CapturedWork:
         self._work, self._device = work, device
         self._pool = pool or GraphPool()
         self._left = warmup
+        self.is_captured = False
         self._graph: Any = None
         self._outputs: Any = None
 
@@ -97,6 +101,7 @@ class CapturedWork:
             if self._graph is None:
                 self._capture()
             self._graph.replay()
+            self.is_captured = True
             return self._outputs
 
     def _capture(self) -> None:

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from pycollect.data.devices import accelerator
-from pycollect.data.upload import Fetch
+from pycollect.data.devices import Event, accelerator
 from pycollect.worker.report import Episode
 
 # Episodes per rollout that are fetched with everything else; more need a second copy.
 _EPISODES_PER_ENV, _FEW_EPISODES = 2, 256
+_VALUES = 3  # of an episode: index of its last frame in [T * P], return, length
 
 
 class RolloutCounts(NamedTuple):
@@ -52,17 +52,14 @@ class PendingCounts(NamedTuple):
     """The numbers of a rollout while they are copied to the host.
 
     Attributes:
-        fetch: Copies them.
-        fetched: Their memory on the host, valid after a wait for `fetch`.
-        done: Whether an episode ends with the frame, bool [T, P].
-        sums: Index of each frame's episode, int64 [T, P], and the returns and lengths of all
-            episodes by index.
+        numbers: The numbers on the device, float64: see `DeviceTrajectories.number`.
+        fetched: The first of them on the host, valid after `ready`.
+        ready: The end of the copy.
     """
 
-    fetch: Fetch
-    fetched: tuple[torch.Tensor, ...]
-    done: torch.Tensor
-    sums: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    numbers: torch.Tensor
+    fetched: torch.Tensor
+    ready: Event
 
 
 class DeviceTrajectories:
@@ -74,21 +71,21 @@ class DeviceTrajectories:
     Args:
         envs: Number of environments P.
         device: Device of the flags and rewards.
+        asked: Number of further flags that are copied to the host.
 
     Attributes:
         count: Number of trajectories so far; ids count from 0.
         fresh: Whether the next frame of an environment is the first of a trajectory, bool [P].
     """
 
-    def __init__(self, envs: int, device: torch.device) -> None:
-        self._envs = envs
-        # A CUDA graph always copies to the same host memory, so other rollouts use another Fetch.
-        self._fetch, self._captured_fetch = (Fetch(accelerator(device), device) for _ in "12")
+    def __init__(self, envs: int, device: torch.device, asked: int) -> None:
+        self._envs, self._accelerator = envs, accelerator(device)
+        self._counts = 3 + asked
         self.count = 0
         self.fresh = torch.ones(envs, dtype=torch.bool, device=device)
         self._ids = torch.full((envs,), -1, dtype=torch.int64, device=device)
-        self._returns = torch.zeros(envs, dtype=torch.float64, device=device)
-        self._lengths = torch.zeros(envs, dtype=torch.int64, device=device)
+        # Return and length of the open episodes.
+        self._open = torch.zeros(2, envs, dtype=torch.float64, device=device)
         self._rows = torch.arange(envs, device=device)
         self._next_id = torch.zeros((), dtype=torch.int64, device=device)
 
@@ -97,57 +94,52 @@ class DeviceTrajectories:
         if rows is None:
             rows = torch.ones_like(self.fresh)
         self.fresh |= rows
-        self._returns.masked_fill_(rows, 0)
-        self._lengths.masked_fill_(rows, 0)
+        self._open.masked_fill_(rows, 0)
 
     def number(
-        self, rollout: Rollout, asked: Iterable[torch.Tensor], captured: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, PendingCounts]:
+        self, rollout: Rollout, asked: Iterable[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Number the trajectories of a rollout, without waiting.
 
         Args:
             rollout: Its flags and rewards.
-            asked: Further flags to copy to the host, bool [] each.
-            captured: Whether a CUDA graph may repeat this call.
+            asked: The further flags, bool [] each.
 
         Returns:
             Trajectory ids, int64 [T, P], -1 in dummy steps; whether a frame is the first of its
-            trajectory, bool [T, P]; the argument of `wait_for_counts`.
+            trajectory, bool [T, P]; the argument of `fetch`: how many episodes have ended, the
+            number of trajectories so far, the number of frames, the flags, then three values of
+            each episode. It is one float64 tensor, for one copy; integers are exact up to 2^53.
         """
         done = rollout.done
         begins = self._begins(rollout)
         episode = begins.cumsum(0)  # from 1 in this rollout; 0 for an episode that began before it
         ids = self._numbers(rollout, episode)
-        frames = done.new_full((), done.numel(), dtype=torch.int64)
+        frames = self._next_id.new_full((), done.numel())
         if rollout.valid is not None:
             frames = rollout.valid.sum()
         counts = torch.stack([done.sum(), self._next_id, frames, *asked])
-        sums = self._sums(rollout, episode)
-        fetch = self._captured_fetch if captured else self._fetch
-        fetched = fetch.start([*_episodes(self._first_ends(done), sums), counts])
-        return ids, begins, PendingCounts(fetch, fetched, done, sums)
+        return ids, begins, torch.cat([counts, self._episodes(rollout, episode).flatten()])
 
-    def _first_ends(self, done: torch.Tensor) -> torch.Tensor:
-        """Return the cells with which episodes end, as indices into [T * P].
+    def fetch(self, numbers: torch.Tensor) -> PendingCounts:
+        """Start to copy the numbers of a rollout to the host; nothing may overwrite them."""
+        most = self._counts + _VALUES * max(_EPISODES_PER_ENV * self._envs, _FEW_EPISODES)
+        first = numbers[:most]
+        fetched = self._accelerator.pinned(first.shape, first.dtype)
+        fetched.copy_(first, non_blocking=True)
+        return PendingCounts(numbers, fetched, self._accelerator.mark(soon=True))
 
-        The number of indices is fixed, because the host would have to wait to know how many
-        episodes ended.
-        """
-        most = min(done.numel(), max(_EPISODES_PER_ENV * self._envs, _FEW_EPISODES))
-        return torch.nonzero_static(done.flatten(), size=most, fill_value=0).squeeze(1)
-
-    def wait_for_counts(self, pending: PendingCounts) -> RolloutCounts:
-        """Wait for the device; return the numbers of the last rollout."""
-        pending.fetch.wait()
-        *fetched, counts = pending.fetched
-        ended, self.count, frames, *flags = counts.tolist()
-        if ended > len(fetched[0]):
-            at = pending.done.flatten().nonzero().squeeze(1)
-            fetched = [values.cpu() for values in _episodes(at, pending.sums)]
-        places, returns, lengths = (values[:ended].tolist() for values in fetched)
-        rows = [place % self._envs for place in places]
-        episodes = list(zip(rows, returns, lengths, strict=True))
-        return RolloutCounts(frames, episodes, list(map(bool, flags)))
+    def wait(self, pending: PendingCounts) -> RolloutCounts:
+        """Wait for the copy; return the numbers of the rollout."""
+        pending.ready.synchronize()
+        size = self._counts
+        ended, self.count, frames, *flags = map(int, pending.fetched[:size].tolist())
+        end = size + _VALUES * ended
+        source = pending.fetched if end <= len(pending.fetched) else pending.numbers
+        places, returns, lengths = source[size:end].cpu().view(-1, _VALUES).unbind(1)
+        rows = places.long() % self._envs
+        episodes = zip(rows.tolist(), returns.tolist(), lengths.long().tolist(), strict=True)
+        return RolloutCounts(frames, list(episodes), list(map(bool, flags)))
 
     def _begins(self, rollout: Rollout) -> torch.Tensor:
         """Return which frames begin a trajectory; a dummy step may come between two of them."""
@@ -164,30 +156,23 @@ class DeviceTrajectories:
         self._ids.copy_(ids[-1])
         return ids if rollout.valid is None else ids.masked_fill_(~rollout.valid, -1)
 
-    def _sums(
-        self, rollout: Rollout, episode: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Add up the rewards of each episode; keep the sums of open episodes."""
-        rewards, valid = rollout.rewards.double(), rollout.valid
-        if valid is not None:
-            rewards = torch.where(valid, rewards, 0.0)
-        steps = torch.ones_like(episode) if valid is None else valid.long()
+    def _episodes(self, rollout: Rollout, episode: torch.Tensor) -> torch.Tensor:
+        """Add up the rewards of each episode; keep the sums of open episodes.
+
+        Returns:
+            The values of the episodes that ended, by time, then by environment, float64 [T * P, 3].
+            The host does not know yet how many rows have a meaning.
+        """
+        values = torch.ones(2, *episode.shape, dtype=torch.float64, device=episode.device)
+        values[0].copy_(rollout.rewards)
+        if rollout.valid is not None:
+            values = torch.where(rollout.valid, values, 0.0)
         per_row = len(episode) + 1
-        cells = episode + self._rows * per_row
-        sums = []
-        for carried, values in ((self._returns, rewards), (self._lengths, steps)):
-            total = torch.zeros(self._envs, per_row, dtype=values.dtype, device=values.device)
-            total[:, 0] = carried
-            total = total.flatten().index_add_(0, cells.flatten(), values.flatten())
-            carried.copy_(total[cells[-1]]).masked_fill_(self.fresh, 0)
-            sums.append(total)
-        return cells, sums[0], sums[1]
-
-
-def _episodes(
-    at: torch.Tensor, sums: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the indices of last frames, and the returns and lengths of their episodes."""
-    cells, returns, lengths = sums
-    ended = cells.flatten()[at]
-    return at, returns[ended], lengths[ended]
+        sums = values.new_zeros(2, self._envs, per_row)
+        sums[:, :, 0] = self._open
+        cells = (episode + self._rows * per_row).flatten()
+        sums = sums.flatten(1).index_add_(1, cells, values.flatten(1))
+        self._open.copy_(sums[:, cells[-self._envs :]]).masked_fill_(self.fresh, 0)
+        done = rollout.done.flatten()
+        at = torch.nonzero_static(done, size=len(done), fill_value=0).squeeze(1)
+        return torch.cat([at.double().unsqueeze(0), sums[:, cells[at]]]).t()

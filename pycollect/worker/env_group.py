@@ -108,7 +108,7 @@ class EnvGroup:
         self._call_options, self._device = _calling_of(policy, options, device), device
         if self._can_capture:
             self._call_options = replace(self._call_options, in_captured_rollout=True)
-        self._captured: tuple[Any, Any, Callable[[], Any]] | None = None
+        self._captured: tuple[Any, Any, CapturedWork] | None = None
         with torch.no_grad():
             self.runner: Runner = make_policy_runner(
                 policy,
@@ -346,14 +346,17 @@ class EnvGroup:
         known = self._captured
         if known is None or known[0] is not act or known[1] is not plan:
             known = self._captured = act, plan, self._capture(steps)
-        self.recorder.recorded(known[2]())
+        work = known[2]
+        # Batches that are copied to the host have to wait for the device anyway.
+        self.recorder.recorded(work(), work.is_captured and self._options.stays)
         return True
 
-    def _capture(self, steps: int) -> Callable[[], Any]:
+    def _capture(self, steps: int) -> CapturedWork:
         act, take, step, record, *_ = self.calls
         recorder = self.recorder
 
         def roll() -> Any:
+            recorder.keep_steps()
             for _ in range(steps):
                 record(step(take(act())))
             return recorder.complete(packs=True)

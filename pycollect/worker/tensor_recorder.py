@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,9 +11,14 @@ import torch
 from pycollect._core import RolloutControl, RolloutHeader, Slab
 from pycollect.data.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
 from pycollect.data.layout import Key, is_delivered, torch_dtype
-from pycollect.data.upload import Packing
 from pycollect.envs.base import Arrays, BoolArray
-from pycollect.worker.device_trajectories import DeviceTrajectories, PendingCounts, Rollout
+from pycollect.envs.tensors import with_rows_of
+from pycollect.worker.captured import KeptSteps, PackedBatch, packed
+from pycollect.worker.device_trajectories import (
+    DeviceTrajectories,
+    PendingCounts,
+    Rollout,
+)
 from pycollect.worker.report import Episode
 
 if TYPE_CHECKING:
@@ -30,28 +35,16 @@ _Copy = tuple[list[torch.Tensor], list[int]]
 """Targets of one dtype, and the places of their sources among the values of a step."""
 
 
-class PackedBatch(NamedTuple):
-    """A batch in one block of bytes.
-
-    Attributes:
-        keys: Keys of the batch.
-        packing: Positions of its tensors in the block.
-        block: The bytes.
-        pending: Numbers of the rollout, which are being copied to the host.
-    """
-
-    keys: list[Key]
-    packing: Packing
-    block: torch.Tensor
-    pending: PendingCounts
-
-
 class TensorRecorder:
     """Record the steps of P environments on their device, without waiting for it.
 
     A step is copied to reused memory, [T, P, *frame] for each leaf. The order of a batch, with the
     steps of one environment next to each other, would be far slower to write. `finish` waits once,
     see :class:`DeviceTrajectories`. The class has the methods of :class:`Recorder`.
+
+    The steps of a rollout that a CUDA graph captures are kept, see :class:`KeptSteps`. If the host
+    needs no numbers of such a rollout, `finish` does not wait for them, so that the next rollout
+    begins without a gap on the device. `settle` or the next `finish` reads them.
 
     Args:
         env: The environments.
@@ -80,7 +73,9 @@ class TensorRecorder:
         self._device, self._envs = spec.device, spec.num_envs
         self._carried = [(leaf, current[leaf.key]) for leaf in spec.observation]
         self._carried += [(state.leaf, state.current) for state in runner.states]
-        self._trajectories = DeviceTrajectories(spec.num_envs, spec.device)
+        self._trajectories = DeviceTrajectories(
+            spec.num_envs, spec.device, asked=1 + len(env.mode_evidence)
+        )
         self._steps, self._step = 0, 0
         self._roots: list[torch.Tensor | None] = [None] * len(self._carried)
         self.plan: list[list[_Copy]] = []
@@ -88,8 +83,13 @@ class TensorRecorder:
         self._taken: tuple[torch.Tensor, ...] = ()
         self._batch: dict[Key, torch.Tensor] = {}
         self._is_complete = False
-        self._pending: PendingCounts | None = None
+        self._numbers = torch.empty(0)
+        self._kept = KeptSteps()
+        self._keeps = False
+        self._firsts: list[torch.Tensor] = []
         self._packed: PackedBatch | None = None
+        self._may_settle_late = False
+        self._late: PendingCounts | None = None
         self._no_flag = torch.zeros((), dtype=torch.bool, device=spec.device)
         self._constants = {
             MASK: ~self._no_flag,
@@ -97,9 +97,11 @@ class TensorRecorder:
         }
         self._episodes: list[Episode] = []
         self._skips, self._lacks_final = self._flags(), self._flags()
+        self._may_lack_final = False
         self._counts = torch.zeros(spec.num_envs, dtype=torch.int64, device=spec.device)
         self._waits = waits_for_device(env, cut)
         self._counts_steps = bool(cut) or runner.step_count is not None
+        self._version = 0
         self.done: BoolArray = np.zeros(spec.num_envs, np.bool_)
         self.frames = 0
 
@@ -131,13 +133,19 @@ class TensorRecorder:
         """Start a rollout; see :class:`Recorder`."""
         if steps != self._steps:
             self._make_memory(steps)
-        self._slab, self._row, self._version, self._control = slab, row, policy_version, control
+        self._slab, self._row, self._control = slab, row, control
         self._step, self._is_complete = 0, False
-        self._constants[_VERSION].fill_(policy_version)
-        self._lacks_final.zero_()
-        for cells, (_, current) in zip(self._roots, self._carried, strict=True):
-            if cells is not None:
-                cells[0].copy_(current)
+        self._keeps, self._packed, self._may_settle_late = False, None, False
+        if policy_version != self._version:
+            self._version = policy_version
+            self._constants[_VERSION].fill_(policy_version)
+        if self._may_lack_final:
+            self._lacks_final.zero_()
+
+    def keep_steps(self) -> None:
+        """Keep the tensors of the steps of this rollout, see :class:`KeptSteps`."""
+        self._keeps = True
+        self._firsts = [current.clone() for _, current in self._carried]
 
     def _make_memory(self, steps: int) -> None:
         """Make the memory of rollouts with `steps` steps, and plan the copies of each step."""
@@ -147,12 +155,11 @@ class TensorRecorder:
         following = [leaf for leaf, _ in self._carried[: len(spec.observation)]]
         states = [leaf for leaf, _ in self._carried[len(spec.observation) :]]
         following += [*spec.step_only, *states]
-        targets = [self._cells(leaf.key, leaf.dtype, leaf.shape, steps) for leaf in outputs]
-        targets += [
-            self._cells(("next", *leaf.key), leaf.dtype, leaf.shape, steps) for leaf in following
-        ]
-        targets += [self._cells(_REWARD, "float32", (), steps)]
-        targets += [self._cells(key, "bool", (), steps) for key in (_TERMINATED, _TRUNCATED)]
+        forms = [(leaf.key, leaf.dtype, leaf.shape) for leaf in outputs]
+        forms += [(("next", *leaf.key), leaf.dtype, leaf.shape) for leaf in following]
+        forms += [(_REWARD, "float32", ()), (_TERMINATED, "bool", ()), (_TRUNCATED, "bool", ())]
+        targets = [self._cells(*form, steps) for form in forms]
+        self._keys = [form[0] for form in forms]
         # The observation for the next step is its root, unless the policy writes that entry.
         by_policy = {leaf.key for leaf in outputs}
         self._roots = [
@@ -187,10 +194,11 @@ class TensorRecorder:
 
     def record(self, result: Transition) -> int:
         """Record a step; return how many environments have to be reset, see :class:`Recorder`."""
-        successor, following, reward, terminated, truncated, done, lacks_final = result
+        following, final, step_only, reward, terminated, truncated, ended, lacks_final = result
         if lacks_final:
-            self._lacks_final |= truncated if self._env.has_validity else done
-        truncated, fresh, resets = self._ended(done, truncated)
+            self._may_lack_final = True
+            self._lacks_final |= truncated if self._env.has_validity else ended
+        truncated, fresh, resets = self._ended(ended, truncated)
         states = self._runner.states
         outputs = self._taken[: len(self._leaves.outputs)]
         carried = self._taken[len(outputs) : len(outputs) + len(states)]
@@ -199,9 +207,11 @@ class TensorRecorder:
             for state, value in zip(states, carried, strict=True)
         ]
         begins = (*following, *first)
-        values = (*outputs, *successor, *carried, reward, terminated, truncated, *begins)
-        for targets, places in self.plan[self._step]:
-            torch._foreach_copy_(targets, [values[place] for place in places])
+        rest = (*step_only, *carried, reward, terminated, truncated, *begins)
+        if self._keeps:
+            self._kept.add((*outputs, *(final or following), *rest, ended))
+        if not self._keeps or not self._kept.are_known:
+            self._copy_step((*outputs, *with_rows_of(following, final, ended), *rest))
         # After all other copies, because an output of the policy may be a view of its input.
         for targets, places in self._advance:
             torch._foreach_copy_(targets, [begins[place] for place in places])
@@ -210,6 +220,14 @@ class TensorRecorder:
         if self._control.is_stopped and self._step >= self._control.min_steps:
             return -1 - resets
         return resets
+
+    def _copy_step(self, values: Sequence[torch.Tensor]) -> None:
+        if self._step == 0:
+            for cells, (_, current) in zip(self._roots, self._carried, strict=True):
+                if cells is not None:
+                    cells[0].copy_(current)
+        for targets, places in self.plan[self._step]:
+            torch._foreach_copy_(targets, [values[place] for place in places])
 
     def _ended(
         self, done: torch.Tensor, truncated: torch.Tensor
@@ -260,14 +278,15 @@ class TensorRecorder:
             self._update_entries(self._trajectories.fresh)
         self.done[:] = False
 
-    def recorded(self, packed: PackedBatch) -> None:
-        """Count the steps of a rollout that a CUDA graph has recorded and completed.
+    def recorded(self, packed: PackedBatch, may_settle_late: bool) -> None:
+        """Count the steps of a rollout that `complete` has completed.
 
         Args:
-            packed: The result of `complete` when the graph was captured.
+            packed: The result of `complete`; a CUDA graph has written the same tensors again.
+            may_settle_late: Whether `finish` need not wait for the numbers of the rollout.
         """
-        self._step, self._is_complete = self._steps, True
-        self._packed, self._pending = packed, packed.pending
+        self._step, self._is_complete, self._packed = self._steps, True, packed
+        self._may_settle_late = may_settle_late
         for _ in range(self._steps):
             self._control.count_step()
 
@@ -285,20 +304,31 @@ class TensorRecorder:
         assert self._slab is not None
         if not self._is_complete:
             self.complete()
-        assert self._pending is not None
-        frames, episodes, (lacks_final, *seen) = self._trajectories.wait_for_counts(self._pending)
-        if lacks_final:
-            self._env.report_lacking_final()
-        self._env.check_mode(seen)
-        if self._packed is not None:
-            keys, packing, block, _ = self._packed
-            self._batch = dict(zip(keys, packing.views(block.clone()), strict=True))
-        self._episodes += episodes
+        numbers = self._numbers
+        if self._packed is not None:  # the next rollout writes these tensors again
+            self._batch, numbers = self._packed.copies()
+        pending = self._trajectories.fetch(numbers)
+        self.settle()
+        frames, self._late = self._step * self._envs, pending
+        if not self._may_settle_late or self._valid is not None or self._may_lack_final:
+            frames = self.settle()
         self.frames += frames
         slab, self._slab = self._slab, None
         return slab.write_header(
             self._row, worker, incarnation, sequence, self._version, frames, self._step
         )
+
+    def settle(self) -> int:
+        """Wait for the numbers of the last rollout unless known; return its number of frames."""
+        if self._late is None:
+            return 0
+        frames, episodes, (lacks_final, *seen) = self._trajectories.wait(self._late)
+        self._late = None
+        if lacks_final:
+            self._env.report_lacking_final()
+        self._env.check_mode(seen)
+        self._episodes += episodes
+        return frames
 
     def complete(self, packs: bool = False) -> PackedBatch | None:
         """Compute ids and further entries of the batch on the device, without waiting for it.
@@ -308,18 +338,53 @@ class TensorRecorder:
                 this call writes the same block at each replay.
         """
         steps = self._step
-        memory = {key: cells[:steps] for key, cells in self._memory.items()}
+        if self._keeps and self._kept.are_known:
+            memory = self._kept_memory()
+        else:
+            memory = {key: cells[:steps] for key, cells in self._memory.items()}
+            if self._keeps:
+                self._kept.take()
         valid = None if self._valid is None else self._valid[:steps]
         done = memory[_TERMINATED] | memory[_TRUNCATED]
         if valid is not None:
             done &= valid
         rollout = Rollout(done, memory[_REWARD], valid)
         asked = self._lacks_final.any(), *self._env.mode_evidence
-        ids, begins, self._pending = self._trajectories.number(rollout, asked, packs)
-        entries = {IS_INIT: begins, **memory, _DONE: done, TRAJ_IDS: ids}
-        self._batch = self._assembled(entries)
-        self._packed = PackedBatch(*_packed(self._batch), self._pending) if packs else None
-        return self._packed
+        ids, begins, self._numbers = self._trajectories.number(rollout, asked)
+        self._batch = self._assembled({IS_INIT: begins, **memory, _DONE: done, TRAJ_IDS: ids})
+        return packed(self._batch, self._numbers) if packs else None
+
+    def _kept_memory(self) -> dict[Key, torch.Tensor]:
+        """Return the leaves of a rollout whose steps were kept, [T, P, *frame] each."""
+        *values, ended = self._kept.take()
+        memory = {MASK: self._valid} if self._valid is not None else {}
+        begins = values[len(self._keys) :]
+
+        def stack(key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+            if key in self._memory:
+                memory[key] = torch.stack(tensors).to(self._memory[key].dtype)
+
+        for key, tensors in zip(self._keys, values, strict=False):
+            stack(key, tensors)
+        for (leaf, _), cells, first, tensors in zip(
+            self._carried, self._roots, self._firsts, begins, strict=True
+        ):
+            if cells is not None:
+                stack(leaf.key, (first, *tensors[:-1]))
+        self._put_final(memory, begins, torch.stack(ended))
+        return memory
+
+    def _put_final(
+        self,
+        memory: dict[Key, torch.Tensor],
+        begins: Sequence[tuple[torch.Tensor, ...]],
+        ended: torch.Tensor,
+    ) -> None:
+        """Replace what `record` has kept of last observations in rows that have not ended."""
+        for leaf, following in zip(self._spec.observation, begins, strict=False):
+            key: Key = ("next", *leaf.key)
+            if key in memory:
+                (memory[key],) = with_rows_of((torch.stack(following),), (memory[key],), ended)
 
     def _assembled(self, batch: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         """Return the leaves of a batch by key, [P, T, *frame] each, from [T, P, *frame]."""
@@ -382,16 +447,6 @@ class TensorRecorder:
                 frames = int(self._valid[: self._step].sum())
             self.frames += frames
         self._slab = None
-
-
-def _packed(batch: Mapping[Key, torch.Tensor]) -> tuple[list[Key], Packing, torch.Tensor]:
-    """Return copies of tensors in one block of bytes."""
-    packing = Packing(batch.values())
-    device = next(iter(batch.values())).device
-    block = torch.empty(packing.bytes, dtype=torch.uint8, device=device)
-    for target, source in zip(packing.views(block), batch.values(), strict=True):
-        target.copy_(source)
-    return list(batch), packing, block
 
 
 def waits_for_device(env: TensorVectorEnv, cut: int) -> bool:

@@ -24,14 +24,15 @@ from pycollect.policy.remote import RemotePolicy
 from pycollect.policy.signature import with_action_spec
 from pycollect.worker.env_group import EnvGroup, placement_of
 from pycollect.worker.options import WorkerOptions
-from pycollect.worker.report import Lazy, RolloutReport, StepTimer, WorkerSeconds, pickled_extras
-from pycollect.worker.rollout_loop import (
-    PhaseSchedule,
-    StepPhases,
-    roll,
-    roll_alternating,
-    timed_calls,
+from pycollect.worker.report import (
+    Episode,
+    Lazy,
+    RolloutReport,
+    StepTimer,
+    WorkerSeconds,
+    pickled_extras,
 )
+from pycollect.worker.rollout_loop import roll, roll_alternating
 from pycollect.worker.tensor_recorder import TensorRecorder
 
 _NO_CONTROL = RolloutControl()
@@ -187,6 +188,14 @@ class Worker:
         recorder: TensorRecorder = self.groups[0].recorder
         return recorder.trajectories
 
+    def settle(self) -> list[Episode]:
+        """Return the episodes of rollouts whose numbers were still on the device, see `finish`."""
+        recorder = self.groups[0].recorder
+        if not isinstance(recorder, TensorRecorder):
+            return []
+        recorder.settle()
+        return recorder.take_episodes()
+
     def collect(
         self,
         slab: Slab,
@@ -261,22 +270,13 @@ class Worker:
 
     def _roll_alternating(self, control: RolloutControl) -> None:
         recorder, *others = (group.recorder for group in self.groups)
-        calls = [group.alternating_calls for group in self.groups]
-        timed = [timed_calls(group_calls, self._timer) for group_calls in calls]
-        plain_order, timed_order = (
-            PhaseSchedule.of(
-                [StepPhases.of(group_calls) for group_calls in each],
-                remote_envs=all(group.env.spec.overlaps for group in self.groups),
-                remote_policy=self.groups[0].has_remote_policy,
-            )
-            for each in (calls, timed)
-        )
         roll_alternating(
-            plain_order,
-            timed_order,
+            [group.alternating_calls for group in self.groups],
             self._timer,
             self.steps,
             lambda: control.is_stopped and recorder.stop(others),
+            remote_envs=all(group.env.spec.overlaps for group in self.groups),
+            remote_policy=self.groups[0].has_remote_policy,
         )
 
     def _restart(self, seeds: Sequence[int] | None = None) -> None:

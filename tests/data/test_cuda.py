@@ -494,7 +494,8 @@ def test_a_policy_beside_a_busy_learner_goes_on(central: bool) -> None:
         assert not slept.query()
         collector.update_policy_weights_()
         after = len(buffer)
-        wait_until(lambda: len(buffer) > after + 1)
+        # One batch may be complete already, and another one in flight.
+        wait_until(lambda: len(buffer) > after + 2)
         assert slept.query()
 
 

@@ -438,12 +438,14 @@ class FakeGraph:
 
     def __init__(self, work: Callable[[], Any], device: torch.device, warmup: int) -> None:
         self._work, self._left = work, warmup
+        self.is_captured = False
         self._calls: list[tuple[Any, ...]] = []
 
     def __call__(self) -> Any:
         if self._left:
             self._left -= 1
             return self._work()
+        self.is_captured = True
         if not self._calls:
             type(self).captured += 1
             with _Noting(self._calls):
@@ -498,6 +500,90 @@ def test_captured_rollouts_are_the_same(
     captured = collected(CountingTensors, linear(), 6, cudagraph_policy=True, **arguments)
     assert_same(captured, expected)
     assert FakeGraph.captured == 1
+
+
+class Rewriting(CountingTensors):
+    """Returns the same tensors in every `period`-th step; `hides` that they were written again."""
+
+    def __init__(self, period: int, hides: bool, device: str = "cpu") -> None:
+        super().__init__(device=device)
+        self._period, self._hides = period, hides
+        self._buffers: list[list[torch.Tensor]] = []
+        self._steps = 0
+
+    def step(self, actions: Any) -> Any:
+        *values, info = super().step(actions)
+        values.append(info["final_obs"])
+        self._steps += 1
+        if len(self._buffers) < self._period:
+            self._buffers.append([value.clone() for value in values])
+        buffers = self._buffers[self._steps % len(self._buffers)]
+        for buffer, value in zip(buffers, values, strict=True):
+            # As another library writes, which torch does not notice.
+            (buffer.data if self._hides else buffer).copy_(value)
+        *values, final = buffers
+        return *values, {"final_obs": final}
+
+
+@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize("period", [1, 2])
+def test_captured_rollouts_of_tensors_that_are_written_again(
+    period: int, hides: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = collected(CountingTensors, linear(), 6)
+    as_on_a_device(monkeypatch)
+    make = partial(Rewriting, period, hides)
+    assert_same(collected(make, linear(), 6, cudagraph_policy=True), expected)
+
+
+class RewritingLater(CountingTensors):
+    """Writes into earlier observations, but not in the first rollout (nor before it)."""
+
+    _steps = 0
+    _shown_before: torch.Tensor | None = None
+
+    def step(self, actions: Any) -> Any:
+        result = super().step(actions)
+        self._steps += 1
+        if self._shown_before is not None and self._steps > STEPS + 5:
+            self._shown_before.zero_()
+        self._shown_before = result[0]
+        return result
+
+
+def test_tensors_must_not_be_written_again_only_in_captured_rollouts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    as_on_a_device(monkeypatch)
+    with refused(RuntimeError, "cudagraph_policy"):
+        collected(RewritingLater, linear(), cudagraph_policy=True)
+
+
+@pytest.mark.parametrize("reads", ["stats", "state_dict"])
+def test_episodes_of_a_captured_rollout_are_counted_when_asked_for(
+    reads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counts() -> list[Any]:
+        found: list[Any] = []
+        given: dict[str, Any] = {"frames_per_batch": STEPS * ENVS, "total_frames": -1}
+        with pycollect.SyncDataCollector(
+            CountingTensors, linear(), cudagraph_policy=True, **given
+        ) as collector:
+            collector.set_seed(3)
+            for _ in range(5):
+                ids = next(collector)["collector", "traj_ids"]
+                if reads == "stats":
+                    stats = collector.stats()
+                    found.append((stats["episodes"], stats["episode_return"], stats["frames"]))
+                else:
+                    state = collector.state_dict()
+                    found.append((state["episodes"], state["trajectories"], int(ids.max())))
+                    assert state["trajectories"] == int(ids.max()) + 1
+        return found
+
+    expected = counts()
+    as_on_a_device(monkeypatch)
+    assert counts() == expected
 
 
 def test_rollouts_between_captured_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,107 @@
+"""Rollouts that a CUDA graph captures: their steps are kept, and their batch is one block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from pycollect.data.layout import Key
+from pycollect.data.upload import Packing
+
+
+class KeptSteps:
+    """The tensors of the steps of a rollout, for one copy per leaf at its end.
+
+    Tensors that are written again after their step cannot be kept. The first rollout finds their
+    places: a tensor was changed later (torch counts its changes), or a later step returned the same
+    memory. In the first rollout every step has to be copied as well; afterwards, only values at
+    these places are.
+
+    Attributes:
+        are_known: Whether a rollout has found these places.
+    """
+
+    def __init__(self) -> None:
+        self.are_known = False
+        self._rewritten: set[int] = set()
+        self._steps: list[Sequence[torch.Tensor]] = []
+        self._versions: list[list[int]] = []
+
+    def add(self, values: Sequence[torch.Tensor]) -> None:
+        """Add the values of a step."""
+        if self._rewritten:
+            values = [
+                value.clone() if place in self._rewritten else value
+                for place, value in enumerate(values)
+            ]
+        self._steps.append(values)
+        self._versions.append([_version(value) for value in values])
+
+    def take(self) -> list[tuple[torch.Tensor, ...]]:
+        """Return the values of the rollout by place, and drop them.
+
+        Raises:
+            RuntimeError: `are_known`, but a tensor at another place was written again.
+        """
+        rewritten = self._find_rewritten()
+        steps, self._steps, self._versions = self._steps, [], []
+        if self.are_known and rewritten:
+            raise RuntimeError(
+                "cudagraph_policy: the environment or the policy has written again into a tensor "
+                "that it had returned, but not in the rollout before the capture; it needs "
+                "cudagraph_policy=False, or metadata without 'cudagraph'"
+            )
+        self._rewritten |= rewritten
+        self.are_known = True
+        return list(zip(*steps, strict=True))
+
+    def _find_rewritten(self) -> set[int]:
+        found: set[int] = set()
+        places: dict[int, set[int]] = {}  # by address
+        for values, versions in zip(self._steps, self._versions, strict=True):
+            addresses = [value.data_ptr() for value in values]
+            for place, (value, version) in enumerate(zip(values, versions, strict=True)):
+                if _version(value) != version or version < 0:
+                    found.add(place)
+                if earlier := places.get(addresses[place]):
+                    found |= {place, *earlier}
+            for place, address in enumerate(addresses):
+                places.setdefault(address, set()).add(place)
+        return found - self._rewritten
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed; -1 for tensors that do not count it."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+class PackedBatch(NamedTuple):
+    """A batch in one block of bytes.
+
+    Attributes:
+        keys: Keys of the batch.
+        packing: Positions of its tensors in the block.
+        block: The bytes.
+        numbers: Numbers of the rollout, see `DeviceTrajectories.number`.
+    """
+
+    keys: list[Key]
+    packing: Packing
+    block: torch.Tensor
+    numbers: torch.Tensor
+
+    def copies(self) -> tuple[dict[Key, torch.Tensor], torch.Tensor]:
+        """Return copies of the tensors by key, and of the numbers."""
+        views = self.packing.views(self.block.clone())
+        return dict(zip(self.keys, views, strict=True)), self.numbers.clone()
+
+
+def packed(batch: Mapping[Key, torch.Tensor], numbers: torch.Tensor) -> PackedBatch:
+    """Return a batch as copies in one block, with the numbers of its rollout."""
+    packing = Packing(batch.values())
+    block = torch.empty(packing.bytes, dtype=torch.uint8, device=numbers.device)
+    for target, source in zip(packing.views(block), batch.values(), strict=True):
+        target.copy_(source)
+    return PackedBatch(list(batch), packing, block, numbers)
