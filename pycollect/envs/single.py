@@ -28,7 +28,6 @@ from pycollect.envs.base import (
     step_values,
 )
 from pycollect.envs.gymnasium_support import SEVERAL_REWARDS, declared_reward
-from pycollect.envs.info import Tap
 from pycollect.envs.info_rows import entry_of
 from pycollect.envs.spaces import (
     Array,
@@ -44,6 +43,23 @@ from pycollect.envs.spaces import (
     observation_extras,
     observation_leaves,
 )
+
+
+class Tap:
+    """Keeps the info of each step."""
+
+    def __init__(self) -> None:
+        self.info: Any = {}
+
+    def wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `step`, or a function that returns a step's result, so that it keeps the info."""
+
+        def tapped(*args: Any) -> Any:
+            result = step(*args)
+            self.info = result[4]
+            return result
+
+        return tapped
 
 
 class SingleEnv(EnvBatch):
