@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -124,21 +125,18 @@ class AnswerWaiter:
         Args:
             timeout: Seconds that the workers have. ``None`` means the usual time.
         """
-        self._await_closing([handle for handle in handles if handle.ask_close()], timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        asked = [handle for handle in handles if handle.ask_close()]
+        self._wait_dead(asked, _RESPOND_SECONDS, deadline)
+        closing = [handle for handle in asked if handle.is_closing]  # the others do not respond
+        self._wait_dead(closing, _CLOSE_SECONDS, deadline)
         for handle in handles:
             handle.kill()
 
-    def _await_closing(self, handles: Sequence[AnyHandle], timeout: float | None) -> None:
-        """Wait until the workers have closed; give up unresponsive ones."""
-        began = time.monotonic()
-        self._wait_dead(handles, _shorter(_RESPOND_SECONDS, timeout))
-        left = None if timeout is None else timeout - (time.monotonic() - began)
-        closing = [handle for handle in handles if handle.is_closing]
-        self._wait_dead(closing, _shorter(_CLOSE_SECONDS, left))
-
-    def _wait_dead(self, handles: Sequence[AnyHandle], timeout: float) -> None:
-        """Wait until all workers are dead or the timeout ends."""
-        wait_for(self._bell, lambda: not [own for own in handles if not own.is_dead], timeout)
+    def _wait_dead(self, handles: Sequence[AnyHandle], seconds: float, deadline: float) -> None:
+        """Wait until all workers are dead, for that time at most and until the deadline."""
+        seconds = min(seconds, deadline - time.monotonic())
+        wait_for(self._bell, lambda: all(own.is_dead for own in handles), seconds)
 
 
 def too_many_bytes(needed: int, available: str) -> ValueError:
@@ -147,7 +145,3 @@ def too_many_bytes(needed: int, available: str) -> ValueError:
         f"frames_per_batch, prefetch: rollouts in flight need up to {needed} bytes, but "
         f"{available}; reduce frames_per_batch or prefetch"
     )
-
-
-def _shorter(usual: float, limit: float | None) -> float:
-    return usual if limit is None else min(usual, limit)

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import cloudpickle
@@ -260,12 +261,12 @@ class WorkerHandle:
 
         return wait_for(self._bell, is_settled, seconds)
 
-    def answer(self, call: int | Callable[[], Any] | None) -> Any:
+    def answer(self, call: int | Future[Any] | None) -> Any:
         """Wait for a request, or for a call of `assign`, and return its result."""
         if call is None:
             return None
-        if callable(call):
-            return self._checked(call)
+        if isinstance(call, Future):
+            return self._checked(call.exception() or call.result())
         answer = self._read(call)
         del self._answers[call]
         return answer
@@ -356,14 +357,13 @@ class WorkerHandle:
 
     def _checked(self, answer: Any) -> Any:
         """Return an answer, or raise the exception that it stands for."""
-        if callable(answer):
-            answer = answer()
         if isinstance(answer, ErrorReport):
             raise answer.rebuild(self.spec)
+        if isinstance(answer, BaseException):
+            end = self.process.by_calls().process_end(answer)
+            raise without_frames(answer) if end is None else end.death_of(self.spec)
         if isinstance(answer, ProcessEnd):
             raise answer.death_of(self.spec)
-        if isinstance(answer, BaseException):
-            raise without_frames(answer)
         return answer
 
     def _wait_more(self) -> None:
