@@ -251,25 +251,25 @@ class CallChannel:
         for name, (serial, hook) in hooks.items():
             if serial > self._hook_serials.get(name, 0):
                 self._hook_serials[name] = serial
-                self._caller.call_unqueued(SetHook(name, serial, hook.reference))
+                self._caller.call(SetHook(name, serial, hook.reference), unqueued=True)
         if weights is None or weights is self._weights:
             return None
         self._weights = weights
         if not (self._calls or acknowledge):
             return None
         serial, version, packed = weights
-        return self._caller.call_unqueued(SetWeights(serial, version, packed.reference))
+        return self._caller.call(SetWeights(serial, version, packed.reference), unqueued=True)
 
     def stop(self, number: int) -> None:
         """See `MailboxChannel`. Sends one message, which skips the queue."""
         if number > self._stopped:
             self._stopped = number
-            self._caller.call_unqueued(Stop(number))
+            self._caller.call(Stop(number), unqueued=True)
 
     def steps(self) -> int | None:
         """See `MailboxChannel`."""
         if self._steps_call is None:
-            self._steps_call = self._caller.call_unqueued(GetSteps())
+            self._steps_call = self._caller.call(GetSteps(), unqueued=True)
         if not self._steps_call.done():
             return None
         call, self._steps_call = self._steps_call, None

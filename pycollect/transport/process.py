@@ -125,11 +125,11 @@ class Caller(Protocol):
     def transport(self) -> str:
         """Name of the transport that carries calls and results."""
 
-    def call(self, request: Request) -> Future[Any]:
-        """Send a request after all queued requests."""
+    def call(self, request: Request, unqueued: bool = False) -> Future[Any]:
+        """Send a request, after all queued ones.
 
-    def call_unqueued(self, request: Request) -> Future[Any]:
-        """Send a request that is answered at once, also during a rollout; it skips the queue."""
+        If `unqueued`, it skips the queue and is answered at once, also during a rollout.
+        """
 
     def process_end(self, error: BaseException) -> ProcessEnd | None:
         """Return how the process ended if that caused the error of a call, else ``None``."""

@@ -75,19 +75,11 @@ class RankCaller:
         )
         self._thread.start()
 
-    def call(self, request: Request) -> Future[Any]:
+    def call(self, request: Request, unqueued: bool = False) -> Future[Any]:
         """See `Caller`."""
-        future = self._ask(False, request)
+        future: Future[Any] = Future()
         if isinstance(request, Close):
             self._closing = future
-        return future
-
-    def call_unqueued(self, request: Request) -> Future[Any]:
-        """See `Caller`."""
-        return self._ask(True, request)
-
-    def _ask(self, unqueued: bool, request: Request) -> Future[Any]:
-        future: Future[Any] = Future()
         with Uninterrupted(), self._lock:
             if self._lost is not None:
                 future.set_exception(RankLostError(self._lost))
@@ -186,7 +178,7 @@ class RankCaller:
         if self._closing is not None and self._closing.done():
             self._over.wait(_CLOSED_SECONDS)
         else:
-            self._ask(True, End())
+            self.call(End(), unqueued=True)
 
     def close(self) -> None:
         """End the connection to a process that was ended. Idempotent."""

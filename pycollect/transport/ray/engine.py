@@ -76,14 +76,12 @@ class ActorProcess(WorkerProcess):
         """See `WorkerProcess`."""
         return self
 
-    def call(self, request: Request) -> Future[Any]:
+    def call(self, request: Request, unqueued: bool = False) -> Future[Any]:
         """See `Caller`."""
-        return self._ringing(self.native.call.remote(type(request), *request))
-
-    def call_unqueued(self, request: Request) -> Future[Any]:
-        """See `Caller`."""
-        call = self.native.call.options(concurrency_group="control")
-        return self._ringing(call.remote(type(request), *request))
+        method = self.native.call
+        if unqueued:
+            method = method.options(concurrency_group="control")
+        return self._ringing(method.remote(type(request), *request))
 
     def _ringing(self, reference: Any) -> Future[Any]:
         """Return the future of a call; ring the bell when the call is done or the actor died."""
