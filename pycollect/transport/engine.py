@@ -127,16 +127,15 @@ class AnswerWaiter:
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         asked = [handle for handle in handles if handle.ask_close()]
-        self._wait_dead(asked, _RESPOND_SECONDS, deadline)
+        self._wait_dead(asked, min(_RESPOND_SECONDS, deadline - time.monotonic()))
         closing = [handle for handle in asked if handle.is_closing]  # the others do not respond
-        self._wait_dead(closing, _CLOSE_SECONDS, deadline)
+        self._wait_dead(closing, min(_CLOSE_SECONDS, deadline - time.monotonic()))
         for handle in handles:
             handle.kill()
 
-    def _wait_dead(self, handles: Sequence[AnyHandle], seconds: float, deadline: float) -> None:
-        """Wait until all workers are dead, for that time at most and until the deadline."""
-        seconds = min(seconds, deadline - time.monotonic())
-        wait_for(self._bell, lambda: all(own.is_dead for own in handles), seconds)
+    def _wait_dead(self, handles: Sequence[AnyHandle], timeout: float) -> None:
+        """Wait until all workers are dead or the timeout ends."""
+        wait_for(self._bell, lambda: all(own.is_dead for own in handles), timeout)
 
 
 def too_many_bytes(needed: int, available: str) -> ValueError:
