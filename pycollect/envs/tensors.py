@@ -29,6 +29,7 @@ from pycollect.envs.vector import (
 )
 
 Tensors = tuple[torch.Tensor, ...]
+_NO_ROWS = np.empty(0, np.bool_)
 
 
 class Transition(NamedTuple):
@@ -190,15 +191,17 @@ class TensorVectorEnv(EnvBatch):
     def _final(self, info: Any, following: Tensors, ended: torch.Tensor) -> Tensors | None:
         """Return terminal observations in the rows that `ended`, or ``None`` if there are none."""
         # Entries of a list are rows of Python objects, for which the host has to wait.
-        rows = ended.cpu().numpy() if is_list(info) else np.empty(0, np.bool_)
+        rows = ended.cpu().numpy() if is_list(info) else _NO_ROWS
         final = final_observations(info, rows)
         if final is None:
             return None
         if isinstance(final, np.ndarray) and final.dtype == object:
             return self._with_rows(following, final, ended)
         values = self._leaves(final)
+        if self._fit(values):
+            return values
         check_final_rows(self._arrays, values, self.spec.num_envs)
-        return self._fitted(values)
+        return self._cast(values)
 
     def _with_rows(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
         """Return `following` with terminal observations in the rows that `ended`.
@@ -234,18 +237,19 @@ class TensorVectorEnv(EnvBatch):
         self._host.close()
 
     def _conform(self, observation: Any) -> Tensors:
-        return self._fitted(self._leaves(observation))
+        values = self._leaves(observation)
+        return values if self._fit(values) else self._cast(values)
 
     def _leaves(self, observation: Any) -> Tensors:
         if self._is_plain and type(observation) is torch.Tensor:
             return (observation,)
         return tuple(self._flatten(mapped(as_tensor, observation)))
 
-    def _fitted(self, values: Tensors) -> Tensors:
+    def _fit(self, values: Tensors) -> bool:
         for value, (_, dtype, shape) in zip(values, self._forms, strict=True):
             if value.shape != shape or value.dtype is not dtype:
-                return self._cast(values)
-        return values
+                return False
+        return True
 
     def _cast(self, values: Tensors) -> Tensors:
         for value, (leaf, dtype, shape) in zip(values, self._forms, strict=True):

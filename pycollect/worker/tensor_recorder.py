@@ -14,6 +14,7 @@ from pycollect.data.layout import Key, is_delivered, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray
 from pycollect.envs.tensors import with_rows_of
 from pycollect.worker.captured import KeptSteps, PackedBatch, packed
+from pycollect.worker.device_batches import DONE, REWARD, TERMINATED, TRUNCATED, DeviceBatches
 from pycollect.worker.device_trajectories import (
     DeviceTrajectories,
     PendingCounts,
@@ -25,11 +26,6 @@ if TYPE_CHECKING:
     from pycollect.envs.tensors import TensorVectorEnv, Transition
     from pycollect.policy.random_runner import RandomRunner
     from pycollect.policy.runner import PolicyRunner
-
-_REWARD, _DONE, _TERMINATED, _TRUNCATED = (
-    ("next", name) for name in ("reward", "done", "terminated", "truncated")
-)
-_VERSION: Key = ("collector", "policy_version")
 
 _Copy = tuple[list[torch.Tensor], list[int]]
 """Targets of one dtype, and the places of their sources among the values of a step."""
@@ -69,7 +65,7 @@ class TensorRecorder:
     ) -> None:
         self._env, self._leaves, self._runner = env, leaves, runner
         self._spec = spec = env.spec
-        self._cut, self._set_truncated = cut, set_truncated
+        self._cut = cut
         self._device, self._envs = spec.device, spec.num_envs
         self._carried = [(leaf, current[leaf.key]) for leaf in spec.observation]
         self._carried += [(state.leaf, state.current) for state in runner.states]
@@ -90,11 +86,7 @@ class TensorRecorder:
         self._packed: PackedBatch | None = None
         self._may_settle_late = False
         self._late: PendingCounts | None = None
-        self._no_flag = torch.zeros((), dtype=torch.bool, device=spec.device)
-        self._constants = {
-            MASK: ~self._no_flag,
-            _VERSION: torch.zeros((), dtype=torch.int64, device=spec.device),
-        }
+        self._assembly = DeviceBatches(leaves, spec, set_truncated)
         self._episodes: list[Episode] = []
         self._skips, self._lacks_final = self._flags(), self._flags()
         self._may_lack_final = False
@@ -138,7 +130,7 @@ class TensorRecorder:
         self._keeps, self._packed, self._may_settle_late = False, None, False
         if policy_version != self._version:
             self._version = policy_version
-            self._constants[_VERSION].fill_(policy_version)
+            self._assembly.policy_version.fill_(policy_version)
         if self._may_lack_final:
             self._lacks_final.zero_()
 
@@ -157,7 +149,7 @@ class TensorRecorder:
         following += [*spec.step_only, *states]
         forms = [(leaf.key, leaf.dtype, leaf.shape) for leaf in outputs]
         forms += [(("next", *leaf.key), leaf.dtype, leaf.shape) for leaf in following]
-        forms += [(_REWARD, "float32", ()), (_TERMINATED, "bool", ()), (_TRUNCATED, "bool", ())]
+        forms += [(REWARD, "float32", ()), (TERMINATED, "bool", ()), (TRUNCATED, "bool", ())]
         targets = [self._cells(*form, steps) for form in forms]
         self._keys = [form[0] for form in forms]
         # The observation for the next step is its root, unless the policy writes that entry.
@@ -345,86 +337,35 @@ class TensorRecorder:
             if self._keeps:
                 self._kept.take()
         valid = None if self._valid is None else self._valid[:steps]
-        done = memory[_TERMINATED] | memory[_TRUNCATED]
+        done = memory[TERMINATED] | memory[TRUNCATED]
         if valid is not None:
             done &= valid
-        rollout = Rollout(done, memory[_REWARD], valid)
+        rollout = Rollout(done, memory[REWARD], valid)
         asked = self._lacks_final.any(), *self._env.mode_evidence
         ids, begins, self._numbers = self._trajectories.number(rollout, asked)
-        self._batch = self._assembled({IS_INIT: begins, **memory, _DONE: done, TRAJ_IDS: ids})
+        memory = {IS_INIT: begins, **memory, DONE: done, TRAJ_IDS: ids}
+        self._batch = self._assembly.batch_of(memory, valid)
         return packed(self._batch, self._numbers) if packs else None
 
     def _kept_memory(self) -> dict[Key, torch.Tensor]:
         """Return the leaves of a rollout whose steps were kept, [T, P, *frame] each."""
         *values, ended = self._kept.take()
-        memory = {MASK: self._valid} if self._valid is not None else {}
         begins = values[len(self._keys) :]
-
-        def stack(key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
-            if key in self._memory:
-                memory[key] = torch.stack(tensors).to(self._memory[key].dtype)
-
+        observations = zip(self._spec.observation, begins, strict=False)
+        following: dict[Key, Any] = {("next", *leaf.key): own for leaf, own in observations}
+        rows = torch.stack(ended)
+        memory = {} if self._valid is None else {MASK: self._valid}
         for key, tensors in zip(self._keys, values, strict=False):
-            stack(key, tensors)
+            if key in self._memory:
+                memory[key] = torch.stack(tensors)
+            if key in memory and key in following:  # last observations were kept for all rows
+                (memory[key],) = with_rows_of((torch.stack(following[key]),), (memory[key],), rows)
         for (leaf, _), cells, first, tensors in zip(
             self._carried, self._roots, self._firsts, begins, strict=True
         ):
             if cells is not None:
-                stack(leaf.key, (first, *tensors[:-1]))
-        self._put_final(memory, begins, torch.stack(ended))
-        return memory
-
-    def _put_final(
-        self,
-        memory: dict[Key, torch.Tensor],
-        begins: Sequence[tuple[torch.Tensor, ...]],
-        ended: torch.Tensor,
-    ) -> None:
-        """Replace what `record` has kept of last observations in rows that have not ended."""
-        for leaf, following in zip(self._spec.observation, begins, strict=False):
-            key: Key = ("next", *leaf.key)
-            if key in memory:
-                (memory[key],) = with_rows_of((torch.stack(following),), (memory[key],), ended)
-
-    def _assembled(self, batch: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-        """Return the leaves of a batch by key, [P, T, *frame] each, from [T, P, *frame]."""
-        shape = self._envs, self._step
-        if self._counted is not None:
-            batch["next", "step_count"] = batch["step_count",] + 1
-        if self._set_truncated:
-            self._flag_last_frames(batch)
-        batch = {key: cells.transpose(0, 1) for key, cells in batch.items()}
-        result: dict[Key, torch.Tensor] = {}
-        for leaf in self._leaves.all:
-            if not is_delivered(leaf.key):
-                continue
-            values = batch.get(leaf.key)
-            if values is None:
-                values = self._constants.get(leaf.key, self._no_flag).expand(*shape, *leaf.shape)
-            if leaf.shape == (1,) and values.ndim == 2:
-                values = values.unsqueeze(-1)
-            result[leaf.key] = self._clean(values, leaf.key)
-        return result
-
-    def _flag_last_frames(self, batch: dict[Key, torch.Tensor]) -> None:
-        for key in (_DONE, _TRUNCATED):
-            batch[key] = batch[key].clone()
-        if self._valid is None:
-            batch[_DONE][-1] = batch[_TRUNCATED][-1] = True
-            return
-        valid = self._valid[self._step - 1]
-        for key in (_DONE, _TRUNCATED):
-            batch[key][-1] |= valid
-            if self._step > 1:  # the frame before a dummy step
-                batch[key][-2] |= ~valid
-
-    def _clean(self, values: torch.Tensor, key: Key) -> torch.Tensor:
-        """Clear the cells of dummy steps, because they are not frames."""
-        if self._valid is None:
-            return values
-        valid = self._valid[: self._step].t()
-        empty = -1 if key == TRAJ_IDS else 0
-        return values.masked_fill(~valid.view(*valid.shape, *[1] * (values.ndim - 2)), empty)
+                memory[leaf.key] = torch.stack((first, *tensors[:-1]))
+        return {key: cells.to(self._memory[key].dtype) for key, cells in memory.items()}
 
     def take_tensors(self) -> dict[Key, torch.Tensor]:
         """Return the leaves of the last rollout by key, [P, T, *frame] each.
