@@ -255,14 +255,14 @@ class RayEngine(Engine):
         actor = _actor_class().options(**options).remote()
         process = ActorProcess(self._ray, actor, self.bell)
         mailbox = None
-        if self.bell.address is not None:
-            try:
+        try:
+            if self.bell.address is not None:
                 mailbox = Mailbox(MAX_REQUESTS)
                 process.serve(self._node, mailbox.address, self.bell.address)
-            except BaseException:
-                process.kill()
-                raise
-        return WorkerHandle(spec, pickled, policy, mailbox, process, self.bell)
+            return WorkerHandle(spec, pickled, policy, mailbox, process, self.bell)
+        except BaseException:
+            process.kill()
+            raise
 
 
 def _actor_class() -> Any:
