@@ -120,11 +120,7 @@ def asked(default: Any, text: str = "", accepts: str = "Any") -> Any:
 
 
 def made_of(
-    make: Callable[..., Any],
-    *,
-    also: tuple[str, ...] = (),
-    in_kwargs: bool = False,
-    **asked: Asked,
+    make: Callable[..., Any], *, also: tuple[str, ...] = (), in_kwargs: bool = False, **asked: Asked
 ) -> Any:
     """Return a field that is made of several arguments.
 

@@ -13,7 +13,7 @@ from torch import nn
 
 
 def check_integer(name: str, value: Any) -> int:
-    """A Python or numpy integer as an int; TypeError for anything else, bools included."""
+    """Return a Python or NumPy integer as an int; raise TypeError for other values and bools."""
     if isinstance(value, bool):
         raise TypeError(f"{name}: expected an int, got {value!r}")
     try:
@@ -26,34 +26,35 @@ def check_integer(name: str, value: Any) -> int:
 
 
 def check_positive(name: str, value: Any) -> int:
-    """An integer >= 1. Also a float like 1e6."""
-    number = check_integer(name, _without_point(value))
-    if number < 1:
-        raise ValueError(f"{name}: expected an int >= 1, got {number}")
-    return number
+    """Return an integer >= 1, also from a float like 1e6."""
+    return _check_at_least(1, name, value)
 
 
 def check_not_negative(name: str, value: Any) -> int:
-    """An integer >= 0. Also a float like 1e6."""
+    """Return an integer >= 0, also from a float like 1e6."""
+    return _check_at_least(0, name, value)
+
+
+def _check_at_least(least: int, name: str, value: Any) -> int:
     number = check_integer(name, _without_point(value))
-    if number < 0:
-        raise ValueError(f"{name}: expected an int >= 0, got {number}")
+    if number < least:
+        raise ValueError(f"{name}: expected an int >= {least}, got {number}")
     return number
 
 
 def check_count(name: str, value: Any) -> int:
-    """A count that None, 0 and negative numbers switch off: 0 then. Also a float like 1e6."""
+    """Return a count, also from a float like 1e6; 0 for None and for negative numbers."""
     return 0 if value is None else max(check_integer(name, _without_point(value)), 0)
 
 
 def _without_point(value: Any) -> Any:
-    """A float without a fraction as the int that it is, of numpy's too; all else as it is."""
+    """Return a float without a fraction as an int, and other values unchanged."""
     is_float = isinstance(value, float | np.floating)
     return int(value) if is_float and float(value).is_integer() else value
 
 
 def check_seconds(name: str, value: Any) -> float:
-    """A number of seconds > 0."""
+    """Return a number of seconds > 0."""
     seconds = _real(value)
     if seconds is None or not seconds > 0:
         raise ValueError(f"{name}: expected a number of seconds > 0, got {value!r}")
@@ -61,7 +62,7 @@ def check_seconds(name: str, value: Any) -> float:
 
 
 def check_fraction(name: str, value: Any) -> float:
-    """A number from 0 to 1."""
+    """Return a number from 0 to 1."""
     fraction = _real(value)
     if fraction is None or not 0 <= fraction <= 1:
         raise ValueError(f"{name}: expected a number from 0 to 1, or None, got {value!r}")
@@ -69,7 +70,7 @@ def check_fraction(name: str, value: Any) -> float:
 
 
 def _real(value: Any) -> float | None:
-    """A real number, of numpy's too; None for anything else, and for what no float holds."""
+    """Return a real number as a float; None for other values, and if it is too large."""
     try:
         return None if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
@@ -102,14 +103,78 @@ def check_drop(name: str, value: Any, split_trajs: Any, trajs: Any, mode: Any) -
     return bool(value)
 
 
+def check_write_mode(
+    name: str, value: Any, replay_buffer: Any, trajs_per_batch: Any, trajs_per_write: Any
+) -> str | None:
+    """Return "rollout" or "trajectory", the default for None, or None without a buffer."""
+    check_choice(name, value, (None, "rollout", "trajectory"))
+    whole = bool(check_count("trajs_per_batch", trajs_per_batch))
+    if value is None:
+        return None if replay_buffer is None else "trajectory" if whole else "rollout"
+    if replay_buffer is None:
+        raise ValueError(f"{name}: expected None without replay_buffer, got {value!r}")
+    if whole:
+        raise ValueError(
+            f"{name}: expected None with trajs_per_batch, got {value!r}; with a replay buffer, "
+            "trajs_per_batch already means 'trajectory'"
+        )
+    if value == "rollout" and trajs_per_write:
+        raise ValueError(f"{name}: expected 'trajectory' with trajs_per_write, got {value!r}")
+    mode: str = value
+    return mode
+
+
+def check_policy_lag(name: str, value: Any, trajs_per_batch: Any, mode: Any) -> int | None:
+    """Return None, or a number of policy versions >= 0; refuse it for batches of trajectories."""
+    if value is None:
+        return None
+    if trajs_per_batch or mode == "trajectory":
+        other = "trajs_per_batch" if trajs_per_batch else "replay_write_mode='trajectory'"
+        raise ValueError(
+            f"{name}: expected None with {other}, got {value!r}; frames wait until their "
+            "trajectory ends, whatever their policy version"
+        )
+    return check_not_negative(name, value)
+
+
+AUTOMATIC = ("update_after_each_batch", "update_at_each_batch", "max_weight_update_interval")
+"""Arguments that send weights without a call of `update_policy_weights_`."""
+
+
+def check_pace(name: str, value: Any, replay_buffer: Any, receivers: Any, *each: Any) -> int | None:
+    """Return None, or a number of frames >= 1, which needs a replay buffer and explicit updates.
+
+    Args:
+        receivers: Value of weight_recv_schemes.
+        each: Values of AUTOMATIC.
+    """
+    if value is None:
+        return None
+    if replay_buffer is None:
+        raise ValueError(
+            f"{name}: expected None without replay_buffer, got {value!r}; it limits start(), which "
+            "fills the buffer"
+        )
+    given = dict(zip(AUTOMATIC, each, strict=True))
+    automatic = [other for other, own in given.items() if isinstance(own, int) and own > 0]
+    if receivers:
+        automatic.append("weight_recv_schemes")
+    if automatic:
+        raise ValueError(
+            f"{name}: expected None with {automatic[0]}, got {value!r}; only calls of "
+            "update_policy_weights_() allow more frames"
+        )
+    return check_positive(name, value)
+
+
 def check_total_frames(name: str, value: Any) -> int | None:
-    """None for a collector without an end; 0 means that nothing is collected. Also 1e6."""
+    """Return a number of frames, also from a float like 1e6; None for no end."""
     number = -1 if value is None else check_integer(name, _without_point(value))
     return None if number < 0 else number
 
 
 def check_callable(name: str, value: Any) -> Any:
-    """None or a callable."""
+    """Return None or a callable."""
     if value is not None and not callable(value):
         raise TypeError(f"{name}: expected a callable or None, got {type(value).__name__}")
     return value
@@ -126,7 +191,7 @@ def check_policy(value: Any) -> Any:
 
 
 def check_replay_buffer(name: str, value: Any) -> Any:
-    """None, or something with a method `extend`."""
+    """Return None, or an object with a method `extend`."""
     if value is not None and not callable(getattr(value, "extend", None)):
         raise TypeError(f"{name}: expected an object with extend(), got {type(value).__name__}")
     return value
@@ -169,12 +234,12 @@ def check_env_groups(name: str, value: Any) -> int:
 
 
 def check_positive_or_none(name: str, value: Any) -> int | None:
-    """None, or an integer >= 1. Also a float like 1e6."""
+    """Return None, or an integer >= 1, also from a float like 1e6."""
     return None if value is None else check_positive(name, value)
 
 
 def check_seed(value: Any) -> int:
-    """An integer >= 0."""
+    """Return an integer >= 0."""
     seed = check_integer("seed", value)
     if seed < 0:
         raise ValueError(f"seed: expected an int >= 0, got {seed}")
@@ -218,8 +283,17 @@ def check_env_kwargs(value: Any, workers: int | None = None) -> Any:
     return value
 
 
+def check_named(name: str, value: Any) -> dict[str, Any]:
+    """Return a new dict from a dict with strings as keys, or from None."""
+    if not isinstance(value, Mapping | None):
+        raise TypeError(f"{name}: expected a dict or None, got {type(value).__name__}")
+    if unnamed := [key for key in value or () if not isinstance(key, str)]:
+        raise TypeError(f"{name}: expected strings as keys, got {unnamed}")
+    return dict(value or {})
+
+
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
-    """One of a few values."""
+    """Return one of a few values."""
     choices = list(allowed)
     if not is_one_of(value, choices):
         raise ValueError(f"{name}: expected one of {choices}, got {value!r}")

@@ -84,7 +84,7 @@ class _Hook:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec that the finders behind this one find for the module."""
+        """Return the spec of the module that the later finders find."""
         finders = [*sys.meta_path]  # at once: other threads may import
         if name != self._name or self not in finders:
             return None

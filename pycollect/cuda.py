@@ -121,10 +121,7 @@ class Uploader:
         user = torch.cuda.current_stream(self.device) if stream is None else stream
         target.record_stream(user)
         return self._core.upload(
-            data,
-            target.data_ptr(),
-            user.cuda_stream,
-            None if after is None else after.cuda_stream,
+            data, target.data_ptr(), user.cuda_stream, None if after is None else after.cuda_stream
         )
 
     def release_finished(self) -> int:

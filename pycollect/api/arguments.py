@@ -73,10 +73,7 @@ WORKER_ARGUMENTS = (*ONE_EACH, *arguments_of(WorkerOptions), *_COMMON)
 
 
 def env_entries(
-    create_env_fn: Any,
-    name: str,
-    number: Any,
-    check_entry: Callable[[Any], Any] = check_entry,
+    create_env_fn: Any, name: str, number: Any, check_entry: Callable[[Any], Any] = check_entry
 ) -> list[Any]:
     """Return one entry of `create_env_fn` per worker.
 
@@ -107,18 +104,18 @@ def env_entries(
     return [check_entry(entry) for entry in entries]
 
 
-def one_each(name: str, value: Any, workers: int) -> list[Any]:
+def one_each(name: str, value: Any, count: int, of: str = "worker") -> list[Any]:
     """Return the value of each worker, from a list with one value per worker or a common value."""
     if not isinstance(value, (list, tuple)):
-        return [value] * workers
-    if len(value) != workers:
-        raise ValueError(f"{name}: expected one value per worker ({workers}), got {len(value)}")
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{name}: expected one value per {of} ({count}), got {len(value)}")
     return list(value)
 
 
-def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
+def dict_each(name: str, value: Any, count: int, of: str = "worker") -> list[dict[str, Any]]:
     """Return a copied dict per worker, from a dict, a list of dicts or None for empty dicts."""
-    each = one_each(name, {} if value is None else value, workers)
+    each = one_each(name, {} if value is None else value, count, of)
     if not all(isinstance(own, Mapping) for own in each):
         raise TypeError(f"{name}: expected a dict or a list of dicts, got {value!r}")
     if unnamed := [key for own in each for key in own if not isinstance(key, str)]:
@@ -181,11 +178,7 @@ def one_for_all(given: Any, before: Any) -> Any:
 
 
 def check_groups(
-    entry: Any,
-    groups: Any,
-    *,
-    server: int | None = None,
-    is_nest: bool = False,
+    entry: Any, groups: Any, *, server: int | None = None, is_nest: bool = False
 ) -> None:
     """Raise ValueError if the environments of a worker cannot be divided into these groups.
 

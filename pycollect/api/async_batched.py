@@ -24,9 +24,9 @@ from pycollect.api.binding import explained
 from pycollect.api.multi import MultiaSyncDataCollector
 from pycollect.arguments import check_flag
 from pycollect.data.layout import Key
+from pycollect.driver.delivery import put
 from pycollect.driver.flow import Part
 from pycollect.driver.options import warn_of_rounding
-from pycollect.driver.replay import put
 from pycollect.driver.stream import Finished
 from pycollect.errors import is_interrupt
 from pycollect.worker.options import POST

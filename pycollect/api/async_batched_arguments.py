@@ -104,7 +104,7 @@ def workers_entries(
             f"{type(create_env_fn).__name__}"
         )
     entries = parse.env_entries(create_env_fn, "num_workers", None)
-    kwargs = parse.dict_each("create_env_kwargs", create_env_kwargs, len(entries))
+    kwargs = parse.dict_each("create_env_kwargs", create_env_kwargs, len(entries), "environment")
     bound = [
         partial(own, **more) if more else own for own, more in zip(entries, kwargs, strict=True)
     ]

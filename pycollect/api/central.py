@@ -17,8 +17,7 @@ from pycollect.api.binding import Arguments
 from pycollect.arguments import checked
 from pycollect.data.devices import CPU
 from pycollect.data.weights import device_of
-from pycollect.driver.live_policy import InDriver
-from pycollect.driver.policy_place import PlaceMaker
+from pycollect.driver.policy_place import InDriver, PlaceMaker
 from pycollect.driver.policy_process import InPolicyProcess
 from pycollect.driver.records import WorkerPlan
 from pycollect.inference.options import InferenceOptions, ServerSettings

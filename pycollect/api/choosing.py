@@ -69,7 +69,11 @@ def choose_backend(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     given.update(given.pop("others", {}))
     options = _checked_options(chosen["backend_options"], given)
     if backend == "submitit":
-        given["launcher"] = _submitit(options.pop("launcher", given.get("launcher", backend)))
+        given["launcher"] = options.pop("launcher", given.get("launcher", backend))
+        if given["launcher"] != backend:
+            raise ValueError(
+                f"launcher: expected 'submitit' with backend='submitit', got {given['launcher']!r}"
+            )
     if backend in _LAUNCHED:
         target = getattr(pycollect, _LAUNCHED[backend])
         more = {**_without_defaults(cls, target, given), **options}
@@ -81,13 +85,6 @@ def choose_backend(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if "create_env_fn" in more:
         more["create_env_fn"] = _entries(more["create_env_fn"], count)
     return target(**more)
-
-
-def _submitit(launcher: Any) -> str:
-    """Return the launcher of the backend "submitit", which may also be given as `launcher`."""
-    if launcher != "submitit":
-        raise ValueError(f"launcher: expected 'submitit' with backend='submitit', got {launcher!r}")
-    return "submitit"
 
 
 def _entries(create_env_fn: Any, count: int | None) -> list[Any]:
@@ -148,11 +145,7 @@ def _surrounding_backend() -> str | None:
 
 def _checked_options(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `backend_options` as a dict; raise if they repeat an argument of the call."""
-    if not isinstance(value, Mapping | None):
-        raise TypeError(f"backend_options: expected a dict or None, got {type(value).__name__}")
-    options = dict(value or {})
-    if unnamed := [key for key in options if not isinstance(key, str)]:
-        raise TypeError(f"backend_options: expected strings as keys, got {unnamed}")
+    options = check.check_named("backend_options", value)
     if reserved := sorted({*_SELECTORS[1:], "num_workers"} & options.keys()):
         raise ValueError(
             f"backend_options: cannot contain {reserved}; pass num_collectors and sync to Collector"

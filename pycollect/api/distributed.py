@@ -12,8 +12,7 @@ from torch.distributed import rpc
 
 from pycollect import checks as check
 from pycollect.api.binding import Arguments
-from pycollect.api.launched import LaunchedCollector
-from pycollect.api.ray import RayCollector
+from pycollect.api.ray import LaunchedCollector, RayCollector
 from pycollect.api.set_up import no_options
 from pycollect.api.signatures import (
     DistributedDataCollectorSignature,

@@ -1,21 +1,39 @@
-"""The environment, the policy and the episodes of an Evaluator."""
+"""The collector, the environment, the policy and the episodes of an Evaluator."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from pycollect import checks as check
+from pycollect.api.single import SyncDataCollector
 from pycollect.data.frame import MASK
 from pycollect.data.split import split_trajectories
 from pycollect.envs.base import close_quietly
 from pycollect.envs.make import check_entry, is_env, is_torchrl_env
 
+_STEPS = 200  # default number of frames of each worker in a batch
+_OFF: Mapping[str, Callable[[Any], bool]] = {
+    "drop_uncollected": operator.not_,
+    "split_trajs": operator.not_,
+    "trajs_per_batch": lambda value: not check.check_count("trajs_per_batch", value),
+    "postproc": lambda value: value is None,
+    "replay_buffer": lambda value: value is None,
+    "cat_results": lambda value: value is None or value == "stack",
+    "total_frames": lambda value: check.check_total_frames("total_frames", value) is None,
+    "set_truncated": operator.not_,
+    "reset_at_each_iter": operator.not_,
+}
+"""Collector arguments that prevent counting episodes, each with a test for a harmless value."""
+DONE: tuple[str, str] = ("next", "done")
 _ROW = ("collector", "row")
 
 
@@ -48,10 +66,10 @@ class Episodes:
         td.names = None
         if not self._batches:
             self._ended = torch.zeros(len(td), dtype=torch.int64, device="cpu")
-        rows = torch.arange(len(td), device=td["next", "done"].device)
+        rows = torch.arange(len(td), device=td[DONE].device)
         td = td.copy().set(_ROW, rows.unsqueeze(1).expand(td.shape))
         self._batches.append(td)
-        self._ended += td["next", "done"].flatten(2).any(-1).sum(1).cpu()
+        self._ended += td[DONE].flatten(2).any(-1).sum(1).cpu()
 
     def trajectories(self) -> TensorDictBase:
         """Return the episodes, ``[N, T_max]`` with ``("collector", "mask")``.
@@ -62,7 +80,7 @@ class Episodes:
         lengths = split[MASK].sum(1)
         last = lengths - 1
         every = torch.arange(len(split), device=last.device)
-        complete = split["next", "done"].flatten(2).any(-1)[every, last]
+        complete = split[DONE].flatten(2).any(-1)[every, last]
         rows = torch.where(complete, split[_ROW][:, 0], -1)
         kept = [(rows == row).nonzero()[: self._quota, 0] for row in range(len(self._ended))]
         return split[torch.cat(kept)].exclude(_ROW)
@@ -79,19 +97,13 @@ def frozen_entry(env: Any) -> Any:
     """
     entry = check_entry(env)
     if isinstance(entry, list):
-        return [MakesFrozen(make) for make in entry]
-    return frozen(entry) if is_env(entry) else MakesFrozen(entry)
+        return [partial(made_frozen, make) for make in entry]
+    return frozen(entry) if is_env(entry) else partial(made_frozen, entry)
 
 
-class MakesFrozen:
-    """Makes an environment with frozen running statistics; picklable if `make` is."""
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self._make = make
-
-    def __call__(self, **kwargs: Any) -> Any:
-        """Make the environment."""
-        return frozen(self._make(**kwargs))
+def made_frozen(make: Callable[..., Any], /, **kwargs: Any) -> Any:
+    """Make an environment with frozen running statistics."""
+    return frozen(make(**kwargs))
 
 
 def frozen(env: Any) -> Any:
@@ -117,29 +129,23 @@ def own_policy(policy: Any) -> Any:
     return _evaluating(copy.deepcopy(policy))
 
 
-class MakesPolicy:
-    """Makes a policy in evaluation mode; picklable if `factory` and `env` are.
+def made_policy(factory: Callable[..., Any], env: Any) -> Any:
+    """Make a policy in evaluation mode.
 
     Args:
         factory: Takes no argument, or an environment as its first.
         env: The environment, or callables that make it. An environment that is made only for the
             factory is closed afterwards.
     """
-
-    def __init__(self, factory: Callable[..., Any], env: Any) -> None:
-        self._factory, self._env = factory, env
-
-    def __call__(self) -> Any:
-        """Make the policy."""
-        if not _takes_an_env(self._factory):
-            return _evaluating(self._factory())
-        if is_env(self._env):
-            return _evaluating(self._factory(self._env))
-        env = (self._env[0] if isinstance(self._env, list) else self._env)()
-        try:
-            return _evaluating(self._factory(env))
-        finally:
-            close_quietly(env)
+    if not _takes_an_env(factory):
+        return _evaluating(factory())
+    if is_env(env):
+        return _evaluating(factory(env))
+    own = (env[0] if isinstance(env, list) else env)()
+    try:
+        return _evaluating(factory(own))
+    finally:
+        close_quietly(own)
 
 
 def _takes_an_env(factory: Callable[..., Any]) -> bool:
@@ -155,3 +161,78 @@ def _takes_an_env(factory: Callable[..., Any]) -> bool:
 
 def _evaluating(policy: Any) -> Any:
     return policy.eval() if isinstance(policy, nn.Module) else policy
+
+
+def check_given(done_keys: Any, collector_cls: Any) -> None:
+    """Refuse values of TorchRL's arguments that are not supported."""
+    if not check.is_one_of(done_keys, (DONE,)):
+        raise ValueError(
+            f"done_keys: expected {DONE}, got {done_keys!r}; episodes always end at this flag"
+        )
+    if collector_cls is not None:
+        raise ValueError(
+            f"collector_cls: expected None, got {collector_cls!r}; choose the place with backend"
+        )
+
+
+def check_kwargs(given: Any) -> None:
+    """Refuse arguments that prevent counting whole episodes."""
+    given = check.check_named("collector_kwargs", given)
+    others = [repr(name) for name, is_off in _OFF.items() if not is_off(given.get(name))]
+    if others:
+        raise ValueError(
+            f"collector_kwargs: cannot contain {', '.join(others)}; an Evaluator counts whole "
+            "episodes, so it needs unlimited, unmodified batches"
+        )
+
+
+def frames_of(env: Any, limit: int) -> int:
+    """Return the default frames per batch of a worker, rounded up to equal shares."""
+    steps = min(limit, _STEPS) if limit else _STEPS
+    envs = max(len(env), 1) if isinstance(env, (list, tuple)) else 1
+    return -(-steps // envs) * envs
+
+
+def of_each_actor(
+    backend: str, ray_kwargs: Mapping[str, Any] | None, num_gpus: float | None
+) -> dict[str, Any] | None:
+    """Return `backend_options` with Ray's options of each actor."""
+    for name, value in (("ray_kwargs", ray_kwargs), ("num_gpus", num_gpus)):
+        if value is not None and backend != "ray":
+            raise ValueError(f"{name}: expected None with backend={backend!r}, got {value}")
+    gpus = {} if num_gpus is None else {"num_gpus": num_gpus}
+    configs = {**(ray_kwargs or {}), **gpus}
+    return {"remote_configs": configs} if configs else None
+
+
+def collector_here(
+    env: Any, policy: Any, factory: Any, init_fn: Any, arguments: dict[str, Any]
+) -> SyncDataCollector:
+    """Make the collector for "thread"; the factory may receive its environment."""
+    if check.check_callable("init_fn", init_fn) is not None:
+        init_fn()
+    own = frozen_entry(env)
+    env_kwargs = arguments.pop("create_env_kwargs", None) or {}
+    if isinstance(own, partial):
+        own = own(**env_kwargs)
+    try:
+        if counts_steps(own):
+            arguments["max_frames_per_traj"] = None
+        if factory is None:
+            acting = own_policy(policy)
+        else:
+            acting = check.built_policy(partial(made_policy, factory, own))
+        return SyncDataCollector(own, acting, **arguments)
+    except BaseException:
+        if is_env(own):
+            close_quietly(own)
+        raise
+
+
+def remote_collector(env: Any, policy: Any, factory: Any, arguments: dict[str, Any]) -> Any:
+    """Make the collector for "process" and "ray"."""
+    makers = frozen_entry(env)
+    if factory is not None:
+        arguments["policy_factory"] = partial(made_policy, factory, makers)
+    envs = [makers] * arguments["num_collectors"]
+    return SyncDataCollector(envs, own_policy(policy), sync=True, **arguments)

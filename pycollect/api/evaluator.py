@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -20,33 +18,16 @@ from torch import nn
 from pycollect import checks as check
 from pycollect.api import evaluated
 from pycollect.api.binding import explained
-from pycollect.api.evaluated import Episodes
-from pycollect.api.single import SyncDataCollector
 from pycollect.arguments import completed_by
 from pycollect.compat.weights import source_of
 from pycollect.data.frame import MASK
 from pycollect.data.weights import Weights, weights_from, weights_of
 from pycollect.driver.background import Background, FairLock
-from pycollect.envs.base import close_quietly
-from pycollect.envs.make import is_env
 
 Metrics = dict[str, Any]
 
-_STEPS = 200  # default number of frames of each worker in a batch
 _BACKENDS = ("thread", "process", "ray")
-_OFF: Mapping[str, Callable[[Any], bool]] = {
-    "drop_uncollected": operator.not_,
-    "split_trajs": operator.not_,
-    "trajs_per_batch": lambda value: not check.check_count("trajs_per_batch", value),
-    "postproc": lambda value: value is None,
-    "replay_buffer": lambda value: value is None,
-    "cat_results": lambda value: value is None or value == "stack",
-    "total_frames": lambda value: check.check_total_frames("total_frames", value) is None,
-    "set_truncated": operator.not_,
-    "reset_at_each_iter": operator.not_,
-}
-"""Collector arguments that prevent counting episodes, each with a test for a harmless value."""
-_REWARD, _DONE = ("next", "reward"), ("next", "done")
+_REWARD = ("next", "reward")
 
 
 class Evaluator:
@@ -144,11 +125,11 @@ class Evaluator:
         init_fn: Callable[[], None] | None = None,
         ray_kwargs: Mapping[str, Any] | None = None,
         num_gpus: float | None = None,
-        done_keys: Any = _DONE,
+        done_keys: Any = evaluated.DONE,
         collector_cls: Any = None,
         dump_video: bool = True,
     ) -> None:
-        _check_given(done_keys, collector_cls)
+        evaluated.check_given(done_keys, collector_cls)
         self._wanted = check.check_positive("num_trajectories", num_trajectories)
         self._every = check.check_positive("every", every)
         self._busy_policy = check.check_choice(
@@ -159,10 +140,10 @@ class Evaluator:
         self._seed = None if seed is None else check.check_seed(seed)
         self._prefix, self._policy, self._reward = log_prefix, policy, reward_keys
         workers = check.check_positive("num_workers", num_workers)
-        _check_kwargs(collector_kwargs)
+        evaluated.check_kwargs(collector_kwargs)
         limit = check.check_count("max_steps", max_steps)
         if frames_per_batch is None:
-            frames_per_batch = _frames_of(env, limit) * workers
+            frames_per_batch = evaluated.frames_of(env, limit) * workers
         arguments = {
             "frames_per_batch": frames_per_batch,
             "max_frames_per_traj": limit or None,
@@ -176,12 +157,14 @@ class Evaluator:
         if backend == "thread":
             if workers != 1:
                 raise ValueError(f"num_workers: expected 1 with backend='thread', got {workers}")
-            _of_each_actor(backend, ray_kwargs, num_gpus)
-            self._collector = _collector_here(env, policy, policy_factory, init_fn, arguments)
+            evaluated.of_each_actor(backend, ray_kwargs, num_gpus)
+            self._collector = evaluated.collector_here(
+                env, policy, policy_factory, init_fn, arguments
+            )
         else:
             arguments |= {"init_fn": init_fn, "num_collectors": workers, "backend": backend}
-            arguments["backend_options"] = _of_each_actor(backend, ray_kwargs, num_gpus)
-            self._collector = _remote_collector(env, policy, policy_factory, arguments)
+            arguments["backend_options"] = evaluated.of_each_actor(backend, ray_kwargs, num_gpus)
+            self._collector = evaluated.remote_collector(env, policy, policy_factory, arguments)
         self._evaluating = FairLock()
         self._results: deque[Future[Metrics]] = deque()
         self._triggers = self._steps = 0
@@ -352,12 +335,7 @@ class Evaluator:
         """Return the Evaluator itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Shut the Evaluator down."""
         self.shutdown()
 
@@ -387,7 +365,7 @@ class Evaluator:
                 self._collector.reset()
             else:
                 self._collector.set_seed(self._seed)
-            episodes = Episodes(self._wanted)
+            episodes = evaluated.Episodes(self._wanted)
             while not episodes.are_enough:
                 episodes.add(self._collector.next())
             td = episodes.trajectories()
@@ -410,79 +388,3 @@ class Evaluator:
         }
         more = {} if self._metrics_fn is None else dict(self._metrics_fn(td))
         return {f"{self._prefix}/{name}": value for name, value in {**own, **more}.items()}
-
-
-def _check_given(done_keys: Any, collector_cls: Any) -> None:
-    if not check.is_one_of(done_keys, (_DONE,)):
-        raise ValueError(
-            f"done_keys: expected {_DONE}, got {done_keys!r}; episodes always end at this flag"
-        )
-    if collector_cls is not None:
-        raise ValueError(
-            f"collector_cls: expected None, got {collector_cls!r}; choose the place with backend"
-        )
-
-
-def _check_kwargs(given: Any) -> None:
-    """Refuse arguments that prevent counting whole episodes."""
-    if given is not None and not isinstance(given, Mapping):
-        raise TypeError(f"collector_kwargs: expected a dict or None, got {type(given).__name__}")
-    if unnamed := [name for name in given or () if not isinstance(name, str)]:
-        raise TypeError(f"collector_kwargs: expected strings as keys, got {unnamed}")
-    others = [repr(name) for name, is_off in _OFF.items() if not is_off((given or {}).get(name))]
-    if others:
-        raise ValueError(
-            f"collector_kwargs: cannot contain {', '.join(others)}; an Evaluator counts whole "
-            "episodes, so it needs unlimited, unmodified batches"
-        )
-
-
-def _frames_of(env: Any, limit: int) -> int:
-    """Return the default frames per batch of a worker, rounded up to equal shares."""
-    steps = min(limit, _STEPS) if limit else _STEPS
-    envs = max(len(env), 1) if isinstance(env, (list, tuple)) else 1
-    return -(-steps // envs) * envs
-
-
-def _of_each_actor(
-    backend: str, ray_kwargs: Mapping[str, Any] | None, num_gpus: float | None
-) -> dict[str, Any] | None:
-    """Return `backend_options` with Ray's options of each actor."""
-    for name, value in (("ray_kwargs", ray_kwargs), ("num_gpus", num_gpus)):
-        if value is not None and backend != "ray":
-            raise ValueError(f"{name}: expected None with backend={backend!r}, got {value}")
-    gpus = {} if num_gpus is None else {"num_gpus": num_gpus}
-    configs = {**(ray_kwargs or {}), **gpus}
-    return {"remote_configs": configs} if configs else None
-
-
-def _collector_here(
-    env: Any, policy: Any, factory: Any, init_fn: Any, arguments: dict[str, Any]
-) -> SyncDataCollector:
-    """Make the collector for "thread"; the factory may receive its environment."""
-    if check.check_callable("init_fn", init_fn) is not None:
-        init_fn()
-    own = evaluated.frozen_entry(env)
-    env_kwargs = arguments.pop("create_env_kwargs", None) or {}
-    if isinstance(own, evaluated.MakesFrozen):
-        own = own(**env_kwargs)
-    try:
-        if evaluated.counts_steps(own):
-            arguments["max_frames_per_traj"] = None
-        if factory is None:
-            acting = evaluated.own_policy(policy)
-        else:
-            acting = check.built_policy(evaluated.MakesPolicy(factory, own))
-        return SyncDataCollector(own, acting, **arguments)
-    except BaseException:
-        if is_env(own):
-            close_quietly(own)
-        raise
-
-
-def _remote_collector(env: Any, policy: Any, factory: Any, arguments: dict[str, Any]) -> Any:
-    makers = evaluated.frozen_entry(env)
-    if factory is not None:
-        arguments["policy_factory"] = evaluated.MakesPolicy(factory, makers)
-    envs = [makers] * arguments["num_collectors"]
-    return SyncDataCollector(envs, evaluated.own_policy(policy), sync=True, **arguments)

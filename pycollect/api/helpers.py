@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect import checks as check
+from pycollect.api.arguments import dict_each
 from pycollect.api.multi import MultiaSyncDataCollector, MultiSyncDataCollector
 from pycollect.api.single import SyncDataCollector
 from pycollect.arguments import completed_by
@@ -221,7 +222,7 @@ def _entries(
         raise ValueError(f"{missing}: expected a count, because env_fns is not a list")
     else:
         envs = [check_entry(env_fns)] * (per_collector * collectors)
-    kwargs = _kwargs_of_each(env_kwargs, len(envs))
+    kwargs = dict_each("env_kwargs", env_kwargs, len(envs), "environment")
     if per_collector is None:
         per_collector = 1 if collectors is None else -(len(envs) // -collectors)
     needed = -(len(envs) // -per_collector)
@@ -234,20 +235,6 @@ def _entries(
         return envs, kwargs
     bound = [partial(env, **own) if own else env for env, own in zip(envs, kwargs, strict=True)]
     return [bound[i : i + per_collector] for i in range(0, len(bound), per_collector)], None
-
-
-def _kwargs_of_each(value: EnvKwargs, envs: int) -> list[dict[str, Any]]:
-    if value is None or isinstance(value, Mapping):
-        return [dict(value or {}) for _ in range(envs)]
-    if not isinstance(value, (list, tuple)) or not all(isinstance(own, Mapping) for own in value):
-        raise TypeError(
-            f"env_kwargs: expected a dict, or a list with one per environment, got {value!r}"
-        )
-    if len(value) != envs:
-        raise ValueError(
-            f"env_kwargs: expected one dict per environment ({envs}), got {len(value)}"
-        )
-    return [dict(own) for own in value]
 
 
 # Configs

@@ -22,10 +22,10 @@ from pycollect.arguments import completed_by
 from pycollect.compat.many_workers import Asking, ManyWorkers
 from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.compat.weights import WorkerPipe
+from pycollect.driver.delivery import warn_of_slices
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
-from pycollect.driver.policy_place import InWorkers
-from pycollect.driver.replay import warn_of_slices
+from pycollect.driver.policy_process import InWorkers
 from pycollect.driver.scheduler import Scheduler
 from pycollect.transport.engine import Engine
 from pycollect.transport.processes.engine import ProcessEngine
@@ -123,7 +123,7 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
         """
         with self._flow.between_rollouts("reset"):
             self._flow.check_open()
-            self._source.reset(reset_idx)
+            self._source.members.reset(reset_idx)
 
     def remove_collectors(self, worker_ids: int | Sequence[int]) -> None:
         """End workers, after they have delivered the rollouts that were already requested.

@@ -1,4 +1,4 @@
-"""RayCollector: workers in Ray actors, and policies in a Ray actor of their own."""
+"""Collectors whose workers can be on other machines: their base, and the one with Ray actors."""
 
 from __future__ import annotations
 
@@ -9,33 +9,100 @@ from typing import TYPE_CHECKING, Any
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
+from pycollect import checks as check
 from pycollect.api import arguments as parse
 from pycollect.api.arguments import dict_each
 from pycollect.api.binding import Arguments
 from pycollect.api.central import Central
-from pycollect.api.launched import LaunchedCollector
-from pycollect.api.multi import MultiSyncDataCollector
-from pycollect.api.set_up import WorkerKind
+from pycollect.api.multi import MultiSyncDataCollector, ScheduledCollector
+from pycollect.api.set_up import EngineOptions, SetUp, WorkerKind
 from pycollect.api.signatures import RayCollectorSignature
 from pycollect.arguments import check_flag, completed_by
+from pycollect.compat.many_workers import Places
 from pycollect.compat.torchrl import Done
 from pycollect.data.devices import Devices
 from pycollect.driver.options import RemoteOptions
-from pycollect.transport.ray.engine import (
-    RayEngine,
-    actor_options,
-    check_actor_options,
-)
+from pycollect.transport.engine import Engine
+from pycollect.transport.ray.engine import RayEngine, actor_options, check_actor_options
 from pycollect.transport.ray.session import check_amounts, import_ray
 
+if TYPE_CHECKING:
+    from pycollect.inference.server import ServingBell
 
-def check_init_config(value: Any) -> dict[str, Any] | None:
-    """None or the arguments of ``ray.init`` as a dict of its own."""
-    if value is None:
+
+class LaunchedCollector(ScheduledCollector):
+    """A collector that runs one inner collector in each worker's process.
+
+    Args:
+        engine_options: Checks the engine's options for workers with these devices.
+        engine: See :class:`ScheduledCollector`.
+    """
+
+    def __init__(
+        self,
+        given: Arguments,
+        sync: bool,
+        engine_options: EngineOptions,
+        engine: Callable[[RemoteOptions], Engine],
+    ) -> None:
+        kind = WorkerKind.checked(given["collector_class"])
+        name = "num_workers_per_collector"
+        entries = kind.entries(given["create_env_fn"], given["num_collectors"], given[name], name)
+        given = self._with_policies(given, len(entries))
+        central = self._central(given, kind, len(entries), sync)
+        set_up = SetUp.of(
+            given,
+            entries,
+            engine_options,
+            sync=sync,
+            kind=kind,
+            other_machines=True,
+            central=central,
+        )
+        super().__init__(set_up, engine)
+
+    def _with_policies(self, given: Arguments, workers: int) -> Arguments:
+        """Return the arguments, with other policies if workers need them."""
+        return given
+
+    def _central(
+        self, given: Arguments, kind: WorkerKind, workers: int, sync: bool
+    ) -> Central | None:
+        """Return the settings of central inference, or ``None`` if workers have copies."""
         return None
-    if not isinstance(value, Mapping):
-        raise TypeError(f"ray_init_config: expected a dict or None, got {type(value).__name__}")
-    return dict(value)
+
+    @property
+    def num_collectors(self) -> int:
+        """Number of present workers."""
+        return len(self._workers)
+
+    @property
+    def update_after_each_batch(self) -> bool:
+        """Whether workers automatically get the policy's weights for each batch."""
+        return self._remote.update_each
+
+    @property
+    def max_weight_update_interval(self) -> int:
+        """Maximum number of a worker's batches between weight updates; -1 without a limit."""
+        return self._remote.update_interval or -1
+
+    @property
+    def collected_frames(self) -> int:
+        """Number of delivered frames."""
+        return self._flow.statistics.frames
+
+    @property
+    def device(self) -> Places:
+        """Each worker's default for the three other devices, or ``None``."""
+        return tuple(own.default for own in self._devices_of_each)
+
+    def local_policy(self) -> Any:
+        """Return the policy that the collector was made with, by TorchRL's name.
+
+        Returns:
+            The policy in this process, not a worker's copy; ``None`` without a policy.
+        """
+        return self.policy
 
 
 def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
@@ -50,10 +117,6 @@ def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
                 )
         check_amounts("remote_configs", config)
     return configs
-
-
-if TYPE_CHECKING:
-    from pycollect.inference.server import ServingBell
 
 
 @completed_by(MultiSyncDataCollector, raises=False)
@@ -137,7 +200,8 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
     """
 
     def _make(self, given: Arguments) -> None:
-        init_config = check_init_config(given["ray_init_config"])
+        config = given["ray_init_config"]  # None joins a running cluster
+        init_config = None if config is None else check.check_named("ray_init_config", config)
         self._remote_configs = given["remote_configs"]
         options = partial(self._actor_options, self._remote_configs)
         self._bell: ServingBell | None = None
@@ -251,11 +315,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
 
     @completed_by(shutdown)
     def async_shutdown(  # type: ignore[override]  # as TorchRL's, which differ
-        self,
-        shutdown_ray: bool = False,
-        *,
-        timeout: float | None = None,
-        close_env: bool = True,
+        self, shutdown_ray: bool = False, *, timeout: float | None = None, close_env: bool = True
     ) -> Done:
         """Shut the collector down, including background collection, and wait until that is done.
 

@@ -6,17 +6,27 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pycollect.bench.report import Row, headline, machine, save_plot, table, with_ratios, write_json
+from pycollect.bench.report import (
+    Row,
+    headline,
+    machine,
+    missing,
+    save_plot,
+    table,
+    with_ratios,
+    write_json,
+)
 
 _PARTS = ("host", "steps", "splits", "gathers", "simulator", "collectors")
 """Host costs, steps of a batch's transfer, splitting, gather kernel, environments on the GPU, and
 collectors of processes."""
+_QUICK_SECONDS, _SECONDS = 0.1, 1.0  # of each case
 
 _CPU_EXAMPLES = """\
   python -m pycollect bench cpu --quick
@@ -127,10 +137,60 @@ def _cpu(args: argparse.Namespace) -> Iterable[list[Row]]:
     return measure(args.env, args.workers, quick=args.quick)
 
 
-def _gpu(args: argparse.Namespace) -> Iterable[list[Row]]:
-    from pycollect.bench.gpu import measure
+def _gpu(args: argparse.Namespace) -> Iterator[list[Row]]:
+    """Yield rows as soon as they are measured.
 
-    return measure(args.parts, args.device, args.workers, args.sides, quick=args.quick)
+    Rows that need a missing device are marked as not available. A case that fails is reported as a
+    row, and the next ones are still measured. On "cpu", only collectors and the host's own rows are
+    measured.
+
+    Raises:
+        ValueError: The device or a side does not exist.
+    """
+    from pycollect.bench import copies, gpu_trajectories, pixels, simulator
+    from pycollect.data.devices import named_device, why_not
+
+    device = named_device("--device", args.device)
+    for side in args.sides:
+        if side not in pixels.SIDES:
+            known = ", ".join(pixels.SIDES)
+            raise ValueError(f"--sides: expected names from {known}; got {side!r}")
+    sides = args.sides or (pixels.QUICK_SIDES if args.quick else tuple(pixels.SIDES))
+    is_cpu, seconds = device.type == "cpu", _QUICK_SECONDS if args.quick else _SECONDS
+    why = "the device is the CPU" if is_cpu else why_not(device)
+    # More than caches hold: a batch of 260 MB; 128 MB that are split, 256 MB that are gathered.
+    sizes = copies.Sizes(4608, 1_000_000, 256e6, seconds)
+    material = cache(lambda: copies.Material(sizes.frames))
+    cases: dict[str, list[Callable[[], list[Row]]]] = {
+        "host": [lambda: copies.host_cost_rows(sizes, device, why)],
+        "steps": [
+            lambda: copies.host_rows(sizes, material()),
+            lambda: copies.device_rows(sizes, material(), device, why),
+        ],
+        "splits": [lambda: gpu_trajectories.split_rows(sizes, device, why)],
+        "gathers": [lambda: gpu_trajectories.gather_rows(sizes, device, why)],
+        "simulator": [
+            partial(simulator.simulator_rows, envs, seconds, device, "" if is_cpu else why)
+            for envs in simulator.SIZES
+        ],
+        "collectors": [lambda: [missing("collectors", why)]]
+        if why and not is_cpu
+        else [
+            partial(pixels.side_rows, side, count, 2.5 * seconds, device)
+            for count in args.workers
+            for side in sides
+        ],
+    }
+    for part in args.parts:
+        for measured in cases[part]:
+            yield _rows_of(part, measured)
+
+
+def _rows_of(part: str, measured: Callable[[], list[Row]]) -> list[Row]:
+    try:
+        return measured()
+    except Exception as error:  # the time on such a machine is short
+        return [missing(f"{part}, which failed", f"{type(error).__name__}: {error}")]
 
 
 def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Namespace) -> int:
@@ -143,6 +203,8 @@ def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Names
     command = shlex.join(["python", "-m", "pycollect", *sys.argv[1:]])
     rows: list[Row] = []
     try:
+        if min(args.workers) < 1:
+            raise ValueError(f"--workers: expected numbers of at least 1, got {min(args.workers)}")
         for part in measure(args):
             known = len(rows)
             rows = with_ratios([*rows, *part])

@@ -28,7 +28,7 @@ def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[lis
     """Yield the rows of a plain loop, of collectors in this process, and of worker processes.
 
     Raises:
-        ValueError: The environment cannot be made, or a number of workers is below 1.
+        ValueError: The environment cannot be made.
     """
     make = partial(gymnasium.make, env_id)
     seconds = _QUICK if quick else _WHOLE
@@ -36,8 +36,6 @@ def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[lis
         make().close()
     except Error as error:
         raise ValueError(f"--env: {error}") from error
-    if min(workers) < 1:
-        raise ValueError(f"--workers: expected numbers of at least 1, got {min(workers)}")
     alone = _loop_seconds(make, _FRAMES, seconds)
     yield [Row(LOOP, seconds=alone, frames=_FRAMES, note="keeps nothing")]
     yield _compared(make, "SyncDataCollector", "in process", _FRAMES, LOOP, seconds)
@@ -59,7 +57,7 @@ def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[lis
 def _compared(
     env: Any, collector: str, where: str, frames: int, limit: str, seconds: float
 ) -> list[Row]:
-    """Return the rows of our collector, and those of TorchRL's."""
+    """Return the rows of our collector and of TorchRL's."""
     peer = f"TorchRL, {where}"
     rows = _rows(partial(ours, collector, env), f"pycollect, {where}", frames, seconds, limit, peer)
     if reason := lacks("torchrl"):

@@ -32,6 +32,7 @@ from pycollect.bench.sides import (
     FreeFrames,
     NatureCNN,
     Stream,
+    captured_calls,
     lacks,
     nature_policy,
     ours,
@@ -68,10 +69,10 @@ def side_rows(side: str, processes: int, seconds: float, device: torch.device) -
             _end(child)
         printed.seek(0)
         log.seek(0)
-        rows, told = printed.read(), log.read()
-    sys.stderr.write(told)
+        rows, logged = printed.read(), log.read()
+    sys.stderr.write(logged)
     if child.returncode != 0:
-        return _missing(name, f"it failed: {(told.strip().splitlines() or ['no message'])[-1]}")
+        return _missing(name, f"it failed: {(logged.strip().splitlines() or ['no message'])[-1]}")
     return [Row(**row) for row in json.loads(rows.splitlines()[-1])]
 
 
@@ -186,31 +187,13 @@ def _policy_alone(count: int, device: torch.device, *, captured: bool = False) -
     act: Callable[[], torch.Tensor] = partial(policy, there)
     with torch.no_grad():
         if captured and device.type == "cuda":
-            act = _captured(act)
+            act = captured_calls(act)
         while True:
             for _ in range(STEPS):
                 host.copy_(seen)
                 there.copy_(host, non_blocking=True)
                 act().cpu()
             yield STEPS * count
-
-
-def _captured(work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Warm up on a side stream and capture, as torch's documentation does."""
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(beside):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = work()
-
-    def replayed() -> torch.Tensor:
-        graph.replay()
-        return result
-
-    return replayed
 
 
 def _environments_alone(count: int, device: torch.device) -> Stream:
@@ -293,6 +276,7 @@ SIDES: dict[str, _Side] = {
     "a policy each, beside torchrl": _beside_torchrl,
 }
 """Functions that start each side, by the name of its row."""
+QUICK_SIDES = ("central", "a policy each", LOOP, POLICY, PEERS[0])
 
 
 def compared(row: Row) -> Row:

@@ -1,6 +1,6 @@
 """A batched simulator with tensors on a device, collected in several ways.
 
-Its costs are those of a small physics step: a dozen operations on [P, 17] tensors.
+A step costs as much as a small physics step: a dozen operations on [P, 17] tensors.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from torch import nn
 
 from pycollect.bench.clock import median_seconds
 from pycollect.bench.report import Row, missing
-from pycollect.bench.sides import Stream, count, lacks, ours, torchrls
-from pycollect.policy.calling import call_on_new_stream
+from pycollect.bench.sides import Stream, captured_calls, count, lacks, ours, torchrls
 
 STEPS = 32
 """Steps per environment in a batch."""
@@ -104,10 +103,10 @@ def _steps(envs: int, device: torch.device) -> Callable[[], object]:
 
     @torch.no_grad()
     def batch() -> None:
-        shown = observation
+        seen = observation
         for _ in range(STEPS):
-            shown = env.step(policy(shown))[0]
-        observation.copy_(shown)
+            seen = env.step(policy(seen))[0]
+        observation.copy_(seen)
 
     return batch
 
@@ -116,11 +115,7 @@ def alone(envs: int, device: torch.device, captured: bool = False) -> Stream:
     """Environments and policy, without recording; or a CUDA graph of a whole batch of them."""
     batch = _steps(envs, device)
     if captured:
-        call_on_new_stream(batch)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            batch()
-        batch = graph.replay
+        batch = captured_calls(batch)
     while True:
         batch()
         yield envs * STEPS
@@ -137,16 +132,16 @@ def loop(envs: int, device: torch.device, by_time: bool = False) -> Stream:
     make = partial(torch.zeros, device=device)
     memory = [make(*lead, _FEATURES), make(*lead, _ACTIONS), make(*lead, _FEATURES), make(*lead)]
     memory += [make(*lead, dtype=torch.bool) for _ in range(2)]
-    shown, _ = env.reset()
+    seen, _ = env.reset()
     while True:
         with torch.no_grad():
             for step in range(STEPS):
-                action = policy(shown)
+                action = policy(seen)
                 following, reward, terminated, truncated, info = env.step(action)
-                values = shown, action, info["final_obs"], reward, terminated, truncated
+                values = seen, action, info["final_obs"], reward, terminated, truncated
                 for own, value in zip(memory, values, strict=True):
                     (own[step] if by_time else own[:, step]).copy_(value)
-                shown = following
+                seen = following
         yield envs * STEPS
 
 
@@ -202,7 +197,7 @@ def point_masses_env(envs: int, device: torch.device | str) -> Any:
             self.reward_spec = Unbounded((envs, 1), device=device)
 
         def _reset(self, tensordict: Any = None, **kwargs: Any) -> TensorDict:
-            # A partial reset shows what the simulator has reset already.
+            # Rows of a partial reset have been reset by the simulator already.
             partial = tensordict is not None and "_reset" in tensordict
             observation = self._following if partial else simulator.reset()[0]
             flags = torch.zeros(envs, 1, dtype=torch.bool, device=device)

@@ -1,4 +1,4 @@
-"""Checks by other code, whose messages become findings: a collector, Gymnasium's `check_env`."""
+"""Checks by other code: a collector, Gymnasium's `check_env`. Its messages become findings."""
 
 from __future__ import annotations
 

@@ -213,8 +213,7 @@ def check_changed_later(subject: Subject) -> None:
         repr(subject.env)
     if not is_equal(visit.observation, visit.kept):
         subject.report.add(
-            "changed-later",
-            f"the observation of {visit.where} changed after the call had returned",
+            "changed-later", f"the observation of {visit.where} changed after the call had returned"
         )
 
 
@@ -235,7 +234,7 @@ def _report_starts(starts: list[tuple[str, Start]], report: Draft) -> None:
 
 
 def check_flags(subject: Checked) -> None:
-    """`terminated` and `truncated` are told apart."""
+    """`terminated` and `truncated` have different meanings."""
     walk, report = subject.walk, subject.report
     ends, count = walk.ends, len(walk.ends)
     if any(

@@ -12,12 +12,7 @@ from gymnasium import spaces
 
 from pycollect.check.report import ERROR, WARNING, Draft
 from pycollect.data.layout import Key, show
-from pycollect.envs.spaces import (
-    describe,
-    extra_spaces,
-    leaf_spaces,
-    make_flatten,
-)
+from pycollect.envs.spaces import describe, extra_spaces, leaf_spaces, make_flatten
 
 Space: TypeAlias = spaces.Space[Any]
 
@@ -50,7 +45,7 @@ def is_equal(a: Any, b: Any, tolerance: float = 0.0) -> bool:
         if x.dtype.kind not in "fc":
             return bool(np.array_equal(x, y))
         return bool(np.allclose(x, y, tolerance, tolerance, equal_nan=True))
-    except Exception:  # objects whose comparison is not a bool
+    except Exception:  # the comparison of some objects is not a bool
         return type(a) is type(b)
 
 

@@ -1,4 +1,4 @@
-"""Checks of a vector environment, beyond those that a collector makes itself."""
+"""Checks of a vector environment that a collector does not make itself."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_vector(env: Any, second: Any, report: Draft, seconds: float, given: An
     try:
         with calling("the constructor's checks"):
             check_vector_attributes(env)
-            told = declared_autoreset(env)
+            declared = declared_autoreset(env)
             env, api = _as_arrays(env)
             second = None if second is None else _as_arrays(second)[0]
     except CallFailed as failed:
@@ -78,7 +78,7 @@ def check_vector(env: Any, second: Any, report: Draft, seconds: float, given: An
         report.add("refused", failed.refusal)
         report.note_end()
         return
-    mode = told or parse_autoreset(given, "autoreset_mode")
+    mode = declared or parse_autoreset(given, "autoreset_mode")
     vector = Vector(env, report, seconds, second, api, mode)
     run(_CHECKS, vector, report)
 
@@ -223,16 +223,16 @@ def _check_buffer(visit: Visit, report: Draft) -> None:
 
 def check_different_rows(vector: Vector) -> None:
     """Rows with different seeds and actions have different observations."""
-    shown = [_entries(vector, own[0]) for own in vector.walk.kept[1:]]
-    if len(shown) < _SAME_ROWS or not shown[0] or vector.api.num_envs < 2:
+    observed = [_entries(vector, own[0]) for own in vector.walk.kept[1:]]
+    if len(observed) < _SAME_ROWS or not observed[0] or vector.api.num_envs < 2:
         return
     actions_differ = any((own != own[:1]).any() for act in vector.walk.actions for own in act)
-    changes = any(not is_equal(shown[0], own) for own in shown)
-    rows_are_equal = all((own == own[:1]).all() for entries in shown for own in entries)
+    changes = any(not is_equal(observed[0], own) for own in observed)
+    rows_are_equal = all((own == own[:1]).all() for entries in observed for own in entries)
     if actions_differ and changes and rows_are_equal:
         vector.report.add(
             "same-rows",
-            f"all {vector.api.num_envs} rows had equal observations in {len(shown)} steps, with "
+            f"all {vector.api.num_envs} rows had equal observations in {len(observed)} steps, with "
             "different seeds and actions",
         )
 

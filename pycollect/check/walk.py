@@ -103,7 +103,7 @@ Observer = Callable[[Visit], None]
 
 
 class Actions:
-    """Draws actions like a collector without a policy, but only those that the environment takes.
+    """Draws actions like a collector without a policy, except those that `step` refused.
 
     Args:
         refused: Values of a Discrete space for which `step` raised.
@@ -180,7 +180,7 @@ def take(
     Args:
         seed: ``None`` for an environment that takes none.
         observers: Called with the result of each call, before the next call.
-        walk: The record to fill, which then also has what precedes an error.
+        walk: The record to fill, which also keeps the calls before an error.
 
     Raises:
         CallFailed: The environment raised, or did not return.

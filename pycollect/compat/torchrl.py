@@ -196,9 +196,10 @@ class TorchRLCollector(WeightUpdates, Hooked, Profiled, OwnAttributes, TorchRLKi
         Collector.__init__(self, flow, source)
 
     def _start_source(self) -> None:
-        self._take_updater()
+        if self._weight_options.updater is not None:
+            self.weight_updater = self._weight_options.updater
         super()._start_source()
-        self._start_receiving()
+        self.register_scheme_receiver(self._weight_options.receivers)
 
     def _start_filling(self) -> None:
         self._check_no_profile()

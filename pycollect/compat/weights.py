@@ -35,13 +35,6 @@ class WeightUpdates:
         self._updater: Any = None
         self._receivers: dict[str, Any] = {}
 
-    def _take_updater(self) -> None:
-        if self._weight_options.updater is not None:
-            self.weight_updater = self._weight_options.updater
-
-    def _start_receiving(self) -> None:
-        self.register_scheme_receiver(self._weight_options.receivers)
-
     def update_policy_weights_(
         self,
         policy_or_weights: Any = None,

@@ -11,16 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from pycollect.demo.ppo import PPO, ActorCritic, PPOConfig
-
-RECENT_EPISODES = 100
-"""Number of episodes in the average `episode_return` of collectors."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +206,14 @@ class Point:
 
 @dataclass
 class Run:
-    """Data for the summary and the plot; `stats` are the collector's."""
+    """Data for the summary and the plot.
+
+    Attributes:
+        stats: The collector's statistics.
+        RECENT_EPISODES: Number of episodes in their average `episode_return`.
+    """
+
+    RECENT_EPISODES: ClassVar[int] = 100
 
     task: Task
     points: list[Point] = field(default_factory=list)
@@ -257,7 +261,7 @@ def _loop(run: Run, collector: Any, learner: PPO, interrupt: Interrupt) -> None:
             run.points.append(Point(time.perf_counter() - start, stats["frames"], mean))
             bar.set_postfix_str(f"return {mean:.1f}", refresh=False)
             bar.update(min(stats["frames"], task.frames) - bar.n)
-            has_enough = stats["episodes"] >= RECENT_EPISODES
+            has_enough = stats["episodes"] >= run.RECENT_EPISODES
             if has_enough and task.target is not None and mean >= task.target:
                 run.outcome = "target"
                 return

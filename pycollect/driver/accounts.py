@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +43,7 @@ class Account:
 
     issued: int = 0
     delivered: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
 
     @property
     def lost(self) -> int:
@@ -92,8 +92,7 @@ class Ledger:
         """Count frames that will never be delivered, for one of REASONS."""
         with self._writing:
             if frames:
-                reasons = self._of(worker).reasons
-                reasons[reason] = reasons.get(reason, 0) + frames
+                self._of(worker).reasons[reason] += frames
 
     def lose_in_flight(self, reason: str) -> None:
         """Count all frames in flight, of any worker, as lost."""
@@ -124,8 +123,7 @@ class Ledger:
             for account in self._accounts.values():
                 total.issued += account.issued
                 total.delivered += account.delivered
-                for reason, frames in account.reasons.items():
-                    total.reasons[reason] = total.reasons.get(reason, 0) + frames
+                total.reasons.update(account.reasons)
             workers = {
                 worker: account.report() for worker, account in sorted(self._accounts.items())
             }
@@ -138,10 +136,7 @@ class Ledger:
         """
         with self._writing:
             return {
-                str(worker): {
-                    "delivered": account.delivered,
-                    "reasons": dict(account.reasons),
-                }
+                str(worker): {"delivered": account.delivered, "reasons": dict(account.reasons)}
                 for worker, account in self._accounts.items()
             }
 
@@ -151,7 +146,7 @@ class Ledger:
             int(worker): Account(
                 issued=account["delivered"] + sum(account["reasons"].values()),
                 delivered=account["delivered"],
-                reasons=dict(account["reasons"]),
+                reasons=Counter(account["reasons"]),
             )
             for worker, account in state.items()
         }
@@ -217,11 +212,10 @@ class Statistics:
         """Count frames that are delivered that many policy versions late."""
         self._lags[lag] += frames
 
-    def count_episodes(self, episodes: Iterable[Episode]) -> None:
+    def count_episodes(self, episodes: Sequence[Episode]) -> None:
         """Count episodes that ended."""
-        for episode in episodes:
-            self.episodes += 1
-            self._recent.append(episode)
+        self.episodes += len(episodes)
+        self._recent.extend(episodes)
 
     def restore(
         self, frames: int, batches: int, episodes: int, progress: Mapping[str, int]

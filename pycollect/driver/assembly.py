@@ -44,7 +44,7 @@ _Kind = tuple[Group, int, int, int]
 
 
 class SharedSlabs:
-    """Slabs of each group of workers whose rollouts are joined into one batch.
+    """Slabs of each group of workers that share a batch.
 
     If the same workers return with another layout, they get separate slabs.
 
@@ -60,7 +60,7 @@ class SharedSlabs:
     def prepare(
         self, workers: Group, placement: Placement, uploader: DeviceUploader | None = None
     ) -> SharedSlabPool:
-        """Create the slabs of these workers, unless they exist.
+        """Create the slabs of the workers, unless they exist.
 
         Raises:
             ValueError: The memory is too small; the message contains both sizes.
@@ -124,7 +124,7 @@ _PROCESSES = 2**32  # ids of workers are smaller
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch whose rollouts are not complete, with all views that can be made in advance.
+    """A batch with incomplete rollouts, and all views that can be made in advance.
 
     Attributes:
         slab: Memory of the rollouts.
@@ -212,7 +212,7 @@ class Assembly:
         infos: Sequence[WorkerInfo],
         uploader: DeviceUploader | None = None,
     ) -> PendingBatch:
-        """Return the batch of these workers' next rollouts, in the request's slab if it has one."""
+        """Return the batch of the workers' next rollouts, in the request's slab if it has one."""
         slab = self._pool(infos, uploader).acquire() if request.rows is None else request.rows.slab
         return self._viewed(slab, infos, uploader, [slab.placement.steps] * len(infos))
 
@@ -226,7 +226,7 @@ class Assembly:
         return self._pools[kind]
 
     def _placement(self, infos: Sequence[WorkerInfo]) -> Placement:
-        """Return the placement of a batch of these workers, which differ at most in their steps."""
+        """Return the placement of a batch of workers, which differ at most in their steps."""
         layout, envs = infos[0].placement.layout, infos[0].num_envs
         return Placement(layout, len(infos), envs, _longest(infos), self._order)
 
@@ -367,7 +367,7 @@ class Assembly:
         return self._joined == -1 or (self._joined == 0 and not info.batch_size)
 
     def shape(self, infos: Sequence[WorkerInfo]) -> list[int]:
-        """Return the batch dimensions of these workers' batch, if no rollout ends early."""
+        """Return the batch dimensions of the workers' batch, if no rollout ends early."""
         if self.along_time(infos[0]):
             return self._shape(infos[0], [info.steps for info in infos])
         return self._shape(infos[0], [_longest(infos)] * len(infos))
@@ -388,14 +388,9 @@ def _longest(infos: Sequence[WorkerInfo]) -> int:
 
 
 def forget_ids(ids: TrajectoryIds, worker: int, info: WorkerInfo) -> None:
-    """Forget the open trajectories of a replaced worker, whose own ids start again."""
+    """Forget the open trajectories of a replaced worker, because its own ids start again."""
     for source in range(max(info.processes, 1)):
         ids.forget(_numbering(worker, source))
-
-
-def in_flight_bytes(infos: Mapping[int, WorkerInfo], rollouts: int) -> int:
-    """Return the memory that this number of rollouts of each worker occupies, in bytes."""
-    return sum(info.placement.bytes for info in infos.values()) * rollouts
 
 
 def _numbering(worker: int, source: int) -> int:

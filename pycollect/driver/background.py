@@ -17,10 +17,6 @@ def end_all() -> None:
         end()
 
 
-def _always() -> bool:
-    return True
-
-
 class Background:
     """Calls a function repeatedly in a background thread until the function returns False.
 
@@ -56,7 +52,7 @@ class Background:
         self,
         step: Callable[[], bool],
         at_exit: Callable[[], None],
-        is_due: Callable[[], bool] = _always,
+        is_due: Callable[[], bool] = lambda: True,
     ) -> None:
         """Start the thread; do nothing if it is running, or after `end`.
 

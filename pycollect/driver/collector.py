@@ -12,10 +12,9 @@ from tensordict import TensorDict
 
 from pycollect import checks as check
 from pycollect.driver.accounts import flat
-from pycollect.driver.delivery import prepare
+from pycollect.driver.delivery import prepare, warn_of_training
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.options import warn_of_rounding
-from pycollect.driver.replay import warn_of_training
 from pycollect.driver.state import CollectorState
 from pycollect.driver.stream import Source, Stream
 

@@ -20,9 +20,8 @@ from pycollect.data.upload import Uploads
 from pycollect.data.weights import PolicyVersion
 from pycollect.driver.accounts import Ledger, Statistics
 from pycollect.driver.background import FairLock, end_all, keep_others_out
-from pycollect.driver.delivery import Batch
+from pycollect.driver.delivery import Batch, written_before
 from pycollect.driver.options import StreamOptions
-from pycollect.driver.replay import written_before
 from pycollect.driver.state import CollectorState
 from pycollect.errors import warn_user, without_frames
 from pycollect.policy.device import PolicyStream

@@ -22,7 +22,7 @@ from pycollect.data.weights import load_weights
 from pycollect.driver.accounts import count_slow_paths
 from pycollect.driver.delivery import Batch, blank_batch
 from pycollect.driver.flow import Flow, ShutDownError
-from pycollect.driver.live_policy import LivePolicy
+from pycollect.driver.policy_place import LivePolicy
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
 from pycollect.errors import WorkerError, is_interrupt
 from pycollect.policy.device import PolicyStream

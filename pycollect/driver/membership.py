@@ -1,23 +1,27 @@
-"""Add and remove workers while batches are collected."""
+"""Change the workers of a scheduler between batches: add, remove, reset, seed and resume them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pycollect.checks import check_open, check_worker_ids
+from pycollect.data.generators import derived_seeds, seed_chain
+from pycollect.data.weights import NO_WEIGHTS, load_weights
 from pycollect.driver.assembly import Assembly
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions, check_uneven
 from pycollect.driver.policy_place import PolicyPlace
 from pycollect.driver.records import WorkerPlan, WorkerRecord
+from pycollect.driver.state import CollectorState, WorkerState, check_generators
 from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.workers import WorkerGroup, check_alike
 from pycollect.errors import warn_user
-from pycollect.transport.messages import set_seed
+from pycollect.transport.messages import reset, set_seed
 
 
 class Membership:
-    """Starts the first workers, and adds and removes workers later.
+    """Starts the first workers; adds, removes and resets workers later.
 
     If async, a new worker collects at once, and a removed worker ends after it has delivered its
     requested rollouts. If sync, all changes happen between two rounds, and the workers share the
@@ -138,6 +142,48 @@ class Membership:
             self._group.end(self._group.present)
             self.changed = False
 
+    def drop(self) -> None:
+        """Forget all requested rollouts, and end leaving workers."""
+        for worker in self._group.present:
+            worker.drop()
+        self.settle()
+
+    def reset(self, flags: Sequence[bool] | None) -> None:
+        """Reset the environments of some workers and drop their rollouts.
+
+        Args:
+            flags: One flag per worker, by id; ``None`` means all workers.
+
+        Raises:
+            ValueError: The number of flags differs from the number of workers.
+            RuntimeError: Only some workers of a sync collector are reset while it prefetches.
+        """
+        flow = self._flow
+        chosen = self._chosen(flags)
+        if len(chosen) == len(self._group.present):
+            flow.drop("reset")
+            self.drop()
+            chosen = self._group.present
+        elif self._options.sync and flow.ledger.in_flight:
+            raise RuntimeError(
+                "reset_idx: expected all workers, because prefetched rollouts of all are in "
+                "flight; use prefetch=0 to reset only some"
+            )
+        for worker in chosen:
+            flow.lose_worker(worker.index, worker.frames_in_flight, "reset")
+            worker.drop()
+        self._waiter.call_all({worker.index: (reset,) for worker in chosen})
+
+    def _chosen(self, flags: Sequence[bool] | None) -> list[WorkerRecord]:
+        if flags is None:
+            return self._group.present
+        workers = self._group.in_order
+        if len(flags) != len(workers):
+            raise ValueError(
+                f"reset_idx: expected one flag per worker ({len(workers)}), got {len(flags)}"
+            )
+        return [worker for worker, is_chosen in zip(workers, flags, strict=True) if is_chosen]
+
     def settle(self) -> None:
         """End leaving workers without requests; sync: all at once, between two rounds."""
         present = self._group.present
@@ -161,3 +207,82 @@ class Membership:
         shape = self._assembly.shape([worker.info for worker in workers])
         count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
         warn_user(f"from the next batch on, batches come from {count} and have shape {shape}")
+
+
+_PLACE = 2**32 - 1  # key of the place's seed; ids of workers are smaller
+
+
+class GroupStreams:
+    """Random streams of a group of workers, seeded or resumed while nothing is in flight.
+
+    Args:
+        group: The workers.
+        waiter: Waits for the workers.
+        place: Where the policy is called.
+    """
+
+    def __init__(self, group: WorkerGroup, waiter: WorkerWaiter, place: PolicyPlace) -> None:
+        self._group, self._waiter, self._place = group, waiter, place
+
+    def seed(self, root: int, static: bool) -> int:
+        """Seed and reset everything; return the next seed of the chain."""
+        self._place.seed(root)
+        seeds: dict[int, list[int]] = {}
+        following = root
+        for worker in sorted(self._group.present, key=lambda worker: worker.index):
+            count = worker.info.num_seeds
+            seeds[worker.index], following = seed_chain(following, count, static)
+            worker.report = None
+        self._waiter.begin_all(
+            {index: (set_seed, worker_seeds, root) for index, worker_seeds in seeds.items()}
+        )
+        return following
+
+    def states(self) -> dict[int, WorkerState]:
+        """Return the state of each present worker at the end of its last delivered rollout."""
+        individual = self._group.weights.individual
+        return {
+            worker.index: WorkerState(
+                worker.generators, *individual.get(worker.index, (NO_WEIGHTS, 0))
+            )
+            for worker in self._group.present
+        }
+
+    def check(self, states: Mapping[int, WorkerState]) -> None:
+        """Raise ValueError unless these states fit the workers."""
+        for worker in self._group.present:
+            info, state = worker.info, states[worker.index]
+            check_generators(worker.index, state, info.processes, info.num_envs)
+            if state.policy:
+                self._group.weights.check(state.policy, [worker])
+
+    def resume(self, state: CollectorState) -> None:
+        """Restore the weights, policy version and generators of the workers, and reset them."""
+        if state.policy and self._place.policy is not None:
+            load_weights(self._place.policy, state.policy)
+        calls: dict[int, tuple[Any, ...]] = {}
+        present, sender = self._group.present, self._group.weights
+        for worker in present:
+            generators = state.workers[worker.index].generators
+            if generators is None:
+                seeds = worker.seeds(state.entropy, state.batches)
+                root = derived_seeds(1, state.entropy, state.batches)[0]
+                calls[worker.index] = (set_seed, seeds, root)
+            else:
+                calls[worker.index] = worker.resumption(generators, state.entropy, state.batches)
+            worker.report = None
+            own = state.workers[worker.index]
+            worker.version = own.version if own.policy else state.policy_version
+            worker.frames = state.ledger.get(str(worker.index), {}).get("delivered", 0)
+        self._waiter.begin_all(calls)
+        # Dropped rollouts have ended now; before, they could have changed buffers of the policy.
+        if state.policy or not any(worker.info.weights.leaves for worker in present):
+            sender.send(state.policy, present, state.policy_version)
+        individual = [worker for worker in present if state.workers[worker.index].policy]
+        for worker in individual:
+            own = state.workers[worker.index]
+            sender.send(own.policy, [worker], own.version, individual=True)
+        if individual and state.policy:  # workers that are added later get the common weights
+            sender.send(state.policy, [], state.policy_version)
+        self._place.resume(state)
+        self._place.seed(derived_seeds(1, state.entropy, state.batches, _PLACE)[0])

@@ -257,7 +257,7 @@ class Nest:
 
     def reset(self) -> None:
         """Reset all environments, which ends open trajectories."""
-        self.scheduler.reset(None)
+        self.scheduler.members.reset(None)
 
     def generator_state(self) -> NestState | None:
         """Return the states of the processes' generators, or ``None`` unless all are known."""
@@ -268,7 +268,7 @@ class Nest:
     def set_share(self, frames: int) -> None:
         """Collect this number of frames per rollout from now on."""
         if self._flow.ledger.in_flight:  # prefetched rollouts have the old size; drop them
-            self.scheduler.reset(None)
+            self.scheduler.members.reset(None)
         self.scheduler.waiter.resize(self._share(frames))
         self._read_infos()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -109,11 +110,6 @@ def _check_compress(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def _check_start_method(name: str, value: Any) -> str:
-    method: str = check.check_choice(name, value, ("forkserver", "spawn"))
-    return method
-
-
 @dataclass(frozen=True)
 class RemoteOptions:
     """Management of workers in other processes, and the response to failures.
@@ -180,10 +176,7 @@ class RemoteOptions:
             False,
             "Send the policy's current weights to all workers before each batch is collected.",
         ),
-        update_at_each_batch=asked(
-            False,
-            "TorchRL's other name for `update_after_each_batch`.",
-        ),
+        update_at_each_batch=asked(False, "TorchRL's other name for `update_after_each_batch`."),
     )
     update_interval: int = argument(
         None,
@@ -208,8 +201,7 @@ class RemoteOptions:
         name="max_worker_restarts",
     )
     restart_on_error: bool = flag(
-        False,
-        "Also replace a worker whose environment or policy raised an exception.",
+        False, "Also replace a worker whose environment or policy raised an exception."
     )
     compress: bool = argument(
         False,
@@ -219,7 +211,7 @@ class RemoteOptions:
     )
     start_method: str = argument(
         "forkserver",
-        _check_start_method,
+        partial(check.check_choice, allowed=("forkserver", "spawn")),
         """"forkserver" forks workers from one process per program, which has already imported the
         modules they need. Modules that start threads or open a GPU on import are left to the
         workers. "spawn" starts a new interpreter for each. If forking is impossible, workers are
@@ -260,64 +252,6 @@ class RemoteOptions:
         return self.uneven and self.joined == "stack"
 
 
-def _check_write_mode(
-    name: str, value: Any, replay_buffer: Any, trajs_per_batch: Any, trajs_per_write: Any
-) -> str | None:
-    """Return "rollout" or "trajectory", the default for None, or None without a buffer."""
-    check.check_choice(name, value, (None, "rollout", "trajectory"))
-    whole = bool(check.check_count("trajs_per_batch", trajs_per_batch))
-    if value is None:
-        return None if replay_buffer is None else "trajectory" if whole else "rollout"
-    if replay_buffer is None:
-        raise ValueError(f"{name}: expected None without replay_buffer, got {value!r}")
-    if whole:
-        raise ValueError(
-            f"{name}: expected None with trajs_per_batch, got {value!r}; with a replay buffer, "
-            "trajs_per_batch already means 'trajectory'"
-        )
-    if value == "rollout" and trajs_per_write:
-        raise ValueError(f"{name}: expected 'trajectory' with trajs_per_write, got {value!r}")
-    mode: str = value
-    return mode
-
-
-def _check_policy_lag(name: str, value: Any, trajs_per_batch: Any, mode: Any) -> int | None:
-    if value is None:
-        return None
-    if trajs_per_batch or mode == "trajectory":
-        other = "trajs_per_batch" if trajs_per_batch else "replay_write_mode='trajectory'"
-        raise ValueError(
-            f"{name}: expected None with {other}, got {value!r}; frames wait until their "
-            "trajectory ends, whatever their policy version"
-        )
-    return check.check_not_negative(name, value)
-
-
-_AUTOMATIC = ("update_after_each_batch", "update_at_each_batch", "max_weight_update_interval")
-
-
-def _check_pace(
-    name: str, value: Any, replay_buffer: Any, receivers: Any, *each: Any
-) -> int | None:
-    if value is None:
-        return None
-    if replay_buffer is None:
-        raise ValueError(
-            f"{name}: expected None without replay_buffer, got {value!r}; it limits start(), which "
-            "fills the buffer"
-        )
-    given = dict(zip(_AUTOMATIC, each, strict=True))
-    automatic = [other for other, own in given.items() if isinstance(own, int) and own > 0]
-    if receivers:
-        automatic.append("weight_recv_schemes")
-    if automatic:
-        raise ValueError(
-            f"{name}: expected None with {automatic[0]}, got {value!r}; only calls of "
-            "update_policy_weights_() allow more frames"
-        )
-    return check.check_positive(name, value)
-
-
 @dataclass(frozen=True)
 class StreamOptions:
     """Options of the stream, for all collectors.
@@ -350,8 +284,7 @@ class StreamOptions:
         "Function that is called with each batch; its result is returned instead.",
     )
     split_trajs: bool = flag(
-        False,
-        "Return one padded row per trajectory; see :func:`split_trajectories`.",
+        False, "Return one padded row per trajectory; see :func:`split_trajectories`."
     )
     drop_uncollected: bool = argument(
         False,
@@ -375,7 +308,7 @@ class StreamOptions:
     )
     replay_write_mode: str | None = argument(
         None,
-        _check_write_mode,
+        check.check_write_mode,
         """With `replay_buffer`, "rollout" writes each rollout as it was collected. "trajectory"
         writes only complete trajectories, flat: each batch collects `frames_per_batch` frames, all
         trajectories that it completes go to the buffer, and unfinished ones stay in memory.
@@ -392,11 +325,7 @@ class StreamOptions:
         accepts="str | None",
         also=("trajs_per_batch",),
     )
-    track_traj_ids: bool = flag(
-        True,
-        'Record ("collector", "traj_ids").',
-        in_kwargs=True,
-    )
+    track_traj_ids: bool = flag(True, 'Record ("collector", "traj_ids").', in_kwargs=True)
     replay_buffer: Any = argument(
         None,
         check.check_replay_buffer,
@@ -404,13 +333,11 @@ class StreamOptions:
         ``None``. Defaults to ``None``: batches are returned.""",
     )
     extend_buffer: bool = flag(
-        True,
-        "If ``False``, each item of the replay buffer is one step, [] or [P].",
-        in_kwargs=True,
+        True, "If ``False``, each item of the replay buffer is one step, [] or [P].", in_kwargs=True
     )
     max_policy_lag: int | None = argument(
         None,
-        _check_policy_lag,
+        check.check_policy_lag,
         """Maximum number of policy versions by which a frame may be behind when it is taken for
         delivery, before `postproc` and the replay buffer, counted from the oldest weights of its
         rollout. Workers wait rather than start a rollout that could
@@ -421,12 +348,12 @@ class StreamOptions:
     )
     max_frames_per_update: int | None = argument(
         None,
-        _check_pace,
+        check.check_pace,
         """With `replay_buffer`, maximum number of frames that `start()` collects per call of
         `update_policy_weights_()`. `init_random_frames` and one more batch (or this number of
         frames, if that is more) are allowed before the first call. ``None`` collects as fast as
         possible.""",
-        also=("replay_buffer", "weight_recv_schemes", *_AUTOMATIC),
+        also=("replay_buffer", "weight_recv_schemes", *check.AUTOMATIC),
     )
     progress: bool = flag(False, "Show a progress bar.")
     cast: ObservationCast | None = made_of(

@@ -1,4 +1,4 @@
-"""Where the policy of a source is called; a policy that workers call, and its weights."""
+"""Where the policy of a source is called, and a policy that is called in this process."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tensordict import TensorDictBase
 
 from pycollect.checks import check_open, check_worker_ids, no_weights_given
-from pycollect.data.weights import (
-    NO_WEIGHTS,
-    Weights,
-    check_loads,
-    weights_from,
-    weights_of,
-)
+from pycollect.data.weights import Weights, check_loads, load_weights, weights_from, weights_of
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord
 from pycollect.driver.state import CollectorState
 from pycollect.driver.workers import WorkerGroup
 from pycollect.errors import WorkerDied
+from pycollect.policy.device import PolicyStream
+from pycollect.worker.worker import Worker
+
+if TYPE_CHECKING:  # at run time, imported only for central inference
+    from pycollect.inference.server import InferenceServer
 
 SERVER_DIED = "server_died"
 """Reason for lost frames of workers whose policy was called by a process that died."""
+
+WorkerIds: TypeAlias = int | Sequence[int] | None
+"""Id or ids of workers; ``None`` means all."""
+
+SentWeights: TypeAlias = Sequence[tuple[WorkerRecord, Any]]
+"""Workers that weights were sent to, and the call of each that can be awaited."""
 
 
 class PolicyPlace(ABC):
@@ -55,7 +60,7 @@ class PolicyPlace(ABC):
         """Raise ValueError unless the weights of a state fit the policies of all workers."""
 
     @abstractmethod
-    def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
+    def update(self, source: Any, worker_ids: WorkerIds, wait: bool) -> None:
         """Send weights from a source, or from a dict by worker, to workers.
 
         Args:
@@ -143,7 +148,7 @@ def by_worker(source: Any) -> dict[int, Any] | None:
     return dict(source) if len(ids) == len(source) else None
 
 
-def for_all(source: Any, worker_ids: int | Sequence[int] | None, workers: Sequence[int]) -> Any:
+def for_all(source: Any, worker_ids: WorkerIds, workers: Sequence[int]) -> Any:
     """Return the weights for all workers if one policy acts for them; None means the policy's.
 
     Args:
@@ -171,208 +176,11 @@ def for_all(source: Any, worker_ids: int | Sequence[int] | None, workers: Sequen
     return each[known[0]]
 
 
-def await_weights(sent: Sequence[tuple[WorkerRecord, Any]]) -> None:
+def await_weights(sent: SentWeights) -> None:
     """Wait until workers have weights. One that dies is replaced later, and then gets them."""
     for worker, call in sent:
         with suppress(WorkerDied):
             worker.handle.answer(call)
-
-
-TargetedWeights: TypeAlias = tuple[Weights, Sequence[WorkerRecord]]
-"""Weights, and the workers that they are sent to."""
-
-
-class InWorkers(PolicyPlace):
-    """A policy that each worker calls, with weights that a caller passes or its policy has.
-
-    Any thread may call `update` and `push_to_worker`, even while a batch is collected.
-
-    Args:
-        flow: Counters and ids of the stream.
-        group: The workers.
-        options: How workers are managed.
-        policy: The caller's policy; ``None`` for random actions, or if workers build the policy.
-    """
-
-    def __init__(self, flow: Flow, group: WorkerGroup, options: RemoteOptions, policy: Any) -> None:
-        self._flow, self._group, self._options = flow, group, options
-        self.policy = policy
-        self._sends = flow.options.sends
-        self._pushing = threading.Lock()
-        self._first = self._policy_now()
-        self._sent_others = False  # whether the last update sent other weights than the policy's
-        self._overruled: Weights | None = None  # the policy's, when others were sent explicitly
-        self._shared_version: int | None = None  # of `one_version`; 0 before its first update
-        self._last_served: WorkerRecord | None = None
-
-    def send_first(self) -> None:
-        """Send the weights of this process's policy to workers that built theirs from a factory."""
-        if self._options.built_by_workers and self._first:
-            workers, sender = self._group.present, self._group.weights
-            sender.check(self._first, workers)
-            sender.send(self._first, workers, self._flow.version.number)
-
-    def check_new(self, workers: Sequence[WorkerRecord]) -> None:
-        """Raise ValueError unless the newest weights fit workers that were added."""
-        weights = self.current()
-        if weights:
-            self._group.weights.check(weights, workers)
-
-    def served(self, worker: WorkerRecord) -> None:
-        """Async: record that a rollout of this worker was returned last."""
-        self._last_served = worker
-
-    def current(self) -> Weights:
-        """Return the policy's weights, updated with those that were sent instead of them."""
-        weights, newest = weights_of(self.policy), self._group.weights.newest
-        return weights.updated(newest) if self._sent_others or not weights else weights
-
-    def check(self, weights: Weights) -> None:
-        """Raise ValueError unless a state's weights fit all workers' policies."""
-        if not self._options.built_by_workers:
-            check_loads(self.policy, weights)
-        elif weights:
-            self._group.weights.check(weights, self._group.present)
-        elif self._group.weights.newest:
-            raise ValueError(
-                "state_dict: expected policy weights, got none; it was saved before the workers "
-                "first received weights, so load it before update_policy_weights_()"
-            )
-
-    def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Send workers the weights of a source, or of a dict by worker; None sends the policy's."""
-        check_open(self._flow.closed)
-        if not self._sends:
-            return
-        targets = self._targets(source, worker_ids)
-        for weights, workers in targets:
-            self._group.weights.check(weights, workers)
-        self._sent_others = source is not None and source is not self.policy
-        automatic = self._options.update_each or self._options.update_interval
-        self._overruled = self._policy_now() if automatic and source is not None else None
-        chosen = {worker.index for _, workers in targets for worker in workers}
-        others = [worker for worker in self._group.present if worker.index not in chosen]
-        self._group.weights.skip(others, self._first)
-        sent = self._push(targets, wait, by_worker(source) is not None)
-        if wait:
-            await_weights(sent)
-
-    def receive(self, source: Any) -> None:
-        """Send all workers the weights of a source."""
-        self.update(source, None, False)
-
-    def push_to_worker(self, worker: WorkerRecord, source: Any) -> None:
-        """Send one worker individual weights."""
-        weights = weights_from(source)
-        self._check_for_all([worker.index])
-        self._group.weights.check(weights, [worker])
-        self._push([(weights, [worker])], False, individual=True)
-
-    def _targets(
-        self, source: Any, worker_ids: int | Sequence[int] | None
-    ) -> list[TargetedWeights]:
-        """Return weights and the workers that must receive them."""
-        known = sorted(worker.index for worker in self._group.present)
-        each = by_worker(source)
-        if each is not None:
-            check_worker_ids(list(each), known, "policy_or_weights")
-            ids = check_worker_ids(list(each) if worker_ids is None else worker_ids, sorted(each))
-            self._check_for_all(ids)
-            return [(weights_from(each[index]), self._group.of([index])) for index in ids]
-        ids = check_worker_ids(worker_ids, known)
-        self._check_for_all(ids)
-        if source is None and self._options.built_by_workers and self.policy is None:
-            raise no_weights_given()
-        weights = weights_of(self.policy) if source is None else weights_from(source)
-        return [(weights, self._group.of(ids))]
-
-    def _check_for_all(self, ids: Sequence[int]) -> None:
-        """Raise ValueError if `max_policy_lag` would drop the rollouts of all other workers."""
-        others = [own.index for own in self._group.present if own.index not in ids]
-        if others and self._flow.options.max_policy_lag is not None:
-            raise ValueError(
-                f"worker_ids: expected all workers because of max_policy_lag, got {list(ids)}; "
-                f"rollouts of {others} would become too old to be delivered"
-            )
-
-    @contextmanager
-    def one_version(self) -> Iterator[None]:
-        """Count all updates within the context as one policy version."""
-        self._shared_version = 0
-        try:
-            yield
-        finally:
-            self._shared_version = None
-
-    def due(self) -> Sequence[int]:
-        """Return the workers due for the policy's weights: all if sync, the served one if async.
-
-        With `max_policy_lag`, all workers are due if one is.
-        """
-        each, every = self._options.update_each, self._options.update_interval
-        if not (each or every):
-            return ()
-        present, served = self._group.present, self._last_served
-        due = [
-            worker.index
-            for worker in present
-            if (each and (self._options.sync or worker is served))
-            or (every and worker.since_update >= every)
-        ]
-        limited = self._flow.options.max_policy_lag is not None
-        return self._group.ids() if limited and due else due
-
-    def push(self, worker_ids: Sequence[int]) -> None:
-        """Send the policy's weights to these workers, unless they were built with the same.
-
-        Other weights that were sent explicitly stay in use until the policy's weights change.
-        """
-        weights = weights_of(self.policy) if self._sends else NO_WEIGHTS
-        if not weights:
-            return
-        untouched = self._flow.version.number == 0 and self._flow.statistics.batches == 0
-        if untouched and weights.equal(self._first):
-            return
-        if self._overruled is not None and weights.equal(self._overruled):
-            return
-        self._overruled, self._sent_others = None, False
-        self._push([(weights, self._group.of(worker_ids))], False)
-
-    def _policy_now(self) -> Weights:
-        return weights_of(self.policy).copied()
-
-    def _push(
-        self, targets: Sequence[TargetedWeights], acknowledge: bool, individual: bool = False
-    ) -> list[tuple[WorkerRecord, Any]]:
-        """Count a new version and send it; return the workers and calls that can be awaited.
-
-        Args:
-            targets: Weights and the workers that must receive them.
-            acknowledge: Whether the workers must confirm that they have the weights.
-            individual: Whether the weights are individual to each of these workers.
-        """
-        version = self._flow.version
-        with self._pushing:
-            if not self._shared_version:
-                version.count()
-            if self._shared_version is not None:
-                self._shared_version = version.number
-            return [
-                sent
-                for weights, workers in targets
-                for sent in (
-                    *self._group.weights.send(
-                        weights, workers, version.number, acknowledge, individual
-                    ),
-                    *self._send_to_copies(weights, acknowledge),
-                )
-            ]
-
-    def _send_to_copies(
-        self, weights: Weights, acknowledge: bool
-    ) -> Sequence[tuple[WorkerRecord, Any]]:
-        """Send nothing: no worker has a copy besides those that get the weights anyway."""
-        return ()
 
 
 PlaceMaker: TypeAlias = Callable[[Flow, WorkerGroup, RemoteOptions, Any], PolicyPlace]
@@ -382,3 +190,165 @@ PlaceMaker: TypeAlias = Callable[[Flow, WorkerGroup, RemoteOptions, Any], Policy
 def copies_among(workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
     """Return the built workers that call a copy of the policy."""
     return [own for own in workers if not (own.starting or own.in_place)]
+
+
+class LivePolicy(PolicyPlace):
+    """A policy that is called in the caller's process, so that it has new weights at once.
+
+    Args:
+        flow: Counters and ids of the stream.
+        caller: Calls the policy. It has a copy if that is on another device.
+        policy: The user's policy.
+        is_owned: Whether a factory made the policy, so that only the collector has it.
+        workers: Returns the ids of the present workers.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        caller: Worker | InferenceServer,
+        policy: Any,
+        is_owned: bool,
+        workers: Callable[[], Sequence[int]],
+    ) -> None:
+        self._flow, self._caller = flow, caller
+        self.policy, self._is_owned, self._workers = policy, is_owned, workers
+        self._sends = flow.options.sends
+
+    def current(self) -> Weights:
+        """Return the weights of the user's policy."""
+        return weights_of(self.policy)
+
+    def check(self, weights: Weights) -> None:
+        """Raise ValueError unless the weights fit the policy."""
+        check_loads(self.policy, weights)
+
+    def update(self, source: Any, worker_ids: WorkerIds, wait: bool) -> None:
+        """Write weights into the user's policy at once, and count a policy version."""
+        check_open(self._flow.closed)
+        source = for_all(source, worker_ids, self._workers())
+        if source is None and self._is_owned and self._sends:
+            raise no_weights_given()
+        with self._flow.policy_stream.ordered():
+            if self._sends:
+                self._load(source)
+            self.renew_copy()
+        self._flow.version.count()
+
+    def receive(self, source: Any) -> None:
+        """Write weights into the user's policy without counting a version."""
+        with self._flow.policy_stream.ordered():
+            self._load(source)
+            self.renew_copy()
+
+    def _load(self, source: Any) -> None:
+        if source is not None and source is not self.policy:
+            load_weights(self.policy, weights_from(source))
+
+    @contextmanager
+    def one_version(self) -> Iterator[None]:
+        """Count one version for weights that the caller writes within the context."""
+        with self._flow.policy_stream.ordered():
+            yield
+            self.renew_copy()
+        self._flow.version.count()
+
+    def renew_copy(self) -> None:
+        """Copy the user's weights to the policy that is called, if that is a copy."""
+        if self._sends and self._caller.policy is not self.policy:
+            self._caller.load_weights(self.current())
+
+
+class InDriver(LivePolicy):
+    """A policy that the driver calls for workers while it waits for them.
+
+    Workers that share no memory with the driver call copies of it.
+
+    Args:
+        server: Calls the policy for all workers.
+        flow: Counters and ids of the stream.
+        group: The workers.
+        options: How workers are managed.
+        policy: The user's policy.
+    """
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        flow: Flow,
+        group: WorkerGroup,
+        options: RemoteOptions,
+        policy: Any,
+    ) -> None:
+        super().__init__(flow, server, policy, server.is_owned, group.ids)
+        self._group, self._options = group, options
+        self._sending = threading.Lock()
+        self._sent_after = 0  # delivered batches at the last update of copies
+        self._server = server
+        server.count_by(flow.version)
+        server.count_pending_by(group.pending)
+        flow.policy_stream = PolicyStream(server.device)
+        server.call_on(flow.policy_stream)
+
+    def send_first(self) -> None:
+        """Send the weights to copies, because a factory may have made them with others."""
+        self._send_to_copies()
+
+    def initialize(self, worker: WorkerRecord) -> None:
+        """Send a worker the user's weights, if it has a copy."""
+        self._send_to_copies(workers=[worker])
+
+    def update(self, source: Any, worker_ids: WorkerIds, wait: bool) -> None:
+        """Write weights into the user's policy at once, and send them to copies."""
+        super().update(source, worker_ids, wait)
+        sent = self._send_to_copies(wait)
+        if wait:
+            await_weights(sent)
+
+    def receive(self, source: Any) -> None:
+        """Write weights into the user's policy and send them to copies, as no new version."""
+        super().receive(source)
+        self._send_to_copies()
+
+    @contextmanager
+    def one_version(self) -> Iterator[None]:
+        """Count one version for weights that the caller writes within the context."""
+        with super().one_version():
+            yield
+        self._send_to_copies()
+
+    def due(self) -> Sequence[int]:
+        """Return all workers if copies are due for an update, else none."""
+        if not copies_among(self._group.present):
+            return ()
+        each, interval = self._options.update_each, self._options.update_interval
+        is_due = interval and self._flow.statistics.batches - self._sent_after >= interval
+        return self._workers() if each or is_due else ()
+
+    def push(self, worker_ids: Sequence[int]) -> None:
+        """Send the user's weights to copies as a new version, unless they have the same."""
+        if not (self._sends and copies_among(self._group.present)):
+            return
+        weights, sent = self.current(), self._group.weights.newest
+        if weights and not (sent and weights.equal(sent)):
+            self._flow.version.count()
+            self._send_to_copies()
+
+    def seed(self, root: int) -> None:
+        """Seed the random draws of the policy."""
+        self._server.seed(root)
+
+    def resume(self, state: CollectorState) -> None:
+        """Send the weights of a resumed state, which the user's policy holds."""
+        self.renew_copy()
+        self._send_to_copies()
+
+    def _send_to_copies(
+        self, acknowledge: bool = False, workers: Sequence[WorkerRecord] | None = None
+    ) -> SentWeights:
+        with self._sending:  # any thread may update; the newest weights must be sent last
+            chosen = copies_among(self._group.present if workers is None else workers)
+            if not (self._sends and chosen):
+                return []
+            self._sent_after, version = self._flow.statistics.batches, self._flow.version.number
+            return self._group.weights.send(self.current(), chosen, version, acknowledge)

@@ -9,20 +9,20 @@ from tensordict import TensorDictBase
 
 from pycollect._core import Uninterrupted
 from pycollect.driver.accounts import count_slow_paths
-from pycollect.driver.assembly import Assembly, PendingBatch, forget_ids, in_flight_bytes
+from pycollect.driver.assembly import Assembly, PendingBatch, forget_ids
 from pycollect.driver.delivery import Batch
 from pycollect.driver.flow import Flow
-from pycollect.driver.membership import Membership
+from pycollect.driver.membership import GroupStreams, Membership
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.pace import PolicyLagLimit
-from pycollect.driver.policy_place import InWorkers, PlaceMaker
-from pycollect.driver.random_streams import GroupStreams
+from pycollect.driver.policy_place import PlaceMaker
+from pycollect.driver.policy_process import InWorkers
 from pycollect.driver.records import WorkerPlan, WorkerRecord
 from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.workers import WorkerGroup
 from pycollect.errors import WorkerError, is_interrupt, without_frames
 from pycollect.transport.engine import Engine
-from pycollect.transport.messages import Rollout, RolloutRequest, reset
+from pycollect.transport.messages import Rollout, RolloutRequest
 from pycollect.worker.report import RolloutReport
 
 
@@ -33,14 +33,13 @@ class Scheduler:
         flow: Counters and ids of the stream.
         options: How workers are managed.
         plans: One plan per worker.
-        policy: The caller's policy, whose weights are sent; ``None`` for random actions, or if
-            workers build the policy.
+        policy: The caller's policy; ``None`` for random actions, or if workers build the policy.
         engine: Starts the workers. It is left when the scheduler is closed.
         place: Makes the PolicyPlace. By default, workers call the policy.
 
     Attributes:
         group: The present workers.
-        members: Adds and removes workers.
+        members: Adds, removes and resets workers.
         waiter: Waits for workers.
         place: Where the policy is called, and how it gets new weights.
         streams: Random streams of the workers.
@@ -59,8 +58,7 @@ class Scheduler:
         place: PlaceMaker = InWorkers,
     ) -> None:
         self._flow, self._options, self._plans = flow, options, plans
-        self._engine = engine
-        self.policy = policy
+        self._engine, self.policy = engine, policy
         depth = max(options.ahead, 1)
         self.assembly = Assembly(options.joined, depth, options.uneven, options.padded)
         limit = flow.options.max_policy_lag
@@ -76,12 +74,10 @@ class Scheduler:
         self.place.start()
         self.members.start(self._plans)
         for in_place in (True, False):
-            workers = [worker for worker in self.group.present if worker.in_place is in_place]
+            workers = [own for own in self.group.present if own.in_place is in_place]
             if workers:
-                needed = in_flight_bytes(
-                    {worker.index: worker.info for worker in workers}, self._options.ahead + 1
-                )
-                self._engine.check_memory(needed, in_place)
+                one_each = sum(own.info.placement.bytes for own in workers)
+                self._engine.check_memory(one_each * (self._options.ahead + 1), in_place)
         self.members.prepare_slabs()
         self.place.send_first()
 
@@ -111,11 +107,7 @@ class Scheduler:
         else:
             self._collect_first()
         batch = self._flow.unclaimed
-        if (
-            self._limit is not None
-            and batch is not None
-            and not self._flow.is_stale(batch.versions)
-        ):
+        if self._limit and batch and not self._flow.is_stale(batch.versions):
             self._limit.delivered()
         self._top_up(self._options.ahead, False)
 
@@ -202,7 +194,7 @@ class Scheduler:
                 return worker, rollout
 
     def _due(self, waiting: Sequence[WorkerRecord]) -> Sequence[WorkerRecord]:
-        """Return the workers whose rollouts may be delivered next, by `max_policy_lag`.
+        """Return the workers with rollouts that may be delivered next, by `max_policy_lag`.
 
         Workers that start are among them, because they wait for their requests.
         """
@@ -227,7 +219,7 @@ class Scheduler:
         self.group.release(worker)
 
     def _pending(self, workers: Sequence[WorkerRecord]) -> PendingBatch:
-        """Return the pending batch of these workers' oldest rollouts."""
+        """Return the pending batch of the workers' oldest rollouts."""
         infos = [worker.info for worker in workers]
         uploader = self._flow.uploads.uploader_for(workers[0].batch_device)
         return self.assembly.pending(workers[0].requests[0], infos, uploader)
@@ -239,18 +231,16 @@ class Scheduler:
         reports: Sequence[RolloutReport],
     ) -> Batch:
         """Return the batch of rollouts that are in their rows, and complete their requests."""
-        first = workers[0]
-        devices = first.batch_device, first.reported_device
+        devices = workers[0].batch_device, workers[0].reported_device
         with self._flow.statistics.timed("assemble"):
-            indices = [worker.index for worker in workers]
-            by_id = dict(zip(indices, reports, strict=True))
+            by_id = {own.index: report for own, report in zip(workers, reports, strict=True)}
             batch = self.assembly.join(pending, by_id, self._flow.ids, *devices)
         for worker, report in zip(workers, reports, strict=True):
             self._complete_request(worker, report)
         return batch
 
     def _complete_request(self, worker: WorkerRecord, report: RolloutReport) -> None:
-        """Remove the worker's oldest request, whose rollout is now part of a batch."""
+        """Remove the worker's oldest request, because its rollout is part of a batch."""
         ledger = self._flow.ledger
         worker.handle.pop()
         worker.requests.popleft()
@@ -301,7 +291,7 @@ class Scheduler:
         return self._limit.may_start(self._requested, learner_waits, at_once)
 
     def _request(self, workers: Sequence[WorkerRecord]) -> None:
-        """Request one rollout from each of these workers, to be joined into one batch."""
+        """Request one rollout from each of the workers, to be joined into one batch."""
         random = self._flow.is_random
         infos = {worker.index: worker.info for worker in workers}
         in_place = any(worker.in_place for worker in workers)
@@ -317,50 +307,12 @@ class Scheduler:
 
     def drop(self) -> None:
         """Forget all requested rollouts; then workers may be added or removed."""
-        for worker in self.group.present:
-            worker.drop()
-        self.members.settle()
+        self.members.drop()
 
     def end_trajectories(self, workers: Iterable[int]) -> None:
-        """Give later frames of these workers new trajectory ids, after a rollout was dropped."""
+        """Give later frames of the workers new trajectory ids, after a rollout was dropped."""
         for worker in self.group.of(list(workers)):
             forget_ids(self._flow.ids, worker.index, worker.info)
-
-    def reset(self, flags: Sequence[bool] | None) -> None:
-        """Reset the environments of some workers and drop their rollouts.
-
-        Args:
-            flags: One flag per worker, by id; ``None`` means all workers.
-
-        Raises:
-            ValueError: The number of flags differs from the number of workers.
-            RuntimeError: Only some workers of a sync collector are reset while it prefetches.
-        """
-        flow = self._flow
-        chosen = self._chosen(flags)
-        if len(chosen) == len(self.group.present):
-            flow.drop("reset")
-            self.drop()
-            chosen = self.group.present
-        elif self._options.sync and flow.ledger.in_flight:
-            raise RuntimeError(
-                "reset_idx: expected all workers, because prefetched rollouts of all are in "
-                "flight; use prefetch=0 to reset only some"
-            )
-        for worker in chosen:
-            flow.lose_worker(worker.index, worker.frames_in_flight, "reset")
-            worker.drop()
-        self.waiter.call_all({worker.index: (reset,) for worker in chosen})
-
-    def _chosen(self, flags: Sequence[bool] | None) -> list[WorkerRecord]:
-        if flags is None:
-            return self.group.present
-        workers = self.group.in_order
-        if len(flags) != len(workers):
-            raise ValueError(
-                f"reset_idx: expected one flag per worker ({len(workers)}), got {len(flags)}"
-            )
-        return [worker for worker, is_chosen in zip(workers, flags, strict=True) if is_chosen]
 
     # Hooks and calls
 

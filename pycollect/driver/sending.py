@@ -88,7 +88,7 @@ class HookSender:
                 worker.handle.set_hooks(sent)
 
     def send_kept(self, worker: WorkerRecord) -> None:
-        """Send a new worker its own hooks and those of all workers."""
+        """Send a new worker its own hooks and the hooks of all workers."""
         newest = {**self._of_all, **self._of_one.get(worker.index, {})}
         if newest:
             worker.handle.set_hooks(newest)
@@ -166,7 +166,7 @@ class WeightSender:
             workers: Workers that receive them.
             version: Policy version of the weights.
             acknowledge: Whether the workers must confirm that they have the weights.
-            individual: Whether the weights are individual to each of these workers.
+            individual: Whether each of the workers has its own weights.
         """
         serial = self._newest.serial + 1
         previous = [self._of.get(worker.index, _NOTHING) for worker in workers]

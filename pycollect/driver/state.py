@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ class WorkerState:
         generators: States of the worker's random generators; ``None`` if it draws from generators
             of the program.
         policy: Individual weights of the worker; empty if it has the weights of all workers.
-        version: Policy version of these individual weights.
+        version: Policy version of the individual weights.
     """
 
     generators: GeneratorState | NestState | None = None
@@ -90,37 +90,19 @@ class CollectorState:
 
         Extra state of a module keeps its own type.
         """
+        workers = {str(index): worker for index, worker in self.workers.items()}
+        individual = {name: own for name, own in workers.items() if own.policy}
+        policies = {"policy": self.policy, **{name: own.policy for name, own in workers.items()}}
         return {
             "format": _FORMAT,
-            "entropy": self.entropy,
-            "batches": self.batches,
-            "episodes": self.episodes,
-            "trajectories": self.trajectories,
-            "policy_version": self.policy_version,
-            "progress": self.progress,
+            **{entry.name: getattr(self, entry.name) for entry in fields(self)},
             "policy": self.policy.state_dict(),
-            "policies": {
-                str(index): worker.policy.state_dict()
-                for index, worker in self.workers.items()
-                if worker.policy
-            },
-            "versions": {
-                str(index): worker.version
-                for index, worker in self.workers.items()
-                if worker.policy
-            },
-            "training": {
-                name: dict(policy.modes)
-                for name, policy in [
-                    ("policy", self.policy),
-                    *((str(index), worker.policy) for index, worker in self.workers.items()),
-                ]
-                if policy.modes
-            },
-            "ledger": self.ledger,
+            "policies": {name: own.policy.state_dict() for name, own in individual.items()},
+            "versions": {name: own.version for name, own in individual.items()},
+            "training": {name: dict(own.modes) for name, own in policies.items() if own.modes},
             "workers": {
-                str(index): None if worker.generators is None else worker.generators.plain()
-                for index, worker in self.workers.items()
+                name: None if own.generators is None else own.generators.plain()
+                for name, own in workers.items()
             },
         }
 

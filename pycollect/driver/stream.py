@@ -18,11 +18,19 @@ from pycollect.data.trajectory_queue import TrajectoryBatch
 from pycollect.data.upload import Uploads
 from pycollect.driver.accounts import Progress
 from pycollect.driver.background import Background
-from pycollect.driver.delivery import Batch, assemble, finish, rollouts_of
+from pycollect.driver.delivery import (
+    Batch,
+    BufferWrite,
+    assemble,
+    extend,
+    finish,
+    pieces,
+    put,
+    rollouts_of,
+)
 from pycollect.driver.flow import Flow
 from pycollect.driver.in_process import InProcess
 from pycollect.driver.pace import Pacing
-from pycollect.driver.replay import BufferWrite, extend, pieces, put
 from pycollect.driver.scheduler import Scheduler
 from pycollect.errors import (
     LimitError,
@@ -140,7 +148,10 @@ class Stream:
             raise without_frames(self._flow.failure)
         self._background.check()
         if self._flow.options.replay_buffer is not None:
-            self._fill_buffer()
+            if self._flow.queue is None:
+                self._fill_with_rollouts()
+            else:
+                self._fill_with_trajectories()
             self._ready.append(Finished(None, {}))
             return True
         return self._deliver_frames() if self._flow.queue is None else self._deliver_trajectories()
@@ -190,12 +201,6 @@ class Stream:
                 self._ready.append(Finished(td, popped.frames))
         self._show_progress(sum(popped.frames.values()))
         return True
-
-    def _fill_buffer(self) -> None:
-        if self._flow.queue is None:
-            self._fill_with_rollouts()
-        else:
-            self._fill_with_trajectories()
 
     def _fill_with_rollouts(self) -> None:
         """Write the rollouts of a batch to the replay buffer, one by one."""

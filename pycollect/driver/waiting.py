@@ -1,4 +1,4 @@
-"""Wait for workers and the inference process, and replace those that died or stalled."""
+"""Wait for workers and the inference process, and replace them if they died or stalled."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SILENCE_SECONDS = 60.0
 
 
 class WorkerWaiter:
-    """Waits for workers, and replaces those that died or stalled, and their inference process.
+    """Waits for workers; replaces dead or stalled workers, and their inference process.
 
     Args:
         flow: Counters and ids of the stream.
         group: The workers.
         options: How workers are managed.
-        place: Where the policy of these workers is called.
+        place: Place of the policy of the workers.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class WorkerWaiter:
         self._stalls = StallDetector(options.timeout)
 
     def any_of(self, waiting: Sequence[WorkerRecord]) -> WorkerRecord:
-        """Wait until the oldest call of one of these workers is answered, and return the worker.
+        """Wait until the oldest call of one of the workers is answered, and return the worker.
 
         Warn once if it takes long.
         """

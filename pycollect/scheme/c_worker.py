@@ -14,15 +14,6 @@ from pycollect.data.compression import Packed, import_lz4, pack
 from pycollect.scheme import names
 from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns, mean_return
 from pycollect.scheme.messages import StopListener
-from pycollect.scheme.names import (
-    attribute_of,
-    check_made,
-    check_parameter,
-    device_here,
-    hand_over,
-    nothing,
-    share,
-)
 from pycollect.scheme.protocols import (
     Actor,
     ActorFactory,
@@ -93,8 +84,8 @@ class CWorker(Worker):
         storage_factory: StorageFactory,
         fraction_samples: float = 1.0,
         compress_data_to_send: bool = False,
-        train_envs_factory: TrainEnvsFactory = nothing,
-        test_envs_factory: TestEnvsFactory = nothing,
+        train_envs_factory: TrainEnvsFactory = names.nothing,
+        test_envs_factory: TestEnvsFactory = names.nothing,
         initial_weights: Any = None,
         device: Any = None,
     ) -> None:
@@ -106,7 +97,7 @@ class CWorker(Worker):
         self.compress_data_to_send = compress_data_to_send
         if compress_data_to_send:
             import_lz4("compress_data_to_send")
-        self.device = device_here("device", device)
+        self.device = names.device_here("device", device)
         self.envs_train: Any = None
         self.envs_test: Any = None
         try:
@@ -128,14 +119,14 @@ class CWorker(Worker):
             mode = ("test",) if attribute == "envs_test" else ()
             envs = factory(*place, *mode)
             name = attribute.removeprefix("envs_") + "_envs_factory"
-            return envs and check_made(name, envs, VecEnv)
+            return envs and names.check_made(name, envs, VecEnv)
         if attribute == "actor":
-            return check_made("actor_factory", factory(self.device), Actor)
+            return names.check_made("actor_factory", factory(self.device), Actor)
         if attribute == "algo":
             algo = factory(self.device, self.actor, self.envs_train)
-            return check_made("algo_factory", algo, Algorithm)
+            return names.check_made("algo_factory", algo, Algorithm)
         storage = factory(self.device, self.actor, self.algo, self.envs_train)
-        return check_made("storage_factory", storage, Storage)
+        return names.check_made("storage_factory", storage, Storage)
 
     def _measure(self) -> None:
         """Set the steps of a rollout from the algorithm, else from the storage."""
@@ -241,22 +232,19 @@ class CWorker(Worker):
                 f"worker {self.index_worker} has no training environments; if there are remote "
                 "workers, call their methods instead"
             )
-        least = max(1, share(self.fraction_samples, steps))
-        stop = StopListener(listen_to)
-        infos = EpisodeInfos()
-        taken = 0
+        least = max(1, names.share(self.fraction_samples, steps))
+        stop, infos, taken = StopListener(listen_to), EpisodeInfos(), 0
         self.actor.eval()
-        while taken < steps:
+        for taken in range(1, steps + 1):
             self._step(infos)
-            taken += 1
-            if taken >= least and taken < steps and stop.heard:
+            if least <= taken < steps and stop.heard:
                 break
         self.actor.train()
         return infos.means(), taken < steps
 
     def _step(self, infos: EpisodeInfos) -> None:
         act, clipped, rhs2, others = self.algo.acting_step(self.obs, self.rhs, self.done)
-        obs2, reward, done2, told = self.envs_train.step(clipped)
+        obs2, reward, done2, info = self.envs_train.step(clipped)
         self.storage.insert_transition(
             {
                 names.OBS: self.obs,
@@ -267,12 +255,12 @@ class CWorker(Worker):
                 names.OBS2: obs2,
                 names.RHS2: rhs2,
                 names.DONE2: done2,
-                names.INFO: told,
+                names.INFO: info,
                 **others,
             }
         )
         ended = torch.nonzero(done2, as_tuple=False)[:, 0].tolist()
-        infos.add(told, ended)
+        infos.add(info, ended)
         self._returns.add(reward, ended)
         self.obs, self.rhs, self.done = obs2, rhs2, done2
         self._stored += 1
@@ -333,7 +321,7 @@ class CWorker(Worker):
         Raises:
             AttributeError: The algorithm has no such attribute.
         """
-        check_parameter("parameter_name", self.algo, parameter_name)
+        names.check_parameter("parameter_name", self.algo, parameter_name)
         self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
 
     def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
@@ -346,7 +334,7 @@ class CWorker(Worker):
         Raises:
             AttributeError: The storage has no such attribute.
         """
-        check_parameter("parameter_name", self.storage, parameter_name)
+        names.check_parameter("parameter_name", self.storage, parameter_name)
         self.storage.update_storage_parameter(parameter_name, new_parameter_value)
 
     def replace_agent_component(
@@ -370,7 +358,7 @@ class CWorker(Worker):
             ValueError: It makes another number of training environments than the storage has. The
                 old ones are kept.
         """
-        attribute = attribute_of(component_name)
+        attribute = names.attribute_of(component_name)
         if not callable(new_component_factory):
             raise TypeError(
                 f"new_component_factory: expected a callable, got {new_component_factory!r}"
@@ -381,7 +369,7 @@ class CWorker(Worker):
             self._check_number(new)
         setattr(self, attribute, new)
         for other in (self.algo, self.storage):
-            hand_over(other, old, new, attribute)
+            names.hand_over(other, old, new, attribute)
         if attribute in ("envs_train", "envs_test") and old:
             old.close()
         if attribute == "storage":

@@ -25,8 +25,8 @@ pytest.importorskip("gymnasium")
 import pycollect
 from pycollect.__main__ import main
 from pycollect.demo import cli
+from pycollect.demo.cli import drawn, save_plot, summary
 from pycollect.demo.ppo import PPO, ActorCritic, PPOConfig, advantages_and_returns, ppo_loss
-from pycollect.demo.report import drawn, save_plot, summary
 from pycollect.demo.train import Interrupt, Point, Run, make_task, train
 
 PNG = b"\x89PNG\r\n\x1a\n"

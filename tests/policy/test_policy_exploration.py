@@ -150,12 +150,14 @@ def noises(*makes: Callable[[], nn.Module]) -> Any:
     return TensorDictSequential(*heads, *(make() for make in makes))
 
 
-BOX = Bounded(-0.3, 0.3, (2,))
+BOX, ONE_HOT = Bounded(-0.3, 0.3, (2,)), OneHot(3, dtype=torch.int64)
 OU = partial(OrnsteinUhlenbeckProcessModule, BOX)
 BOTH = {"action": BOX, "other": Bounded(-0.01, 0.01, (2,))}
 UNUSUAL = {
     "one-hot of bool, one environment": ((), OneHot(3), partial(greedy, OneHot(3), 0.05), False),
     "one-hot of bool": ((4,), OneHot(3), partial(greedy, OneHot(3), 0.05), False),
+    "one-hot of int64, one environment": ((), ONE_HOT, partial(greedy, ONE_HOT, 0.5), False),
+    "one-hot of [2, 3]": ((2, 3), ONE_HOT, partial(greedy, ONE_HOT, 0.5), False),
     "epsilon-greedy of [2, 3]": (
         (2, 3),
         Categorical(3),
@@ -255,6 +257,48 @@ def test_other_modules_are_called_with_a_tensordict(change: str) -> None:
     assert slow
     assert change != "subclass" or (td["action"] == 1).all()
     assert change != "hook" or (td["seen"] == 1).all()
+
+
+class OwnMemory(nn.Module):
+    """A network that returns the same tensor at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.out = torch.empty(0)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        values = self.layer(observation)
+        if self.out.shape != values.shape:
+            self.out = torch.empty_like(values)
+        return self.out.copy_(values)
+
+
+@pytest.mark.parametrize("batched", [0, 1], ids=["one", "three"])
+@pytest.mark.parametrize("make", [partial(nn.Linear, 4, 2), OwnMemory])
+def test_a_module_behind_the_exploration_may_keep_actions(make: Any, batched: int) -> None:
+    kept: list[torch.Tensor] = []
+
+    def keep(action: torch.Tensor) -> torch.Tensor:
+        kept.append(action)
+        return action + 0
+
+    values = QValueActor(make(), spec=INDEX, in_keys=["observation"])
+    policy = [values, EGreedyModule(INDEX, 0.5, 0.5), TensorDictModule(keep, ["action"], ["seen"])]
+    td, slow = collected(CART_POLE[batched], TensorDictSequential(*policy))
+    last = td[-3:] if batched else td[-30:]
+    assert not slow
+    assert torch.equal(torch.stack(kept[-last.shape[-1] :], -1), last["action"])
+
+
+@pytest.mark.parametrize("batched", [0, 1], ids=["one", "three"])
+def test_rollouts_may_be_made_in_and_outside_of_inference_mode(batched: int) -> None:
+    with SyncDataCollector(CART_POLE[batched], epsilon_greedy(), frames_per_batch=30) as collector:
+        with torch.inference_mode():
+            next(collector)
+        td = next(collector)
+    best = td["action_value"].max(-1, keepdim=True).values
+    assert torch.equal(td["chosen_action_value"], best)
 
 
 def test_the_interaction_type_of_the_caller_counts() -> None:

@@ -65,7 +65,7 @@ def default(monkeypatch: pytest.MonkeyPatch) -> Stream:
         "device": lambda device: nullcontext(),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    for module in ("driver.in_process", "driver.live_policy"):
+    for module in ("driver.in_process", "driver.policy_place"):
         monkeypatch.setattr(f"pycollect.{module}.PolicyStream", lambda _: PolicyStream(DEVICE))
     return Streams.default
 

@@ -218,7 +218,7 @@ def _run(step: CallStep | HeadStep, sample: Tensors | None) -> tuple[_Run, str]:
     if plan is not None:
         return _store_spread(plan.run, step), "plan"
     if isinstance(step.function, TensorCall):
-        return _store(step.function, step), "head"
+        return _store(step.function, step), "reusing"
     kind = "recurrent" if isinstance(step.function, RecurrentStep) else "opaque"
     return _store_spread(_caller(step), step), kind
 

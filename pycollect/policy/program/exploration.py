@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
@@ -35,6 +35,8 @@ _EXPLORING = (InteractionType.RANDOM, None)
 
 class TensorCall(ABC):
     """Base of functions over tensors that replace a module over TensorDicts.
+
+    A call may overwrite the tensors that the last call returned.
 
     Args:
         module: The module, whose buffers are read at each call.
@@ -87,9 +89,10 @@ class QValues(TensorCall):
             raise CannotUnwrapError("a Q-value module with an action mask")
         space = module.action_space
         _refuse_projection(module)
-        self._is_index = space == "categorical"
+        self._is_index, self._is_one_hot = space == "categorical", space == "one_hot"
         self._choose = module.action_func_mapping[space]
         self._value_of = module.action_value_func_mapping.get(space, module._default_action_value)
+        self._values: torch.Tensor | None = None
 
     @property
     def _out_keys(self) -> Any:
@@ -98,11 +101,31 @@ class QValues(TensorCall):
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Return action, values and the chosen value for values [*lead, actions]."""
         (values,) = inputs
-        if self._is_index:
-            chosen, index = torch.max(values, -1, keepdim=True)
-            return index.squeeze(-1), values, chosen
-        action = self._choose(values)
-        return action, values, self._value_of(values, action)
+        if not (self._is_index or self._is_one_hot):
+            action = self._choose(values)
+            return action, values, self._value_of(values, action)
+        if values is not self._values:  # a plan returns the same tensor at each call
+            self._prepare(values)
+        for operation in self._operations:
+            operation()
+        return self._outs
+
+    @torch.inference_mode(False)  # a later call may be outside of it
+    def _prepare(self, values: torch.Tensor) -> None:
+        """Allocate the outputs for a tensor of values."""
+        self._values = values
+        chosen = values.new_empty((*values.shape[:-1], 1))
+        index = torch.empty_like(chosen, dtype=torch.int64)
+        self._operations = [partial(torch.max, values, -1, keepdim=True, out=(chosen, index))]
+        action = index.squeeze(-1)
+        if self._is_one_hot:
+            action, product = torch.empty_like(values, dtype=torch.int64), torch.empty_like(values)
+            self._operations += [
+                partial(torch.eq, values, chosen, out=action),
+                partial(torch.mul, action, values, out=product),
+                partial(torch.sum, product, -1, keepdim=True, out=chosen),
+            ]
+        self._outs = action, values, chosen
 
 
 class EpsilonGreedy(TensorCall):
@@ -116,7 +139,7 @@ class EpsilonGreedy(TensorCall):
             raise CannotUnwrapError("an epsilon-greedy module of a nested action")
         _refuse_projection(module)
         self._spec = _spec_of(module)
-        self._draw = _random_actions(self._spec)
+        self._action: torch.Tensor | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Return the action [*lead, *frame], replaced by a random one with probability eps."""
@@ -124,12 +147,26 @@ class EpsilonGreedy(TensorCall):
         if interaction_type() not in _EXPLORING:
             return (action,)
         epsilon = self.module._buffers["eps"]
-        uniform = torch.rand(self.lead, device=epsilon.device)
-        drawn = self._draw(action).to(epsilon.device)
-        if not self.lead and epsilon.device.type == "cpu" and drawn.dtype is action.dtype:
-            return (drawn if uniform.item() < epsilon.item() else action,)
+        if action is not self._action:  # `QValues` may return the same tensor at each call
+            self._prepare(action, epsilon.device)
+        uniform = self._uniform.uniform_()
+        drawn = self._draw()
+        if self._is_one:
+            return (drawn.to(action) if uniform.item() < epsilon.item() else action,)
+        if drawn.device != epsilon.device:
+            drawn = drawn.to(epsilon.device)
         is_random = _widened(uniform < epsilon, action.ndim)
         return (torch.where(is_random, drawn, action),)
+
+    @torch.inference_mode(False)
+    def _prepare(self, action: torch.Tensor, device: torch.device) -> None:
+        """Allocate the random numbers for an action."""
+        self._action = action
+        self._draw = _random_actions(self._spec, action.shape)
+        self._uniform = torch.empty(self.lead, device=device)
+        on_host = action.device.type == device.type == "cpu"
+        keeps_dtype = torch.promote_types(self._spec.dtype, action.dtype) is action.dtype
+        self._is_one = not self.lead and on_host and keeps_dtype
 
 
 class GaussianNoise(TensorCall):
@@ -267,34 +304,33 @@ def _refuse_projection(module: nn.Module) -> None:
         raise CannotUnwrapError(f"a {type(module).__name__} that projects its outputs")
 
 
-def _random_actions(spec: Any) -> Function:
-    """Return a function that draws actions of the shape of its argument, as the spec does."""
+def _random_actions(spec: Any, shape: torch.Size) -> Callable[[], torch.Tensor]:
+    """Return a function that draws actions of this shape, as the spec does.
 
-    def draw_by_spec(action: torch.Tensor) -> torch.Tensor:
-        own = spec if spec.shape == action.shape else spec.expand(action.shape)
+    The next call may overwrite them.
+    """
+
+    def draw_by_spec() -> torch.Tensor:
+        own = spec if spec.shape == shape else spec.expand(shape)
         drawn: torch.Tensor = own.rand()
         return drawn
 
-    if type(spec).__name__ == "OneHot":
-        n = spec.space.n
+    kind = type(spec).__name__
+    if kind not in ("OneHot", "Categorical"):
+        return draw_by_spec
+    n, drawn = spec.space.n, torch.empty(shape, device=spec.device, dtype=spec.dtype)
+    if kind == "OneHot":
+        index = torch.empty((*shape[:-1], 1), device=spec.device, dtype=torch.int64)
 
-        def draw_one_hot(action: torch.Tensor) -> torch.Tensor:
+        def draw_one_hot() -> torch.Tensor:
             if spec.mask is not None:
-                return draw_by_spec(action)
-            index = torch.randint(n, action.shape[:-1], device=spec.device)
-            return F.one_hot(index, n).to(spec.dtype)
+                return draw_by_spec()
+            return drawn.zero_().scatter_(-1, index.random_(0, n), 1)
 
         return draw_one_hot
-    if type(spec).__name__ == "Categorical" and spec.space.n >= 0:
-        n = spec.space.n
-
-        def draw_index(action: torch.Tensor) -> torch.Tensor:
-            if spec.mask is not None:
-                return draw_by_spec(action)
-            return torch.randint(0, n, action.shape, device=spec.device, dtype=spec.dtype)
-
-        return draw_index
-    return draw_by_spec
+    if n < 0:
+        return draw_by_spec
+    return lambda: drawn.random_(0, n) if spec.mask is None else draw_by_spec()
 
 
 def _projection(spec: Any) -> Function:

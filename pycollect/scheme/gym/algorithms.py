@@ -178,10 +178,7 @@ class OnPolicy(AlgorithmBase):
             parameters, value = self.actor(obs)
             distribution = self.actor.distribution(parameters)
             action = distribution.mode if deterministic else distribution.sample()
-            others = {
-                VAL: value.unsqueeze(-1),
-                LOGP: distribution.log_prob(action).unsqueeze(-1),
-            }
+            others = {VAL: value.unsqueeze(-1), LOGP: distribution.log_prob(action).unsqueeze(-1)}
         action = action.unsqueeze(-1) if action.ndim == 1 else action
         return action, self.actor.clipped(action), rhs, others
 
