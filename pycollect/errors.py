@@ -1,4 +1,4 @@
-"""Errors of workers and limits as the caller sees them, and warnings at the caller's line."""
+"""Errors of workers and limits as the caller sees them, and which warnings the caller sees."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import inspect
 import os
 import resource
 import sys
+import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, cast
+
+import pycollect
 
 
 class WorkerError(RuntimeError):
@@ -194,6 +197,64 @@ def warn_user(message: str) -> None:
 
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in (__name__.partition(".")[0], "multiprocessing")
+
+
+IMPORT_FILE = "<frozen importlib._bootstrap>"
+"""File name of the stack frames of an import statement."""
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+
+
+def filters_import_warnings() -> bool:
+    """Return whether workers that start now hide import warnings."""
+    return bool(pycollect.filter_warnings_subprocess)
+
+
+def filter_import_warnings(hide: bool) -> None:
+    """Hide import warnings in this worker process and its own workers from now on, or show them.
+
+    The driver imports the same packages and has shown their import warnings already.
+    """
+    pycollect.filter_warnings_subprocess = hide
+    show = warnings.showwarning
+    if hide and not isinstance(show, _ImportFilter):
+        warnings.showwarning = _ImportFilter(show)
+    elif not hide and isinstance(show, _ImportFilter):
+        warnings.showwarning = show.show_other
+
+
+class _ImportFilter:
+    """Shows all warnings except import warnings.
+
+    Python's own filters run first, so a warning that they turn into an error never gets here.
+
+    Attributes:
+        show_other: Shows a warning.
+    """
+
+    def __init__(self, show_other: Callable[..., None]) -> None:
+        self.show_other = show_other
+
+    def __call__(self, *arguments: Any, **named: Any) -> None:
+        if not _is_of_an_import(sys._getframe(1)):
+            self.show_other(*arguments, **named)
+
+
+def _is_of_an_import(frame: FrameType | None) -> bool:
+    """Return whether an installed package raised the warning while a module was imported."""
+    while frame is not None and frame.f_globals.get("__name__") == "warnings":
+        frame = frame.f_back
+    if frame is None or not _is_installed(Path(frame.f_code.co_filename)):
+        return False
+    while frame is not None and frame.f_code.co_filename != IMPORT_FILE:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_installed(file: Path) -> bool:
+    """Return whether a file belongs to an installed package or to Python, not to the program."""
+    return not _INSTALLED.isdisjoint(file.parts) or file.is_relative_to(_STANDARD)
 
 
 def is_interrupt(error: BaseException) -> bool:

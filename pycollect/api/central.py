@@ -21,14 +21,14 @@ from pycollect.driver.policy_place import InDriver, PlaceMaker
 from pycollect.driver.policy_process import InPolicyProcess
 from pycollect.driver.records import WorkerPlan
 from pycollect.inference.options import InferenceOptions, ServerSettings
+from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import pickled
 from pycollect.transport.processes.engine import ProcessEngine
-from pycollect.transport.spec import WorkerSpec
 from pycollect.worker.options import WorkerOptions
 
 if TYPE_CHECKING:  # at run time, imported only for central inference
     from pycollect.inference.client import ClientSlots
-    from pycollect.inference.serving import PolicyWorker, ServingBell
+    from pycollect.inference.server import PolicyWorker, ServingBell
 
 _SERVER = -1  # worker id of a policy server
 _TIMEOUT = 0.01  # seconds, as in TorchRL
@@ -91,8 +91,7 @@ class Central:
     def _in_driver(cls, given: Arguments, settings: ServerSettings) -> Central:
         """Create a server in this process, which calls the policy while it waits for a batch."""
         from pycollect.inference.client import ClientSlots
-        from pycollect.inference.server import InferenceServer
-        from pycollect.inference.serving import ServingBell
+        from pycollect.inference.server import InferenceServer, ServingBell
 
         factory = given["policy_factory"]
         policy = given["policy"] if factory is None else check.built_policy(factory)
@@ -111,7 +110,7 @@ class Central:
     def _in_process(cls, given: Arguments, settings: ServerSettings) -> Central:
         """Plan a separate process that calls the policy."""
         from pycollect.inference.client import ClientSlots
-        from pycollect.inference.serving import PolicyWorker
+        from pycollect.inference.server import PolicyWorker
 
         settings = _on_device_of(settings, given["policy"])
         clients = ClientSlots(Bell(), settings.groups)

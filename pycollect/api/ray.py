@@ -27,7 +27,7 @@ from pycollect.transport.ray.engine import RayEngine, actor_options, check_actor
 from pycollect.transport.ray.session import check_amounts, import_ray
 
 if TYPE_CHECKING:
-    from pycollect.inference.serving import ServingBell
+    from pycollect.inference.server import ServingBell
 
 
 class LaunchedCollector(ScheduledCollector):

@@ -22,8 +22,8 @@ from pycollect.driver.nest import Nest
 from pycollect.driver.options import RemoteOptions, StreamOptions, check_uneven
 from pycollect.driver.records import WorkerPlan
 from pycollect.envs.make import check_entry
+from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import pickled_for_child, pickled_spec
-from pycollect.transport.spec import WorkerSpec
 from pycollect.worker.options import WorkerOptions
 
 

@@ -30,10 +30,11 @@ from pycollect.envs.make import (
     check_entry,
     is_env,
     is_torchrl_env,
+    is_vector_env,
     make_env_batch,
 )
+from pycollect.envs.make_vector import parse_autoreset
 from pycollect.envs.spaces import describe
-from pycollect.envs.vector_api import is_vector_env, parse_autoreset
 from pycollect.transport.pickling import pickle_with_inherited
 
 

@@ -28,10 +28,16 @@ from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
 from pycollect.envs.base import BoolArray, step_values
 from pycollect.envs.info_rows import final_observations, is_list
 from pycollect.envs.make import check_vector_attributes
-from pycollect.envs.make_vector import Finding, probe_keeps_rows
+from pycollect.envs.make_vector import (
+    Autoreset,
+    Finding,
+    declared_autoreset,
+    parse_autoreset,
+    probe_keeps_rows,
+)
 from pycollect.envs.random_actions import ActionSampler
 from pycollect.envs.spaces import describe, make_flatten, make_unflatten
-from pycollect.envs.vector_api import Autoreset, VectorApi, declared_autoreset, parse_autoreset
+from pycollect.envs.vector_api import VectorApi
 
 MAX_STEPS = 500
 _TRIES = 4

@@ -25,7 +25,7 @@ from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord
 from pycollect.driver.scheduler import Scheduler
 from pycollect.transport.host import SingleWorker
-from pycollect.transport.spec import Hosted
+from pycollect.transport.messages import Hosted
 from pycollect.worker.options import POST, WorkerOptions
 
 Question = tuple[str, Sequence[Any], Mapping[str, Any]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -13,14 +13,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pycollect._core import Slab
+
 Buffer = npt.NDArray[np.uint8]
 
-_ARGUMENT = "compress_data_to_send"  # of scheme.CWorker
 _SMALL = 1024  # bytes; less is not worth the call
 _MAX_RATIO = 0.9  # data that compresses less is sent uncompressed
 
 
-def import_lz4(argument: str) -> ModuleType:
+def import_lz4(argument: str = "data") -> ModuleType:
     """Return the module of LZ4; raise an ImportError about `argument` if it is not installed."""
     try:
         import lz4.frame
@@ -30,24 +31,24 @@ def import_lz4(argument: str) -> ModuleType:
     return frame
 
 
-def compress(data: Buffer, argument: str) -> Buffer:
+def compress(data: Buffer) -> Buffer:
     """Return the bytes as one LZ4 frame, or unchanged if that is not much smaller."""
     if data.nbytes < _SMALL:
         return data
-    lz4 = import_lz4(argument)
+    lz4 = import_lz4()
     packed: bytes = lz4.compress(data, store_size=True, block_size=lz4.BLOCKSIZE_MAX4MB)
     if len(packed) >= _MAX_RATIO * data.nbytes:
         return data
     return np.frombuffer(packed, np.uint8)
 
 
-def decompress(data: Buffer, size: int, argument: str) -> Buffer:
+def decompress(data: Buffer, size: int) -> Buffer:
     """Return the `size` bytes that `compress` compressed, in new memory."""
     if data.nbytes == size:  # not compressed
         return np.array(data)
-    opened: bytearray = import_lz4(argument).decompress(data, return_bytearray=True)
+    opened: bytearray = import_lz4().decompress(data, return_bytearray=True)
     if len(opened) != size:
-        raise ValueError(f"{argument}: expected an LZ4 frame with {size} bytes, got {len(opened)}")
+        raise ValueError(f"data: expected an LZ4 frame with {size} bytes, got {len(opened)}")
     return np.frombuffer(opened, np.uint8)
 
 
@@ -70,11 +71,11 @@ class PackedArray:
     def of(cls, value: npt.NDArray[Any] | Tensor) -> PackedArray:
         """Pack an array or a tensor, which may be on any device."""
         raw = _bytes_of(value)
-        return cls(value.dtype, tuple(value.shape), raw.nbytes, compress(raw, _ARGUMENT))
+        return cls(value.dtype, tuple(value.shape), raw.nbytes, compress(raw))
 
     def open(self) -> npt.NDArray[Any] | Tensor:
         """Return the packed array, or the packed tensor on the CPU, in new memory."""
-        raw = decompress(self.data, self.size, _ARGUMENT)
+        raw = decompress(self.data, self.size)
         if isinstance(self.dtype, torch.dtype):
             if not self.size:  # torch cannot view an empty tensor as another dtype
                 return torch.empty(self.shape, dtype=self.dtype, device="cpu")
@@ -97,19 +98,29 @@ class PackedBuffer:
     data: Buffer
 
     @classmethod
-    def of(cls, data: Buffer, sizes: tuple[int, ...], argument: str) -> PackedBuffer:
-        """Pack a block that consists of parts with the given sizes."""
-        parts = [compress(part, argument) for part in _parts(data, sizes)]
+    def of(cls, slab: Slab) -> PackedBuffer:
+        """Pack a slab leaf by leaf."""
+        sizes = leaf_sizes(slab)
+        parts = [compress(part) for part in _parts(slab.array(), sizes)]
         return cls(sizes, tuple(part.nbytes for part in parts), np.concatenate(parts))
 
-    def open(self, argument: str) -> Buffer:
+    def open(self) -> Buffer:
         """Return the block in new memory."""
         block = np.empty(sum(self.sizes), np.uint8)
         pairs = zip(_parts(block, self.sizes), _parts(self.data, self.lengths), strict=True)
         for target, part in pairs:
-            size = target.nbytes
-            target[:] = part if part.nbytes == size else decompress(part, size, argument)
+            target[:] = part if part.nbytes == target.nbytes else decompress(part, target.nbytes)
         return block
+
+
+def leaf_sizes(slab: Slab) -> tuple[int, ...]:
+    """Return the sizes in bytes of a slab's headers and of each leaf with its padding."""
+    whole = slab.array()
+    extents = (slab.placement.workers, slab.placement.envs, slab.placement.steps)
+    base = whole.ctypes.data
+    starts = {leaf.data_ptr() - base for leaf in slab.tensors(list(extents), torch.Tensor)}
+    edges = sorted({0, *starts, whole.nbytes})
+    return tuple(end - start for start, end in pairwise(edges))
 
 
 def _parts(data: Buffer, sizes: tuple[int, ...]) -> list[Buffer]:
@@ -157,7 +168,7 @@ def pack(value: Any) -> Packed:
     Raises:
         ImportError: LZ4 is not installed.
     """
-    import_lz4(_ARGUMENT)
+    import_lz4("pack")
     return Packed(_each(value, _packed))
 
 

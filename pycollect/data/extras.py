@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import cloudpickle
 import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
-    NonTensorData,
     NonTensorStack,
     TensorDict,
     TensorDictBase,
-    is_tensor_collection,
     is_tensorclass,
 )
 
-from pycollect.data.layout import Key, dotted
-from pycollect.data.objects import PLAIN_TYPES, Cells, object_stack
+from pycollect.data.layout import Key
+from pycollect.data.objects import Cells, cells_of, object_stack, private_copies, value_of
 
 Extras: TypeAlias = dict[Key, Cells]
 """Extras of a rollout or a batch by key, including "next"; ``None`` in cells without a frame."""
@@ -71,31 +67,6 @@ class Extra:
         )
 
 
-def private_copy(value: Any) -> Any:
-    """Return a copy of a value that its producer may overwrite, or the value if it has no copy."""
-    if type(value) in PLAIN_TYPES:
-        return value
-    if isinstance(value, torch.Tensor) or is_tensor_collection(value):
-        return value.detach().clone()
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # for example an open file or a lock
-        return value
-
-
-def private_copies(values: Iterable[Any]) -> list[Any]:
-    """Return `private_copy` of each value."""
-    return [value if type(value) in PLAIN_TYPES else private_copy(value) for value in values]
-
-
-def cells_of(values: Sequence[Any], shape: Sequence[int]) -> Cells:
-    """Return values in row-major order as cells with a shape."""
-    cells = np.empty(len(values), np.object_)
-    for i, value in enumerate(values):
-        cells[i] = value
-    return cells.reshape(tuple(shape))
-
-
 def fitted(rollout: Extras, steps: int) -> Extras:
     """Return a rollout's extras [P, T] with `steps` steps, cut or padded with ``None``."""
     result = {}
@@ -124,13 +95,6 @@ def joined(rollouts: Sequence[Extras], join: str | int, envs: Sequence[int]) -> 
     return result
 
 
-def value_of(entry: Any) -> Any:
-    """Return the value of one cell: the object inside NonTensorData, or the entry itself."""
-    if isinstance(entry, NonTensorData) and not entry.batch_size:
-        return entry.data
-    return entry
-
-
 def per_env(entry: Any, envs: Sequence[int]) -> list[Any]:
     """Return an entry of a TensorDict as one value per environment.
 
@@ -141,23 +105,6 @@ def per_env(entry: Any, envs: Sequence[int]) -> list[Any]:
     if not envs:
         return [value_of(entry)]
     return [value_of(entry[index]) for index in np.ndindex(*envs)]
-
-
-def pickled_extras(extras: Extras) -> bytes:
-    """Return the pickled extras of a rollout; raise a TypeError for one that cannot be pickled."""
-    try:
-        data: bytes = cloudpickle.dumps(extras)
-        return data
-    except Exception:
-        for key, cells in extras.items():
-            try:
-                cloudpickle.dumps(cells)
-            except Exception as error:
-                raise TypeError(
-                    f"{dotted(key)}: expected values that can be pickled, because they are sent to "
-                    f"another process: {error}"
-                ) from error
-        raise
 
 
 @dataclass

@@ -1,20 +1,53 @@
-"""Stacks of NonTensorData for the objects in a batch, made when they are used."""
+"""Objects in cells of a batch, and stacks of NonTensorData that are made when they are used."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 Cells: TypeAlias = npt.NDArray[np.object_]
 """One value per cell, in the shape of the batch: [P, T] for a rollout."""
 
 PLAIN_TYPES = frozenset((str, bytes, int, float, bool, type(None)))
 """Types whose values cannot change, so that they need no copies."""
+
+
+def private_copy(value: Any) -> Any:
+    """Return a copy of a value that its producer may overwrite, or the value if it has no copy."""
+    if type(value) in PLAIN_TYPES:
+        return value
+    if isinstance(value, torch.Tensor) or is_tensor_collection(value):
+        return value.detach().clone()
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # for example an open file or a lock
+        return value
+
+
+def private_copies(values: Iterable[Any]) -> list[Any]:
+    """Return `private_copy` of each value."""
+    return [value if type(value) in PLAIN_TYPES else private_copy(value) for value in values]
+
+
+def cells_of(values: Sequence[Any], shape: Sequence[int]) -> Cells:
+    """Return values in row-major order as cells with a shape."""
+    cells = np.empty(len(values), np.object_)
+    for i, value in enumerate(values):
+        cells[i] = value
+    return cells.reshape(tuple(shape))
+
+
+def value_of(entry: Any) -> Any:
+    """Return the value of one cell: the object inside NonTensorData, or the entry itself."""
+    if isinstance(entry, NonTensorData) and not entry.batch_size:
+        return entry.data
+    return entry
 
 
 def object_stack(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -70,16 +69,6 @@ def slab_tensors(
     )
     tensors.pop(None, None)
     return tensors
-
-
-def leaf_sizes(slab: Slab) -> tuple[int, ...]:
-    """Return the sizes in bytes of a slab's headers and of each leaf with its padding."""
-    whole = slab.array()
-    extents = (slab.placement.workers, slab.placement.envs, slab.placement.steps)
-    base = whole.ctypes.data
-    starts = {leaf.data_ptr() - base for leaf in slab.tensors(list(extents), torch.Tensor)}
-    edges = sorted({0, *starts, whole.nbytes})
-    return tuple(end - start for start, end in pairwise(edges))
 
 
 def to_tensordict(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -27,8 +27,6 @@ from pycollect.data.tensordicts import (
     spare_memory,
 )
 
-_LAYOUTS = (torch.strided, torch.jagged)
-
 
 def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
     """Return the requested layout of nested tensors, or ``None`` for no nested tensors.
@@ -39,7 +37,7 @@ def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
     """
     if isinstance(as_nested, bool):
         return torch.strided if as_nested else None
-    if as_nested not in _LAYOUTS:
+    if as_nested not in (torch.strided, torch.jagged):
         raise ValueError(
             "as_nested: expected True, False, torch.strided or torch.jagged, got "
             f'{as_nested!r}; for separate offsets and lengths, use format="cat"'
@@ -70,39 +68,36 @@ def nested(
         ValueError: There are no rows, which strided nested tensors do not support.
         TypeError: Strided nested tensors do not support a dtype.
     """
-    longest = int(lengths.max()) if len(lengths) else 0
-    shortest = int(lengths.min()) if len(lengths) else 0
+    longest, shortest = (int(lengths.max()), int(lengths.min())) if len(lengths) else (0, 0)
+    batch_size = [len(lengths)]
     if layout == torch.jagged:
         # Leaves of a device share one tensor of offsets, by which torch recognizes equal lengths.
         by_device: dict[torch.device, torch.Tensor] = {}
 
-        def jagged(leaf: torch.Tensor) -> torch.Tensor:
+        def nest(leaf: torch.Tensor) -> torch.Tensor:
             device_offsets = by_device.setdefault(leaf.device, offsets.to(leaf.device))
             return torch.nested.nested_tensor_from_jagged(
                 leaf, device_offsets, min_seqlen=shortest, max_seqlen=longest
             )
 
-        return _applied(flat, jagged, [len(lengths)])
-    if not len(lengths):
-        raise ValueError(
-            "as_nested: expected at least one trajectory, got none; use torch.jagged, which "
-            "supports an empty result"
-        )
+    else:
+        if not len(lengths):
+            raise ValueError(
+                "as_nested: expected at least one trajectory, got none; use torch.jagged, which "
+                "supports an empty result"
+            )
+        sizes = lengths.tolist()
+        batch_size.append(longest if longest == shortest else -1)
 
-    sizes = lengths.tolist()
+        def nest(leaf: torch.Tensor) -> torch.Tensor:
+            try:
+                return torch.nested.as_nested_tensor(list(torch.split(leaf, sizes)))
+            except NotImplementedError as error:
+                raise TypeError(
+                    f"as_nested: torch has no strided nested tensors of {leaf.dtype}; use "
+                    "torch.jagged"
+                ) from error
 
-    def strided(leaf: torch.Tensor) -> torch.Tensor:
-        try:
-            return torch.nested.as_nested_tensor(list(torch.split(leaf, sizes)))
-        except NotImplementedError as error:
-            raise TypeError(
-                f"as_nested: torch has no strided nested tensors of {leaf.dtype}; use torch.jagged"
-            ) from error
-
-    return _applied(flat, strided, [len(lengths), longest if longest == shortest else -1])
-
-
-def _applied(flat: TensorDict, nest: Any, batch_size: list[int]) -> TensorDict:
     result: TensorDict = flat.apply(nest, batch_size=batch_size)
     return result
 
@@ -226,7 +221,11 @@ def split_trajectories(
             raise ValueError(
                 f'format: expected the default "padded" because as_nested is given, got {format!r}'
             )
-        _refuse_extras(td)
+        for key in without_extras(td)[1].extras:
+            raise TypeError(
+                f"{dotted(key)}: as_nested needs tensors with the same shape in each frame; "
+                'exclude this entry with td.exclude, or use format="cat"'
+            )
         format = "cat"
     result, plan = split_with_plan(
         td,
@@ -242,15 +241,6 @@ def split_trajectories(
     if layout is not None:
         return nested(result, offsets, lengths, layout)
     return FlatTrajectories(result, offsets, lengths)
-
-
-def _refuse_extras(td: TensorDictBase) -> None:
-    extras = without_extras(td)[1].extras
-    if extras:
-        raise TypeError(
-            f"{dotted(next(iter(extras)))}: as_nested needs tensors with the same shape in each "
-            'frame; exclude this entry with td.exclude, or use format="cat"'
-        )
 
 
 def split_with_plan(
@@ -288,13 +278,12 @@ def split_with_plan(
     form = _Padded(plan, td, padding_id) if format == "padded" else _Flat(plan, td)
     tensors = _gather(form, leaves)
     form.number(tensors, ids_key)
-    if isinstance(form, _Padded):
+    if form.mask is not None:
         tensors[mask_key] = form.mask.to(tensors[ids_key].device)
     result: Any = to_tensordict(tensors, form.lead, td.device)
     restore_nested(result, nested, form.lead, td.ndim)
     if extras_batch:
-        mask = form.mask if isinstance(form, _Padded) else None
-        result = with_extras(result, extras_batch.moved(_cells(form), mask))
+        result = with_extras(result, extras_batch.moved(_cells(form), form.mask))
     return result, plan
 
 
@@ -343,6 +332,8 @@ class _Padded:
 class _Flat:
     """The layout [F]."""
 
+    mask: ClassVar[None] = None
+
     def __init__(self, plan: SplitPlan, td: TensorDictBase) -> None:
         self.plan = plan
         self.batch_shape = td.shape
@@ -375,13 +366,11 @@ def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key,
     on_device = on_one_device({key: leaf for key, leaf in leaves.items() if key not in plain})
     if on_device:
         result |= split_on_device(form.plan, on_device, form.lead, ndim)
-    if len(result) == len(leaves):
-        return {key: result[key] for key in leaves}
-    cells = _cells(form)
-    for key, leaf in leaves.items():
-        if key not in result:
-            frames = leaf.flatten(0, ndim - 1)
-            result[key] = form.select(frames, cells.to(leaf.device))
+    if rest := [key for key in leaves if key not in result]:
+        cells = _cells(form)
+        for key in rest:
+            frames = leaves[key].flatten(0, ndim - 1)
+            result[key] = form.select(frames, cells.to(frames.device))
     return {key: result[key] for key in leaves}
 
 

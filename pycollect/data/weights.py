@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 import cloudpickle
-import numpy as np
-import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pycollect._core import Leaf
-from pycollect.data.layout import dtype_name, torch_dtype
-from pycollect.data.upload import Packing
+from pycollect.data.layout import dtype_name
 
 _EXTRA_STATE = "_extra_state"  # the last part of such a key, as in `nn.Module.state_dict`
 
@@ -50,8 +46,8 @@ class Weights:
     def updated(self, newer: Weights) -> Weights:
         """Return these weights, with newer ones in place of those with the same name."""
         return Weights(
-            {**_without(self.tensors, newer.tensors), **newer.tensors},
-            {**_without(self.extra, newer.extra), **newer.extra},
+            _updated(self.tensors, newer.tensors),
+            _updated(self.extra, newer.extra),
             {**self.modes, **newer.modes},
         )
 
@@ -75,9 +71,9 @@ class Weights:
 NO_WEIGHTS = Weights()
 
 
-def _without(old: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries with other names; newer values of tied parameters must come last."""
-    return {name: value for name, value in old.items() if name not in newer}
+def _updated(old: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the old entries, then the newer ones: values of tied parameters must come last."""
+    return {**{name: value for name, value in old.items() if name not in newer}, **newer}
 
 
 def weights_from(source: Any) -> Weights:
@@ -93,7 +89,18 @@ def weights_from(source: Any) -> Weights:
     """
     if isinstance(source, Weights):
         return source
-    weights = _weights_from(source)
+    if isinstance(source, nn.Module) and not isinstance(source, TensorDictBase):
+        weights = weights_of(source)
+    elif isinstance(source, Mapping | TensorDictBase):
+        tensors: dict[str, torch.Tensor] = {}
+        extra: dict[str, bytes] = {}
+        _gather(source, "", tensors, extra)
+        weights = Weights(tensors, extra)
+    else:
+        raise TypeError(
+            "policy_or_weights: expected an nn.Module, a TensorDict of parameters or a state dict, "
+            f"got {type(source).__name__}"
+        )
     for name, value in weights.tensors.items():
         if value.is_meta or value.layout != torch.strided:
             raise ValueError(
@@ -101,20 +108,6 @@ def weights_from(source: Any) -> Weights:
                 f"{value.layout} on {value.device}"
             )
     return weights
-
-
-def _weights_from(source: Any) -> Weights:
-    if isinstance(source, nn.Module) and not isinstance(source, TensorDictBase):
-        return weights_of(source)
-    if not isinstance(source, Mapping | TensorDictBase):
-        raise TypeError(
-            "policy_or_weights: expected an nn.Module, a TensorDict of parameters or a state dict, "
-            f"got {type(source).__name__}"
-        )
-    tensors: dict[str, torch.Tensor] = {}
-    extra: dict[str, bytes] = {}
-    _gather(source, "", tensors, extra)
-    return Weights(tensors, extra)
 
 
 def _gather(
@@ -151,8 +144,7 @@ def weights_of(policy: Any) -> Weights:
         if overrides(module, "get_extra_state") and overrides(module, "set_extra_state")
         for key in [extra_state_key(name)]
     }
-    modes = {name: module.training for name, module in modules}
-    return Weights(named_weights(policy), extra, modes)
+    return Weights(named_weights(policy), extra, {name: own.training for name, own in modules})
 
 
 def extra_state_key(module: str) -> str:
@@ -199,8 +191,6 @@ def named_weights(policy: Any) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: A lazy parameter has no shape yet.
     """
-    if not isinstance(policy, nn.Module):
-        return {}
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors(policy):
         if is_lazy(tensor):
@@ -284,9 +274,9 @@ class WeightSpec:
             ValueError: The policy has no weight with that name and shape.
         """
         tied = dict(self.tied)
-        renamed = Weights(
-            _renamed(weights.tensors, tied), _renamed(weights.extra, tied), weights.modes
-        )
+        tensors = {tied.get(name, name): value for name, value in weights.tensors.items()}
+        extra = {tied.get(name, name): value for name, value in weights.extra.items()}
+        renamed = Weights(tensors, extra, weights.modes)
         expected = {leaf.key[0]: list(leaf.shape) for leaf in self.leaves}
         known = expected.keys() | set(self.extra)
         names = renamed.tensors.keys() | renamed.extra.keys()
@@ -305,20 +295,6 @@ class WeightSpec:
         expected = {leaf.key[0]: leaf.dtype for leaf in self.leaves}
         tensors = self.fitted(weights).tensors
         return all(dtype_name(t.dtype) == expected[name] for name, t in tensors.items())
-
-    def check_complete(self, weights: Weights) -> None:
-        """Raise a ValueError unless the weights are all parameters and buffers of the policy."""
-        expected = {leaf.key[0] for leaf in self.leaves}
-        fitted = self.fitted(weights)
-        if expected != fitted.tensors.keys():
-            raise _other_names(expected, expected, fitted.tensors.keys())
-
-
-NO_WEIGHT_SPEC = WeightSpec()
-
-
-def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {names.get(name, name): value for name, value in values.items()}
 
 
 def _other_names(expected: Set[str], known: Set[str], names: Set[str]) -> ValueError:
@@ -353,13 +329,16 @@ def load_weights(policy: Any, weights: Weights) -> None:
             load its extra state.
     """
     targets = named_weights(policy)
-    if weights.extra or not _fits(targets, weights.tensors):
+    fits = all(
+        name in targets and targets[name].shape == value.shape
+        for name, value in weights.tensors.items()
+    )
+    if weights.extra or not (weights.tensors and fits):  # a WeightSpec takes long to make
         weights = WeightSpec.of(policy).fitted(weights)
     extra = {key: deserialized_extra(key, value) for key, value in weights.extra.items()}
     modules = dict(policy.named_modules()) if isinstance(policy, nn.Module) else {}
     for name, module in modules.items():
-        mode = weights.modes.get(name, module.training)
-        if module.training != mode:
+        if module.training != (mode := weights.modes.get(name, module.training)):
             module.train(mode)
     with torch.no_grad():
         for name, value in weights.tensors.items():
@@ -367,101 +346,24 @@ def load_weights(policy: Any, weights: Weights) -> None:
                 targets[name].copy_(value)
     for name, module in modules.items() if extra else ():
         key = extra_state_key(name)
-        if key in extra:
-            _set_extra_state(module, key, extra[key])
-
-
-def _set_extra_state(module: nn.Module, key: str, value: Any) -> None:
-    try:
-        module.set_extra_state(value)
-    except Exception as error:
-        raise ValueError(
-            f"policy_or_weights: the policy could not load its extra state {key!r}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        try:
+            if key in extra:
+                module.set_extra_state(extra[key])
+        except Exception as error:
+            raise ValueError(
+                f"policy_or_weights: the policy could not load its extra state {key!r}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def check_loads(policy: Any, weights: Weights) -> None:
     """Raise a ValueError unless the weights are complete and the policy can load them."""
-    WeightSpec.of(policy).check_complete(weights)
+    spec = WeightSpec.of(policy)
+    expected, names = {leaf.key[0] for leaf in spec.leaves}, spec.fitted(weights).tensors.keys()
+    if expected != names:
+        raise _other_names(expected, expected, names)
     if weights.extra:  # only the module itself can check its extra state
         load_weights(copy.deepcopy(policy), weights)
-
-
-def _fits(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether names and shapes match, without the cost of a WeightSpec."""
-    return bool(tensors) and all(
-        name in targets and targets[name].shape == value.shape for name, value in tensors.items()
-    )
-
-
-_MODE_MISSING = 2
-
-
-def _pickled_extra(weights: Weights) -> bytes:
-    return pickle.dumps(weights.extra) if weights.extra else b""
-
-
-class WeightSlab:
-    """Packs weights with one spec, or some of them, into one buffer.
-
-    A buffer contains the tensors, one byte per tensor (whether it is present), one byte per module
-    (its training mode, or that it is missing), and the pickled extra state if there is any.
-    """
-
-    def __init__(self, spec: WeightSpec) -> None:
-        self._spec = spec
-        self._names = [leaf.key[0] for leaf in spec.leaves]
-        forms = [(torch_dtype(leaf.dtype), leaf.shape) for leaf in spec.leaves]
-        forms.append((torch.uint8, (len(spec.leaves) + len(spec.modules),)))
-        self._packing = Packing(
-            torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in forms
-        )
-
-    def bytes(self, weights: Weights) -> int:
-        """Return the size of a buffer with these weights."""
-        return self._packing.bytes + len(_pickled_extra(weights))
-
-    def pack(self, weights: Weights, buffer: npt.NDArray[np.uint8]) -> None:
-        """Copy these weights into a buffer of the size that `bytes` returns."""
-        weights = self._spec.fitted(weights)
-        present = [int(name in weights.tensors) for name in self._names]
-        modes = [int(weights.modes.get(name, _MODE_MISSING)) for name in self._spec.modules]
-        size = self._packing.bytes
-        *tensors, flags = self._packing.views(torch.from_numpy(buffer[:size]))
-        with torch.no_grad():
-            flags.copy_(torch.tensor([*present, *modes], dtype=torch.uint8, device="cpu"))
-            for name, target in zip(self._names, tensors, strict=True):
-                if name in weights.tensors:
-                    target.copy_(weights.tensors[name])
-        buffer[size:] = np.frombuffer(_pickled_extra(weights), np.uint8)
-
-    def unpack(self, buffer: npt.NDArray[np.uint8]) -> Weights:
-        """Return the weights in the buffer, as views of it if it is writable.
-
-        Raises:
-            ValueError: The buffer is too short.
-        """
-        size = self._packing.bytes
-        if buffer.nbytes < size:
-            raise ValueError(f"buffer: expected at least {size} bytes, got {buffer.nbytes}")
-        packed, extra = buffer[:size], buffer[size:]
-        block = torch.from_numpy(packed if packed.flags.writeable else packed.copy())
-        *tensors, flags = self._packing.views(block)
-        present, modes = flags[: len(tensors)].tolist(), flags[len(tensors) :].tolist()
-        return Weights(
-            {
-                name: view
-                for name, view, is_present in zip(self._names, tensors, present, strict=True)
-                if is_present
-            },
-            pickle.loads(extra.tobytes()) if extra.nbytes else {},
-            {
-                name: bool(mode)
-                for name, mode in zip(self._spec.modules, modes, strict=True)
-                if mode != _MODE_MISSING
-            },
-        )
 
 
 class PolicyVersion:

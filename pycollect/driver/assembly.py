@@ -29,8 +29,7 @@ from pycollect.data.tensordicts import spare_memory
 from pycollect.data.upload import MAX_IN_FLIGHT, DeviceUploader
 from pycollect.driver.delivery import Batch
 from pycollect.errors import limits_named
-from pycollect.transport.messages import Rollout, RolloutRequest
-from pycollect.transport.spec import WorkerInfo
+from pycollect.transport.messages import Rollout, RolloutRequest, WorkerInfo
 from pycollect.worker.report import RolloutReport
 
 # The newest batch and the one before it, which a learner still reads.

@@ -16,10 +16,11 @@ from torch import nn
 from pycollect._core import Slab, Uninterrupted
 from pycollect.data import gather_cuda as on_cuda
 from pycollect.data.devices import CPU
-from pycollect.data.extras import Extras, cells_of, with_extras
+from pycollect.data.extras import Extras, with_extras
 from pycollect.data.frame import MASK, TRAJ_IDS, BatchLeaves
 from pycollect.data.layout import Key, torch_dtype
 from pycollect.data.multistep import MultiStep
+from pycollect.data.objects import cells_of
 from pycollect.data.slabs import slab_tensors, to_tensordict
 from pycollect.data.split import split_with_plan
 from pycollect.data.upload import Uploads

@@ -17,7 +17,7 @@ from pycollect.driver.state import CollectorState, WorkerState, check_generators
 from pycollect.driver.waiting import WorkerWaiter
 from pycollect.driver.workers import WorkerGroup, check_alike
 from pycollect.errors import warn_user
-from pycollect.transport.spec import reset, set_seed
+from pycollect.transport.messages import reset, set_seed
 
 
 class Membership:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pycollect._core import Bell, Placement, RolloutControl, Slab, join_rollouts
-from pycollect.data.extras import Extras, pickled_extras
+from pycollect.data.extras import Extras
 from pycollect.data.generators import GeneratorState, NestState
 from pycollect.data.weights import NO_WEIGHTS, Weights
 from pycollect.driver.delivery import Batch
@@ -18,9 +18,9 @@ from pycollect.driver.records import WorkerPlan, WorkerRecord
 from pycollect.driver.scheduler import Scheduler
 from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
+from pycollect.transport.messages import WorkerInfo, WorkerSpec, resume, set_seed
 from pycollect.transport.processes.engine import ProcessEngine
-from pycollect.transport.spec import WorkerInfo, WorkerSpec, resume, set_seed
-from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
+from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds, pickled_extras
 
 _REPORTED = ("worker_died", "worker_timeout", "env_error")  # losses that the driver must know
 

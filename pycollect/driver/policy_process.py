@@ -26,7 +26,7 @@ from pycollect.driver.state import CollectorState
 from pycollect.driver.workers import WorkerGroup, with_log
 from pycollect.errors import WorkerDied, without_frames
 from pycollect.transport.engine import Engine
-from pycollect.transport.spec import set_seed
+from pycollect.transport.messages import set_seed
 
 _NEWS_SECONDS = 10.0  # maximum time until a live server answers, or its death is known
 

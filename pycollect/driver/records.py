@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from pycollect.data.generators import GeneratorState, NestState, derived_seeds
-from pycollect.transport.handle import AnyHandle, WorkerHandle
-from pycollect.transport.messages import RolloutRequest
-from pycollect.transport.spec import WorkerInfo, WorkerSpec, resume
+from pycollect.transport.engine import AnyHandle
+from pycollect.transport.handle import WorkerHandle
+from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec, resume
 from pycollect.worker.report import RolloutReport
 
 

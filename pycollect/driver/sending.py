@@ -10,10 +10,10 @@ import cloudpickle
 import numpy as np
 
 from pycollect._core import Memory
-from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSlab, WeightSpec
+from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSpec
 from pycollect.driver.records import WorkerRecord
 from pycollect.transport.messages import Buffer
-from pycollect.transport.pickling import SharedValue, array_of, new_memory
+from pycollect.transport.pickling import SharedValue, WeightSlab, array_of, new_memory
 
 _Sent = dict[str, tuple[int, SharedValue]]
 

@@ -24,10 +24,10 @@ from pycollect.errors import (
     warn_user,
     without_frames,
 )
-from pycollect.transport.engine import AnswerWaiter, Engine
-from pycollect.transport.handle import NotStarted, WorkerHandle
+from pycollect.transport.engine import AnswerWaiter, Engine, NotStarted
+from pycollect.transport.handle import WorkerHandle
+from pycollect.transport.messages import WorkerInfo
 from pycollect.transport.pickling import SharedValue
-from pycollect.transport.spec import WorkerInfo
 
 _LOGGER = logging.getLogger(__name__)
 _BATCHES_REMEMBERED = 100  # a death no longer counts after this many delivered batches

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pycollect.data.layout import dotted
 from pycollect.envs.base import EnvBatch, EnvSpec
 from pycollect.envs.make import check_distinct, check_entry, is_env
 
@@ -84,6 +85,33 @@ class EnvGroups:
             can_reset=all(spec.can_reset for spec in specs),
             time_limit=all(spec.time_limit for spec in specs),
         )
+
+    def check_can_cut(self) -> None:
+        """Raise a ValueError if the collector cannot cut the trajectories of single rows."""
+        if not self.spec.can_reset:
+            raise ValueError(
+                "max_frames_per_traj: this vector environment is not known to support reset_mask, "
+                "so single rows cannot be reset; use another environment, or a list of callables"
+            )
+        for spec in (group.spec for group in self.groups if not group.spec.own_flags):
+            leaves, extras = (*spec.observation, *spec.step_only), (*spec.extras, *spec.step_extras)
+            keys = [*(leaf.key for leaf in leaves), *(extra.key for extra in extras)]
+            if any(key[0] == "step_count" for key in keys):
+                raise ValueError(
+                    "max_frames_per_traj: the environment already has an entry 'step_count', which "
+                    "this argument would add; rename the entry with a wrapper, or limit the "
+                    "episodes with gymnasium.wrappers.TimeLimit"
+                )
+
+    def check_has_truncated(self) -> None:
+        """Raise a ValueError if an environment lacks the flag 'truncated'."""
+        for spec in (group.spec for group in self.groups if group.spec.own_flags):
+            if all(leaf.key[-1] != "truncated" for leaf in spec.observation):
+                raise ValueError(
+                    "set_truncated: expected an environment with a flag 'truncated', got "
+                    f"{[dotted(leaf.key) for leaf in spec.observation]}; call its "
+                    "add_truncated_keys()"
+                )
 
     def rows_at(self, index: Any) -> list[int]:
         """Return which of the P environments an index into their batch dimensions selects.

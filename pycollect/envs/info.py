@@ -34,23 +34,6 @@ _PYTHON_DTYPES = {float: "float32", complex: "complex64"}
 """Default dtypes of Python numbers, as in torch rather than numpy."""
 
 
-class Tap:
-    """Keeps the info of each step."""
-
-    def __init__(self) -> None:
-        self.info: Any = {}
-
-    def wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `step`, or a function that returns a step's result, so that it keeps the info."""
-
-        def tapped(*args: Any) -> Any:
-            result = step(*args)
-            self.info = result[4]
-            return result
-
-        return tapped
-
-
 def check_info_keys(value: Any) -> InfoKeys:
     """Return `info_keys` as key paths, with their dtypes if it is a dict.
 

@@ -1,4 +1,4 @@
-"""Look up entries of an info, and of each row of a vector environment's info."""
+"""Entries of an info and of each row of a vector environment's info; options of a masked reset."""
 
 from __future__ import annotations
 
@@ -114,3 +114,42 @@ def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[A
     if not any(isinstance(one, Mapping) and key[0] in one for one in reset_infos):
         last = [row if end is NOTHING else end for end, row in zip(last, rows, strict=True)]
     return [last[p] if ended[p] else rows[p] for p in range(len(ended))]
+
+
+_MASK = "reset_mask"
+
+
+class MaskOptions(dict[str, Any]):
+    """The options ``{"reset_mask": mask}``; the mask can be looked up even after `pop`.
+
+    Gymnasium's vector environments pop the mask, so that their sub-environments do not receive it.
+    Wrappers look it up afterwards. If it is missing, they reset their data of all rows: in
+    Gymnasium 1.4.0, RecordEpisodeStatistics loses the returns of the continuing episodes. A popped
+    mask is therefore no longer an item, but lookups by name still find it.
+    """
+
+    def __init__(self, reset_mask: BoolArray) -> None:
+        """Store the mask; the argument has this name because Gymnasium's array wrappers use it."""
+        super().__init__({_MASK: reset_mask})
+        self._mask = reset_mask
+
+    def pop(self, key: str, *default: Any) -> Any:
+        if key == _MASK:
+            super().pop(key, None)
+            return self._mask
+        return super().pop(key, *default)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._mask if key == _MASK else super().get(key, default)
+
+    def __missing__(self, key: str) -> Any:
+        if key == _MASK:
+            return self._mask
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key == _MASK or super().__contains__(key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the items as a plain dict for sub-environments in other processes."""
+        return dict, (dict(self),)

@@ -9,20 +9,19 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 from torch import nn
 
 from pycollect.data.devices import Devices
 from pycollect.envs.base import EnvBatch, close_quietly
-from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.compiled import CompiledEnvBatch, is_compiled_env
 from pycollect.envs.gymnasium_support import has_time_limit, maker
 from pycollect.envs.info import InfoKeys, with_info
 from pycollect.envs.make_vector import make_vector_env
 from pycollect.envs.pettingzoo import PettingZooEnvs, is_pettingzoo_env
-from pycollect.envs.single import SingleEnv
+from pycollect.envs.single import CallablesEnv, SingleEnv
 from pycollect.envs.spaces import describe
 from pycollect.envs.vector import OBSERVATION_VALID
-from pycollect.envs.vector_api import is_old_envpool, is_vector_env
 
 ENVS = (
     "a gymnasium.Env, a gymnasium.vector.VectorEnv, a PettingZoo environment, a TorchRL EnvBase or "
@@ -116,6 +115,23 @@ def is_env(value: Any) -> bool:
         or is_vector_env(value)
         or is_pettingzoo_env(value)
     )
+
+
+def is_vector_env(env: Any) -> bool:
+    """Return whether `env` has the vector interface; it may also be a `gymnasium.Env`."""
+    if isinstance(env, VectorEnv):
+        return True
+    if not (hasattr(env, "reset") and hasattr(env, "step")):
+        return False
+    return hasattr(env, "single_action_space") or is_old_envpool(env)
+
+
+def is_old_envpool(env: Any) -> bool:
+    """Return whether `env` is an EnvPool from before it adopted Gymnasium's vector interface.
+
+    Such an environment has `len()`, `config` and `reset(env_id)`.
+    """
+    return hasattr(env, "all_env_ids") and isinstance(getattr(env, "config", None), dict)
 
 
 def is_torchrl_env(value: Any) -> bool:

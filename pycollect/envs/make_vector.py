@@ -5,28 +5,67 @@ A probe steps the environment with random actions, because some silently ignore 
 
 from __future__ import annotations
 
+import contextlib
 import enum
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from pycollect.data.devices import CPU
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
 from pycollect.envs.base import BoolArray, EnvBatch
-from pycollect.envs.random_actions import ActionSampler
 from pycollect.envs.spaces import Array
 from pycollect.envs.tensors import TensorVectorEnv
 from pycollect.envs.vector import SameStepEnvBatch, VectorEnvBatch
-from pycollect.envs.vector_api import (
-    Autoreset,
-    Leaves,
-    VectorApi,
-    declared_autoreset,
-    parse_autoreset,
-    rows_differ,
-)
+from pycollect.envs.vector_api import Leaves, VectorApi, rows_differ
+
+
+class Autoreset(enum.Enum):
+    """When a vector environment resets a row that ended; values of Gymnasium's AutoresetMode."""
+
+    NEXT_STEP = "nextstep"
+    SAME_STEP = "samestep"
+    DISABLED = "disabled"
+
+
+def parse_autoreset(value: Any, argument: str) -> Autoreset | None:
+    """Return the mode for `value`: None, Gymnasium's enum, or its name or value in any case.
+
+    Raises:
+        ValueError: `value` is not a mode; the message starts with `argument`.
+    """
+    if value is None:
+        return None
+    text = value.name if isinstance(value, enum.Enum) else value
+    if isinstance(text, str):
+        with contextlib.suppress(ValueError):
+            return Autoreset(text.replace("_", "").replace("-", "").lower())
+    raise ValueError(
+        f"{argument}: expected NEXT_STEP, SAME_STEP or DISABLED (a gymnasium.vector.AutoresetMode "
+        f"or its name), got {value!r}"
+    )
+
+
+def declared_autoreset(env: Any) -> Autoreset | None:
+    """Return the mode that the environment declares, or ``None``.
+
+    The attribute `autoreset_mode` has precedence over `metadata`, because the environment acts on
+    the attribute. The `metadata` that all subclasses of VectorEnv share is ignored, because ale_py
+    writes the mode of the newest AtariVectorEnv into it.
+    """
+    base = getattr(env, "unwrapped", env)
+    metadata = getattr(env, "metadata", None)
+    shared = metadata is VectorEnv.metadata
+    from_metadata = None if shared or not metadata else metadata.get("autoreset_mode")
+    for value in (getattr(env, "autoreset_mode", None), from_metadata):
+        if value is not None:
+            return parse_autoreset(value, f"metadata['autoreset_mode'] of {env}")
+    return parse_autoreset(getattr(base, "autoreset_mode", None), f"autoreset_mode of {env}")
+
 
 KEEP_STEPS = 16
 """Maximum number of steps of `probe_keeps_rows`."""
@@ -163,23 +202,18 @@ class Finding(enum.Enum):
     VIOLATED = "violated"
 
 
-class _RandomStepper:
-    """Steps a vector environment with random actions that are equal in every run.
+def _random_steps(api: VectorApi) -> Iterator[tuple[Leaves, Array, BoolArray]]:
+    """Step a vector environment with random actions that are equal in every run.
 
-    The probe has its own generator and passes no seed, so that an environment that was seeded when
-    it was made stays reproducible.
+    The probe passes no seed, so that an environment that was seeded when it was made stays
+    reproducible.
+
+    Yields:
+        Copies of (observation, sum of each row's rewards, done).
     """
-
-    def __init__(self, api: VectorApi) -> None:
-        self._api = api
-        self._sampler = ActionSampler(api.action_space, api.num_envs, batched=True)
-        self._rng = np.random.default_rng(0)
-
-    def step(self) -> tuple[Leaves, Array, BoolArray]:
-        """Return copies of (observation, sum of each row's rewards, done)."""
-        action = tuple(leaf[0] for leaf in self._sampler.draw(1, self._rng))
-        observation, reward, terminated, truncated, _ = self._api.step(action)
-        return _copy(observation), reward.reshape(len(reward), -1).sum(1), terminated | truncated
+    for action in api.random_actions():
+        observation, reward, terminated, truncated, _ = api.step(action)
+        yield _copy(observation), reward.reshape(len(reward), -1).sum(1), terminated | truncated
 
 
 def probe_keeps_rows(api: VectorApi) -> Finding:
@@ -192,13 +226,11 @@ def probe_keeps_rows(api: VectorApi) -> Finding:
     count = api.num_envs
     if count == 1:
         return Finding.CONFIRMED  # a mask that resets anything resets everything
-    stepper = _RandomStepper(api)
     rows = np.arange(count)
     masks = (rows == 0, rows == count - 1, rows % 2 == 0)
     fresh = _copy(api.reset())
     trials, changed = 0, False
-    for _ in range(KEEP_STEPS):
-        before, _, done = stepper.step()
+    for before, _, done in islice(_random_steps(api), KEEP_STEPS):
         mask = masks[trials] | done
         evidence = (~mask & rows_differ(before, fresh)).any()
         if not (evidence or done.any()):
@@ -232,15 +264,13 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
     Args:
         whole: Probe resets of all rows. Otherwise masked resets, which must keep the other rows.
     """
-    stepper = _RandomStepper(api)
     api.reset()
     none = np.zeros(api.num_envs, np.bool_)
     # Reset row 0 at a different time, because episodes of a fixed length end all at once.
     extra = none if whole or api.num_envs == 1 else np.arange(api.num_envs) == 0
     dummy, ended = none, none
     dummy_rewards: set[float] = set()
-    for _ in range(RESUME_STEPS):
-        _, reward, done = stepper.step()
+    for _, reward, done in islice(_random_steps(api), RESUME_STEPS):
         dummy_rewards.update(reward[dummy].tolist())
         real = done | ~np.isin(reward, [0.0, *dummy_rewards])
         if (ended & real).any():

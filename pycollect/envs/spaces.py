@@ -174,17 +174,9 @@ def make_flatten(space: Space, extras: bool = False) -> Callable[[Any], tuple[An
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         return _flatten_children(
-            [(k, str(k), _flatten_child(s, extras)) for k, s in named if _has_any(s, extras)]
+            [(k, str(k), _flatten_child(s, extras)) for k, s in named if has_any(s, extras)]
         )
-    return (lambda value: (value,)) if _has_any(space, extras) else (lambda value: ())
-
-
-def entry_names(space: Space, extras: bool = False) -> tuple[Any, ...]:
-    """Return the keys of a Dict space's leaves, or of its extras, in order; () if it is nested."""
-    children = space.spaces if isinstance(space, spaces.Dict) else {}
-    if any(isinstance(child, spaces.Dict | spaces.Tuple) for child in children.values()):
-        return ()
-    return tuple([key for key, child in children.items() if _has_any(child, extras)])
+    return (lambda value: (value,)) if has_any(space, extras) else (lambda value: ())
 
 
 def _flatten_child(space: Space, extras: bool) -> Callable[[Any], tuple[Any, ...]] | None:
@@ -192,12 +184,12 @@ def _flatten_child(space: Space, extras: bool) -> Callable[[Any], tuple[Any, ...
     return make_flatten(space, extras) if nested else None
 
 
-def _has_any(space: Space, extras: bool) -> bool:
+def has_any(space: Space, extras: bool) -> bool:
     """Return whether the space has extras, or leaves if not `extras`."""
     if isinstance(space, spaces.Dict):
-        return any(_has_any(child, extras) for child in space.spaces.values())
+        return any(has_any(child, extras) for child in space.spaces.values())
     if isinstance(space, spaces.Tuple):
-        return any(_has_any(child, extras) for child in space.spaces)
+        return any(has_any(child, extras) for child in space.spaces)
     return _is_extra(space) == extras
 
 
@@ -271,6 +263,8 @@ def _read(extra: Extra) -> Callable[[Any], Any]:
 
 def make_unflatten(space: Space) -> Callable[[Sequence[Any]], Any]:
     """Return a function from entries in leaf order to a value of `space` (or a batch of it)."""
+    if not isinstance(space, _NESTS):
+        return operator.itemgetter(0)
     build = _builder(space)
     return lambda flat: build(iter(flat))
 
@@ -370,29 +364,6 @@ def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
     if dtype.kind == "b":
         return -1, 2
     return int(np.iinfo(dtype).min) - 1, int(np.iinfo(dtype).max) + 1
-
-
-def conform_scalar(value: Any, leaf: Leaf, env: str = "the environment") -> int:
-    """Return an integer observation of shape () as a Python int.
-
-    Raises:
-        ValueError: `value` is not an integer, integer numpy scalar or integer array of shape (), or
-            the leaf's dtype cannot hold it.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError as error:
-        raise ValueError(
-            f"observation: {show(leaf.key)}: expected an integer, as in the observation space "
-            f"of {env}, got {describe(value)}"
-        ) from error
-    limits = np.iinfo(leaf.dtype)
-    if limits.min <= number <= limits.max:
-        return number
-    raise ValueError(
-        f"observation: {show(leaf.key)}: expected {leaf.dtype} ({limits.min} to {limits.max}), as "
-        f"in the observation space of {env}, got {number}"
-    )
 
 
 def describe(value: Any) -> str:

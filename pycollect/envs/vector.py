@@ -203,7 +203,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._ended = np.zeros(api.num_envs, np.bool_)
         self._after: Leaves = ()
         self._watch_final = True
-        self._unchecked: Any = None  # result of the last step, if the recorder has read it itself
+        self._raw: Any = None  # values of the last step, if the recorder has read them itself
         self._final_extras: list[list[Any]] | None = None  # if the last step ended rows
         self._read_row = make_read_extras(api.observation_space)
 
@@ -219,7 +219,7 @@ class SameStepEnvBatch(VectorEnvBatch):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all rows; see `VectorEnvBatch.reset`."""
         self._ended = np.zeros(self.api.num_envs, np.bool_)
-        self._final_extras = self._resetting = self._unchecked = None
+        self._final_extras = self._resetting = self._raw = None
         self._after = self.api.reset(seeds)
         return self._reset_arrays(self._after)
 
@@ -255,34 +255,34 @@ class SameStepEnvBatch(VectorEnvBatch):
     def autoreset_calls(self, recorder: Recorder) -> AutoresetCalls | None:
         """See `EnvBatch.autoreset_calls`."""
         api = self.api
-        if self.spec.extras or self._has_validity or api.info_is_read or not api.is_unchanged:
+        if self.spec.extras or self._has_validity or api.info_is_read or not api.raw_is_on_host:
             return None
 
         def step(action: Arrays) -> Any:
-            return api.step_unchecked((action,) if self._one_action else action)
+            return api.step_raw((action,) if self._one_action else action)
 
         def record(result: Any) -> int:
             observation, reward, terminated, truncated, info = result
             resets = recorder.record_autoreset(
-                api.flat(observation), reward, terminated, truncated, self._last(info)
+                api.raw_leaves(observation), reward, terminated, truncated, self._raw_final(info)
             )
             if resets is None:  # it needs casts, or is an error
-                self._unchecked = None
-                return recorder.record(self._result(*api.checked(result)))
-            self._unchecked = observation, reward, terminated, truncated, {}
+                self._raw = None
+                return recorder.record(self._result(*api.check(result)))
+            self._raw = observation, reward, terminated, truncated, {}
             return resets
 
         return AutoresetCalls(step, record)
 
-    def _last(self, info: Any) -> Any:
-        """Return the last observations, unless they have another form or must be checked."""
+    def _raw_final(self, info: Any) -> Any:
+        """Return the terminal observations as they are; ``None`` if they need checks or casts."""
         if self._watch_final or not isinstance(info, Mapping):
             return None
         final = info.get("final_obs", info.get("final_observation"))
         if final is None or (isinstance(final, np.ndarray) and final.dtype == object):
             return None
         try:
-            return self.api.flat(final)
+            return self.api.raw_leaves(final)
         except ValueError:  # perhaps no episode ended
             return None
 
@@ -303,9 +303,9 @@ class SameStepEnvBatch(VectorEnvBatch):
             RuntimeError: There are such rows, but `can_reset` is not set.
         """
         self._final_extras = None
-        if self._unchecked is not None:
-            self._after, _, terminated, truncated, _ = self.api.checked(self._unchecked)
-            self._ended, self._unchecked = terminated | truncated, None
+        if self._raw is not None:
+            self._after, _, terminated, truncated, _ = self.api.check(self._raw)
+            self._ended, self._raw = terminated | truncated, None
         rest = done & ~self._ended
         if not rest.any():
             return self._reset_arrays(self._after)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import error, spaces
-from gymnasium.vector import AsyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv
 
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, check_no_tensors
@@ -23,6 +23,7 @@ from pycollect.envs.base import (
     step_values,
 )
 from pycollect.envs.gymnasium_support import SEVERAL_REWARDS, declared_reward
+from pycollect.envs.info_rows import MaskOptions
 from pycollect.envs.random_actions import ActionSampler
 from pycollect.envs.spaces import (
     Array,
@@ -36,111 +37,12 @@ from pycollect.envs.spaces import (
 )
 from pycollect.errors import warn_user
 
-_MASK = "reset_mask"
-
-
-class MaskOptions(dict[str, Any]):
-    """The options ``{"reset_mask": mask}``; the mask can be looked up even after `pop`.
-
-    Gymnasium's vector environments pop the mask, so that their sub-environments do not receive it.
-    Wrappers look it up afterwards. If it is missing, they reset their data of all rows: in
-    Gymnasium 1.4.0, RecordEpisodeStatistics loses the returns of the continuing episodes. A popped
-    mask is therefore no longer an item, but lookups by name still find it.
-    """
-
-    def __init__(self, reset_mask: BoolArray) -> None:
-        """Store the mask; the argument has this name because Gymnasium's array wrappers use it."""
-        super().__init__({_MASK: reset_mask})
-        self._mask = reset_mask
-
-    def pop(self, key: str, *default: Any) -> Any:
-        if key == _MASK:
-            super().pop(key, None)
-            return self._mask
-        return super().pop(key, *default)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._mask if key == _MASK else super().get(key, default)
-
-    def __missing__(self, key: str) -> Any:
-        if key == _MASK:
-            return self._mask
-        raise KeyError(key)
-
-    def __contains__(self, key: object) -> bool:
-        return key == _MASK or super().__contains__(key)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return the items as a plain dict for sub-environments in other processes."""
-        return dict, (dict(self),)
-
-
 Leaves: TypeAlias = tuple[Array, ...]
 
 _CLOSE_SECONDS = 5.0
 _SETTLE_STEPS = 256
 _REWARD_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _FLAG_DTYPES = (np.dtype(np.bool_),)
-
-
-class Autoreset(enum.Enum):
-    """When a vector environment resets a row that ended; values of Gymnasium's AutoresetMode."""
-
-    NEXT_STEP = "nextstep"
-    SAME_STEP = "samestep"
-    DISABLED = "disabled"
-
-
-def parse_autoreset(value: Any, argument: str) -> Autoreset | None:
-    """Return the mode for `value`: None, Gymnasium's enum, or its name or value in any case.
-
-    Raises:
-        ValueError: `value` is not a mode; the message starts with `argument`.
-    """
-    if value is None:
-        return None
-    text = value.name if isinstance(value, enum.Enum) else value
-    if isinstance(text, str):
-        with contextlib.suppress(ValueError):
-            return Autoreset(text.replace("_", "").replace("-", "").lower())
-    raise ValueError(
-        f"{argument}: expected NEXT_STEP, SAME_STEP or DISABLED (a gymnasium.vector.AutoresetMode "
-        f"or its name), got {value!r}"
-    )
-
-
-def is_vector_env(env: Any) -> bool:
-    """Return whether `env` has the vector interface; it may also be a `gymnasium.Env`."""
-    if isinstance(env, VectorEnv):
-        return True
-    if not (hasattr(env, "reset") and hasattr(env, "step")):
-        return False
-    return hasattr(env, "single_action_space") or is_old_envpool(env)
-
-
-def is_old_envpool(env: Any) -> bool:
-    """Return whether `env` is an EnvPool from before it adopted Gymnasium's vector interface.
-
-    Such an environment has `len()`, `config` and `reset(env_id)`.
-    """
-    return hasattr(env, "all_env_ids") and isinstance(getattr(env, "config", None), dict)
-
-
-def declared_autoreset(env: Any) -> Autoreset | None:
-    """Return the mode that the environment declares, or ``None``.
-
-    The attribute `autoreset_mode` has precedence over `metadata`, because the environment acts on
-    the attribute. The `metadata` that all subclasses of VectorEnv share is ignored, because ale_py
-    writes the mode of the newest AtariVectorEnv into it.
-    """
-    base = getattr(env, "unwrapped", env)
-    metadata = getattr(env, "metadata", None)
-    shared = metadata is VectorEnv.metadata
-    from_metadata = None if shared or not metadata else metadata.get("autoreset_mode")
-    for value in (getattr(env, "autoreset_mode", None), from_metadata):
-        if value is not None:
-            return parse_autoreset(value, f"metadata['autoreset_mode'] of {env}")
-    return parse_autoreset(getattr(base, "autoreset_mode", None), f"autoreset_mode of {env}")
 
 
 class VectorApi:
@@ -196,13 +98,12 @@ class VectorApi:
         self.extra_values: list[list[Any]] = []
         if self.extras:
             self._keep_extras()
-        self._unflatten = make_unflatten(self.action_space)
+        self._to_action = make_unflatten(self.action_space)
         self._plain_observation = not isinstance(self.observation_space, spaces.Dict | spaces.Tuple)
-        self._plain_action = not isinstance(self.action_space, spaces.Dict | spaces.Tuple)
         self._dtypes = tuple(np.dtype(leaf.dtype) for leaf in self.observation)
         self._row_shape = (self.num_envs,)
         self._shapes = tuple((self.num_envs, *leaf.shape) for leaf in self.observation)
-        self._seed_form: int | None = None
+        self._seed_forms = range(3)  # forms of seeds that the environment may accept
         self._as_arrays = isinstance(env, NumpyVectorEnv)
         self._is_new = not self._as_arrays
         declared = declared_reward(env, self._random_reward, self.num_envs)
@@ -212,13 +113,16 @@ class VectorApi:
 
     def _random_reward(self) -> Any:
         self.reset()
-        sampler = ActionSampler(self.action_space, self.num_envs, batched=True)
-        drawn = sampler.draw(1, np.random.default_rng(0))
-        return step_values(self.env.step(self._to_action(tuple(leaf[0] for leaf in drawn))))[1]
+        return step_values(self.env.step(self._to_action(next(self.random_actions()))))[1]
 
-    def _to_action(self, action: Leaves) -> Any:
-        """Return the leaves of an action as an action of the environment."""
-        return action[0] if self._plain_action else self._unflatten(action)
+    def random_actions(self) -> Iterator[Leaves]:
+        """Yield random actions of all rows, which are equal in every run."""
+        sampler, rng = (
+            ActionSampler(self.action_space, self.num_envs, batched=True),
+            np.random.default_rng(0),
+        )
+        while True:
+            yield tuple(leaf[0] for leaf in sampler.draw(1, rng))
 
     def _keep_extras(self) -> None:
         """Also read the extras of every observation from now on."""
@@ -261,15 +165,13 @@ class VectorApi:
             self._is_new = False
             check_no_tensors(observation)
         self.reset_info = result[1]
-        return self._leaves(observation)
+        return self._conform(self._flatten(observation))
 
     def _settle(self) -> None:
-        sampler = ActionSampler(self.action_space, self.num_envs, batched=True)
-        rng = np.random.default_rng(0)
-        for _ in range(_SETTLE_STEPS):
+        for action in islice(self.random_actions(), _SETTLE_STEPS):
             if not self.ended.any():
                 return
-            self.step(tuple(leaf[0] for leaf in sampler.draw(1, rng)))
+            self.step(action)
         warn_user(
             f"create_env_fn: {self.env} may skip the first step of some rows after this reset, "
             f"because an episode ended in each of the {_SETTLE_STEPS} steps before it. Use "
@@ -279,16 +181,14 @@ class VectorApi:
     def _seeded_reset(self, seeds: list[int]) -> Any:
         # Gymnasium takes a list of seeds, ALE an array of int32, CartPoleVectorEnv one int.
         forms = (seeds, np.array(seeds, np.uint64).astype(np.int64) & 0x7FFFFFFF, seeds[0])
-        if self._seed_form is not None:
-            return reset_env(self.env, forms[self._seed_form])
-        for number, form in enumerate(forms):
+        for number in self._seed_forms:
             try:
-                result = reset_env(self.env, form)
+                result = reset_env(self.env, forms[number])
             except (TypeError, ValueError, AssertionError, error.Error):
-                if number == len(forms) - 1:
+                if number == self._seed_forms[-1]:
                     raise
             else:
-                self._seed_form = number
+                self._seed_forms = range(number, number + 1)
                 return result
         raise AssertionError("unreachable")
 
@@ -309,13 +209,9 @@ class VectorApi:
         leaves = self._flatten(observation)
         rows = np.flatnonzero(mask)
         if leaves and len(leaves[0]) == len(rows):
-            return self._scatter(leaves, rows, info)
+            self.returns_only_reset_rows = True
+            return self._placed(leaves, _ids_of("reset", info, rows))
         return self._conform(leaves)
-
-    def _scatter(self, leaves: tuple[Any, ...], rows: Array, info: Any) -> Leaves:
-        """Put the rows that EnvPool has reset, and returned alone, among all rows."""
-        self.returns_only_reset_rows = True
-        return self._placed(leaves, _ids_of("reset", info, rows))
 
     def _placed(self, leaves: tuple[Any, ...], ids: Array) -> Leaves:
         """Return observations of all rows, with those of the rows `ids` filled in."""
@@ -334,26 +230,26 @@ class VectorApi:
 
         The reward is float32 or float64, [P] or [P, k]; the flags are bool [P].
         """
-        return self.checked(self.step_unchecked(action))
+        return self.check(self.step_raw(action))
 
-    def step_unchecked(self, action: Leaves) -> Any:
-        """Step all rows; return the environment's five values, an argument of `checked`."""
-        native = action[0] if self._plain_action else self._unflatten(action)
+    def step_raw(self, action: Leaves) -> Any:
+        """Step all rows; return the environment's own five values, an argument of `check`."""
+        native = self._to_action(action)
         return (
             self.env.step_arrays(native) if self._as_arrays else step_values(self.env.step(native))
         )
 
-    def checked(self, result: Any) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
-        """Return the result of `step` for the environment's five values."""
-        return self._checked(*(self.env.as_arrays(result) if self._as_arrays else result))
+    def check(self, raw: Any) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
+        """Return the result of `step` for the values of `step_raw`, after checks and casts."""
+        return self._checked(*(self.env.as_arrays(raw) if self._as_arrays else raw))
 
-    def flat(self, observation: Any) -> Any:
-        """Return the leaves of an observation without a check, or its only leaf."""
+    def raw_leaves(self, observation: Any) -> Any:
+        """Return the leaves of an observation of `step_raw`, or its only leaf, without a check."""
         return observation if self._plain_observation else self._flatten(observation)
 
     @property
-    def is_unchanged(self) -> bool:
-        """Whether the values of `step_unchecked` are arrays or torch tensors on the CPU."""
+    def raw_is_on_host(self) -> bool:
+        """Whether the values of `step_raw` are arrays or torch tensors on the CPU."""
         return not self._as_arrays or bool(self.env.shares_memory)
 
     def send(self, action: Leaves) -> None:
@@ -373,7 +269,7 @@ class VectorApi:
         terminated = self._flags("terminated", terminated)
         truncated = self._flags("truncated", truncated)
         self.ended = terminated | truncated
-        return self._leaves(observation), reward, terminated, truncated, info
+        return self._conform(self._flatten(observation)), reward, terminated, truncated, info
 
     def step_rows(
         self, action: Leaves, rows: BoolArray
@@ -424,9 +320,6 @@ class VectorApi:
                 f"{name}: expected shape [{self.num_envs}] from {self.env}, got {list(array.shape)}"
             )
         return array if array.dtype in _FLAG_DTYPES else array.astype(np.bool_)
-
-    def _leaves(self, observation: Any) -> Leaves:
-        return self._conform(self._flatten(observation))
 
     def _conform(self, leaves: tuple[Any, ...]) -> Leaves:
         for value, dtype, shape in zip(leaves, self._dtypes, self._shapes, strict=True):

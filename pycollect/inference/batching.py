@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pycollect._core import Memory
+from pycollect.inference.client import JoinReply, JoinRequest
 from pycollect.inference.group import PolicyGroup, ServedPolicy
-from pycollect.inference.messages import JoinReply, JoinRequest
 from pycollect.inference.options import InferenceOptions, ServerSettings
 
 _GAIN = 0.1  # weight of a new measurement in a mean

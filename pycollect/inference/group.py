@@ -12,7 +12,7 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.layout import Key, dtype_name
-from pycollect.inference.messages import ANSWER, IOLayout, JoinReply, PolicyNeeds, SharedIO
+from pycollect.inference.client import ANSWER, IOLayout, JoinReply, PolicyNeeds, SharedIO
 from pycollect.policy.calling import GraphPool
 from pycollect.policy.program.steps import show_all
 from pycollect.policy.runner import PolicyRunner

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from pycollect._core import (
@@ -21,7 +20,6 @@ from pycollect._core import (
     WorkerMailbox,
 )
 from pycollect.data.slabs import MemoryAddress
-from pycollect.errors import without_frames
 from pycollect.transport.messages import (
     Buffer,
     Collect,
@@ -161,8 +159,8 @@ class MailboxChannel:
     def take_answer(self) -> Any:
         """Return the answer of the oldest request, once.
 
-        It may be an `ErrorReport`. From a `CallChannel`, it may also be a function that returns a
-        `ProcessEnd` or an exception of the transport, perhaps after a short wait.
+        It may be an `ErrorReport`. From a `CallChannel`, it may also be an exception of the
+        transport, which `Caller.process_end` explains.
 
         Raises:
             SharedMemoryError: The worker has died, and the memory of its answer is gone.
@@ -199,6 +197,7 @@ class CallChannel:
     """
 
     in_place: ClassVar[bool] = False
+    is_pending: ClassVar[bool] = False  # only mailboxes count requests without taking answers
     max_requests: ClassVar[float] = math.inf
 
     def __init__(self, caller: Caller) -> None:
@@ -236,53 +235,45 @@ class CallChannel:
     def take_answer(self) -> Any:
         """See `MailboxChannel`."""
         call = self._calls.popleft()
-        return call.result() if call.exception() is None else partial(self._result, call)
-
-    def _result(self, call: Future[Any]) -> Any:
-        """Wait for the result of a call; return it, or what its exception means."""
-        error = call.exception()
-        if error is None:
-            return call.result()
-        return self._caller.process_end(error) or without_frames(error)
+        return call.exception() or call.result()
 
     def publish(
         self, weights: SentWeights | None, hooks: SentHooks, acknowledge: bool = False
-    ) -> Callable[[], Any] | None:
+    ) -> Future[Any] | None:
         """See `MailboxChannel`. Weights travel with the next rollout if nothing is queued.
 
         If `acknowledge` is true, they are sent now in any case.
 
         Returns:
-            Function that waits until the worker has the weights, and returns its answer. ``None``
-            if they travel with the next request.
+            Call that is done when the worker has the weights. ``None`` if they travel with the next
+            request.
         """
         for name, (serial, hook) in hooks.items():
             if serial > self._hook_serials.get(name, 0):
                 self._hook_serials[name] = serial
-                self._caller.call_unqueued(SetHook(name, serial, hook.reference))
+                self._caller.call(SetHook(name, serial, hook.reference), unqueued=True)
         if weights is None or weights is self._weights:
             return None
         self._weights = weights
         if not (self._calls or acknowledge):
             return None
         serial, version, packed = weights
-        call = self._caller.call_unqueued(SetWeights(serial, version, packed.reference))
-        return partial(self._result, call)
+        return self._caller.call(SetWeights(serial, version, packed.reference), unqueued=True)
 
     def stop(self, number: int) -> None:
         """See `MailboxChannel`. Sends one message, which skips the queue."""
         if number > self._stopped:
             self._stopped = number
-            self._caller.call_unqueued(Stop(number))
+            self._caller.call(Stop(number), unqueued=True)
 
     def steps(self) -> int | None:
         """See `MailboxChannel`."""
         if self._steps_call is None:
-            self._steps_call = self._caller.call_unqueued(GetSteps())
+            self._steps_call = self._caller.call(GetSteps(), unqueued=True)
         if not self._steps_call.done():
             return None
         call, self._steps_call = self._steps_call, None
-        steps = self._result(call)
+        steps = call.exception() or call.result()
         return steps if isinstance(steps, int) else None  # reading the rollout raises the error
 
 

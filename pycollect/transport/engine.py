@@ -1,17 +1,18 @@
-"""The interface of an engine, which starts workers, and how the driver waits for them."""
+"""Start workers, and wait for them: the interface of an engine, and a waiter for many handles."""
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 from pycollect._core import available_memory
 from pycollect.transport.channel import POLL_SECONDS, AnyBell, wait_for
-from pycollect.transport.handle import AnyHandle, WorkerHandle
+from pycollect.transport.handle import WorkerHandle
+from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import Shareable, SharedValue
-from pycollect.transport.spec import WorkerSpec
 
 _RESPOND_SECONDS = 5.0  # for a worker to end its last step and respond to the close request
 _CLOSE_SECONDS = 30.0  # for its environments to close, which may have processes of their own
@@ -60,6 +61,34 @@ class Engine(ABC):
         """Release everything the engine holds. Idempotent."""
 
 
+class NotStarted:
+    """Handle of a worker whose process could not be started yet; it never answers and never dies.
+
+    The worker group tries again when it next waits for the worker.
+    """
+
+    native: ClassVar[Any] = None
+    cpu_delay: ClassVar[float] = 0.0
+    has_answer: ClassVar[bool] = False
+    is_dead: ClassVar[bool] = False
+    is_closing: ClassVar[bool] = False
+
+    def recent_log(self) -> str:
+        """Return no log lines."""
+        return ""
+
+    def ask_close(self) -> bool:
+        """Return False: there is nothing to close."""
+        return False
+
+    def kill(self) -> None:
+        """Do nothing."""
+
+
+AnyHandle: TypeAlias = WorkerHandle | NotStarted
+"""Handle of a worker, whether or not its process was started."""
+
+
 class AnswerWaiter:
     """Waits for the first of many workers that all ring one bell."""
 
@@ -96,21 +125,17 @@ class AnswerWaiter:
         Args:
             timeout: Seconds that the workers have. ``None`` means the usual time.
         """
-        self._await_closing([handle for handle in handles if handle.ask_close()], timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        asked = [handle for handle in handles if handle.ask_close()]
+        self._wait_dead(asked, min(_RESPOND_SECONDS, deadline - time.monotonic()))
+        closing = [handle for handle in asked if handle.is_closing]  # the others do not respond
+        self._wait_dead(closing, min(_CLOSE_SECONDS, deadline - time.monotonic()))
         for handle in handles:
             handle.kill()
 
-    def _await_closing(self, handles: Sequence[AnyHandle], timeout: float | None) -> None:
-        """Wait until the workers have closed; give up unresponsive ones."""
-        began = time.monotonic()
-        self._wait_dead(handles, _shorter(_RESPOND_SECONDS, timeout))
-        left = None if timeout is None else timeout - (time.monotonic() - began)
-        closing = [handle for handle in handles if handle.is_closing]
-        self._wait_dead(closing, _shorter(_CLOSE_SECONDS, left))
-
     def _wait_dead(self, handles: Sequence[AnyHandle], timeout: float) -> None:
         """Wait until all workers are dead or the timeout ends."""
-        wait_for(self._bell, lambda: not [own for own in handles if not own.is_dead], timeout)
+        wait_for(self._bell, lambda: all(own.is_dead for own in handles), timeout)
 
 
 def too_many_bytes(needed: int, available: str) -> ValueError:
@@ -119,7 +144,3 @@ def too_many_bytes(needed: int, available: str) -> ValueError:
         f"frames_per_batch, prefetch: rollouts in flight need up to {needed} bytes, but "
         f"{available}; reduce frames_per_batch or prefetch"
     )
-
-
-def _shorter(usual: float, limit: float | None) -> float:
-    return usual if limit is None else min(usual, limit)

@@ -6,13 +6,20 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, TypeAlias
+from concurrent.futures import Future
+from typing import Any
 
 import cloudpickle
 
 from pycollect._core import Mailbox, SharedMemoryError, Uninterrupted
-from pycollect.errors import LimitError, is_interrupt, limits_named, without_frames
+from pycollect.data.compression import PackedBuffer
+from pycollect.errors import (
+    LimitError,
+    filters_import_warnings,
+    is_interrupt,
+    limits_named,
+    without_frames,
+)
 from pycollect.transport.channel import (
     AnyBell,
     CallChannel,
@@ -21,24 +28,22 @@ from pycollect.transport.channel import (
     SentWeights,
     wait_for,
 )
-from pycollect.transport.imports import filters_import_warnings
 from pycollect.transport.messages import (
     Build,
     Close,
     Collect,
-    ErrorReport,
     GetSteps,
     Request,
     Resize,
     Rollout,
     RolloutRequest,
     Run,
-    opened_slab,
+    WorkerInfo,
+    WorkerSpec,
     unpacked_report,
 )
-from pycollect.transport.pickling import SharedValue, pickled_spec
+from pycollect.transport.pickling import ErrorReport, SharedValue, pickled_spec
 from pycollect.transport.process import ProcessEnd, WorkerProcess
-from pycollect.transport.spec import WorkerInfo, WorkerSpec
 
 
 class WorkerHandle:
@@ -57,7 +62,7 @@ class WorkerHandle:
         policy: Pickled policy or policy factory.
         mailbox: Unused mailbox, whose address the worker has. ``None`` if this process cannot share
             memory.
-        process: The worker's process.
+        process: The worker's process. It is killed if this raises.
         bell: Bell that rings when there may be an answer.
     """
 
@@ -81,10 +86,14 @@ class WorkerHandle:
         self._weights: SentWeights | None = None
         self._hooks: dict[str, tuple[int, SharedValue]] = {}
         self._channel: Channel
-        if mailbox is None:
-            self._use(CallChannel(process.by_calls()), self._pickled_for_calls)
-        else:
-            self._use(MailboxChannel(mailbox), pickled)
+        try:
+            if mailbox is None:
+                self._use_calls()
+            else:
+                self._use(MailboxChannel(mailbox), pickled)
+        except BaseException:
+            process.kill()
+            raise
 
     def _use(self, channel: Channel, spec: bytes) -> None:
         """Ask the worker to build through a channel, which is used from now on."""
@@ -98,10 +107,9 @@ class WorkerHandle:
             self._answers: dict[int, Any] = {}
             self._unwanted: set[int] = set()
 
-    @property
-    def _pickled_for_calls(self) -> bytes:
+    def _use_calls(self) -> None:
         own = self.spec if self._policy.elsewhere is None else self.spec.with_own_policy
-        return pickled_spec(own)
+        self._use(CallChannel(self.process.by_calls()), pickled_spec(own))
 
     def _settle(self) -> None:
         """Use calls from now on if the worker has reported that it cannot share memory."""
@@ -109,13 +117,11 @@ class WorkerHandle:
             return
         try:
             with limits_named(f"the connection to {self.spec.name}"):
-                self._use(CallChannel(self.process.by_calls()), self._pickled_for_calls)
-        except LimitError:  # the caller may try again
-            raise
-        except Exception as error:  # `built` raises it
-            if is_interrupt(error):
+                self._use_calls()
+        except Exception as error:
+            if isinstance(error, LimitError) or is_interrupt(error):  # the caller may try again
                 raise
-            self._failure = without_frames(error)
+            self._failure = without_frames(error)  # `built` raises it
 
     @property
     def _is_refused(self) -> bool:
@@ -177,11 +183,12 @@ class WorkerHandle:
         An interrupt between the two calls loses nothing: the next call returns the same rollout.
         """
         report, buffer = self._read(self._calls[0])
-        return Rollout(unpacked_report(report), None if buffer is None else opened_slab(buffer))
+        opened = buffer.open() if isinstance(buffer, PackedBuffer) else buffer
+        return Rollout(unpacked_report(report), opened)
 
     def pop(self) -> None:
         """Discard the oldest rollout."""
-        self._forget(self._calls.popleft())
+        self._answers.pop(self._calls.popleft(), None)
 
     def drop_rollouts(self) -> None:
         """Discard all unread rollouts; running ones stop after their current step."""
@@ -190,7 +197,7 @@ class WorkerHandle:
         for number in self._calls:
             if number not in self._answers:
                 self._unwanted.add(number)
-            self._forget(number)
+            self._answers.pop(number, None)
         self._calls.clear()
 
     # Weights and hooks
@@ -226,11 +233,7 @@ class WorkerHandle:
     # Other requests
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> int:
-        """Queue ``function(worker, *arguments)`` in the worker's process.
-
-        Returns:
-            Number of the request, for `await_answer` and `answer`.
-        """
+        """Queue ``function(worker, *arguments)``; return its number, for `answer`."""
         return self.run_pickled(cloudpickle.dumps((function, arguments)))
 
     def run_pickled(self, call: bytes) -> int:
@@ -258,14 +261,14 @@ class WorkerHandle:
 
         return wait_for(self._bell, is_settled, seconds)
 
-    def answer(self, call: int | Callable[[], Any] | None) -> Any:
+    def answer(self, call: int | Future[Any] | None) -> Any:
         """Wait for a request, or for a call of `assign`, and return its result."""
         if call is None:
             return None
-        if callable(call):
-            return self._checked(call)
+        if isinstance(call, Future):
+            return self._checked(call.exception() or call.result())
         answer = self._read(call)
-        self._forget(call)
+        del self._answers[call]
         return answer
 
     def steps(self) -> int | None:
@@ -311,14 +314,11 @@ class WorkerHandle:
     @property
     def is_dead(self) -> bool:
         """Whether nothing more can come from the worker. Does not wait."""
-        return self.ended or self._has_closed or self.process.is_over
-
-    @property
-    def _has_closed(self) -> bool:
-        """Whether a worker that is reached by calls, and may stay, has answered all requests."""
+        if self.ended or self.process.is_over:
+            return True
         if self.in_place or not self._is_to_close:
             return False
-        self._take_answers()
+        self._take_answers()  # a process that is reached by calls may stay after the last answer
         return self._taken == self._asked
 
     # Answers
@@ -336,9 +336,8 @@ class WorkerHandle:
 
         Takes no answer.
         """
-        if self._taken == 0 or self.ended or self._is_to_close:
-            return False
-        return isinstance(self._channel, MailboxChannel) and self._channel.is_pending
+        is_built = self._taken > 0 and not (self.ended or self._is_to_close)
+        return is_built and self._channel.is_pending
 
     def _ask(self, request: Request, *kept: Any, wait: bool = True) -> int:
         self._take_answers()
@@ -358,14 +357,13 @@ class WorkerHandle:
 
     def _checked(self, answer: Any) -> Any:
         """Return an answer, or raise the exception that it stands for."""
-        if callable(answer):
-            answer = answer()
         if isinstance(answer, ErrorReport):
             raise answer.rebuild(self.spec)
+        if isinstance(answer, BaseException):
+            end = self.process.by_calls().process_end(answer)
+            raise without_frames(answer) if end is None else end.death_of(self.spec)
         if isinstance(answer, ProcessEnd):
             raise answer.death_of(self.spec)
-        if isinstance(answer, BaseException):
-            raise without_frames(answer)
         return answer
 
     def _wait_more(self) -> None:
@@ -395,48 +393,6 @@ class WorkerHandle:
         except SharedMemoryError:  # the worker has just died and its memory is gone
             self._answers[self._taken] = self._end()
 
-    def _forget(self, number: int) -> None:
-        self._answers.pop(number, None)
-
     def _end(self) -> ProcessEnd:
-        """Return how the process ended, with a hint if the worker was never built."""
         end = self.process.end()
-        if (
-            self._taken == 0
-            and end.summary.endswith("exit code 1")
-            and not self.process.recent_log()
-        ):
-            summary = (
-                f"{end.summary} before it was built. Workers import the program's script, so "
-                'create the collector under if __name__ == "__main__":'
-            )
-            end = replace(end, summary=summary)
-        return end
-
-
-class NotStarted:
-    """Handle of a worker whose process could not be started yet; it never answers and never dies.
-
-    The worker group tries again when it next waits for the worker.
-    """
-
-    native: ClassVar[Any] = None
-    cpu_delay: ClassVar[float] = 0.0
-    has_answer: ClassVar[bool] = False
-    is_dead: ClassVar[bool] = False
-    is_closing: ClassVar[bool] = False
-
-    def recent_log(self) -> str:
-        """Return no log lines."""
-        return ""
-
-    def ask_close(self) -> bool:
-        """Return False: there is nothing to close."""
-        return False
-
-    def kill(self) -> None:
-        """Do nothing."""
-
-
-AnyHandle: TypeAlias = WorkerHandle | NotStarted
-"""Handle of a worker, whether or not its process was started."""
+        return end if self._taken else end.before_build(self.process.recent_log())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import pickle
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,6 +17,7 @@ from pycollect._core import (
     Mailbox,
     Memory,
     RolloutControl,
+    SharedMemoryError,
     SlabPool,
     WorkerMailbox,
     merge_freed_memory,
@@ -28,30 +27,35 @@ from pycollect.data.compression import PackedBuffer
 from pycollect.data.frame import TRAJ_IDS
 from pycollect.data.layout import Key
 from pycollect.data.slabs import MappedSlabs, MemoryAddress, SlabRows, make_pool, to_tensordict
-from pycollect.data.weights import WeightSlab
-from pycollect.envs.registrations import register
-from pycollect.errors import kept_warnings
+from pycollect.envs.gymnasium_support import register
+from pycollect.errors import filter_import_warnings, kept_warnings
 from pycollect.transport.channel import MAX_REQUESTS, CallEnd, MailboxEnd, WorkerEnd
-from pycollect.transport.descendants import begin_worker, end_worker
-from pycollect.transport.imports import become_worker, building, filter_import_warnings
 from pycollect.transport.messages import (
     Buffer,
     Build,
     Close,
     Collect,
-    ErrorReport,
     GetSteps,
+    Hosted,
     Request,
     Resize,
     Run,
     SetHook,
     SetWeights,
     Stop,
-    packed_slab,
+    WorkerInfo,
+    WorkerSpec,
     plain_report,
 )
-from pycollect.transport.pickling import pack, unpack, unpickle
-from pycollect.transport.spec import Hosted, WorkerInfo, WorkerSpec
+from pycollect.transport.pickling import ErrorReport, WeightSlab, pack, unpack, unpickle
+from pycollect.transport.worker_process import (
+    become_worker,
+    begin_worker,
+    building,
+    end_fork_of,
+    end_worker,
+    log_to,
+)
 from pycollect.worker.options import PRE
 from pycollect.worker.report import Lazy
 from pycollect.worker.worker import Worker
@@ -206,7 +210,7 @@ class WorkerHost:
             self._pool = make_pool(self._built.placement, 2)
         slab = self._pool.acquire()
         report = self._collect_into(SlabRows(slab), request.random, control)
-        return report, packed_slab(slab) if self._compresses else slab.array()
+        return report, PackedBuffer.of(slab) if self._compresses else slab.array()
 
     def _collect_into(
         self, rows: SlabRows, random: bool, control: RolloutControl
@@ -311,24 +315,7 @@ def answer_of(function: Callable[[], T]) -> T | ErrorReport:
         end_fork_of(process)
 
 
-def end_fork_of(process: int) -> None:
-    """End this process if it is a fork of `process`, with the current exception's exit code."""
-    if os.getpid() != process:
-        error = sys.exc_info()[1]
-        code = error.code if isinstance(error, SystemExit) else error and 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else int(code is not None))
-
-
 _WAIT_SECONDS = 10.0  # for a request, before a worker looks again
-
-
-def log_to(descriptor: int) -> None:
-    """Use the file of a WorkerLog as standard error, and write tracebacks of crashes there."""
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    faulthandler.enable(2)
 
 
 def serve(
@@ -347,6 +334,19 @@ def serve(
     log_to(log)
     answer_all(WorkerMailbox(mailbox, bell), inherited)
     end_worker()
+
+
+def shared_mailbox(mailbox: MemoryAddress, bell: MemoryAddress, driver: int) -> WorkerMailbox | str:
+    """Open the driver's mailbox, and end with the driver; return why that is not possible.
+
+    For the arguments see `serve`.
+    """
+    try:
+        end = WorkerMailbox(mailbox, bell)
+        begin_worker(driver)
+    except (SharedMemoryError, ValueError, RuntimeError) as error:
+        return str(error)  # for example in another container, or as another user
+    return end
 
 
 def answer_all(mailbox: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:

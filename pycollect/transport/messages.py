@@ -1,33 +1,195 @@
-"""Requests to a worker, and its answers: reports of rollouts, and of exceptions."""
+"""A worker's specification, the requests to it and its answers, and what runs in its process."""
 
 from __future__ import annotations
 
-import sys
-import traceback
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-import cloudpickle
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from pycollect._core import Slab
-from pycollect.data.compression import PackedBuffer
-from pycollect.data.slabs import RowsAddress, SlabRows, leaf_sizes
-from pycollect.errors import WorkerError
-from pycollect.transport.spec import WorkerSpec
+from pycollect._core import Placement, RolloutControl, Slab
+from pycollect.data.devices import CPU
+from pycollect.data.frame import BatchLeaves
+from pycollect.data.generators import GeneratorState, NestState
+from pycollect.data.slabs import RowsAddress, SlabRows
+from pycollect.data.weights import Weights, WeightSpec
+from pycollect.envs.gymnasium_support import Registered, program_registrations
+from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds
 
 Buffer = npt.NDArray[np.uint8]
 
-_COMPRESS = "compress"  # name of the argument, for errors
+
+class Hosted(Protocol):
+    """Interface of the object that a host runs. One thread calls all its methods.
+
+    Some methods do nothing by default, for an object without environments.
+    """
+
+    index: int
+    version: int
+    leaves: BatchLeaves
+    batch_size: tuple[int, ...]
+    placement: Placement
+    post_collect_hook: Callable[[Any], Any] | None
+
+    def info(self) -> WorkerInfo:
+        """Return a description of it, without its process."""
+
+    @property
+    def stepped(self) -> int:
+        """Number that grows with each step. May be read at any time."""
+
+    @property
+    def serve(self) -> Callable[[Callable[[], int]], None] | None:
+        """Function that serves the clients of an inference server once; ``None`` for a worker.
+
+        It sleeps for a short time at most. Its argument loads the newest weights and returns their
+        version.
+        """
+
+    def collect(
+        self, slab: Slab, row: int, policy_version: int, random: bool, control: RolloutControl
+    ) -> RolloutReport:
+        """Collect one rollout into a row of a slab."""
+
+    def load_weights(self, weights: Weights) -> None:
+        """Load weights that apply from the next rollout."""
+
+    def set_hook(self, name: str, hook: Any) -> None:
+        """Set a hook that applies from the next rollout."""
+        return None
+
+    def set_seed(self, seeds: Sequence[int], root: int) -> None:
+        """Seed and reset all environments and generators."""
+
+    def resume(self, state: Any, seeds: Sequence[int]) -> None:
+        """Reset all environments and restore the state of the random generators."""
+        return None
+
+    def reset(self) -> None:
+        """Reset all environments."""
+        return None
+
+    def set_share(self, frames: int) -> None:
+        """Set the number of frames per rollout."""
+        return None
+
+    def generator_state(self) -> GeneratorState | NestState | None:
+        """Return the state of the random generators, or ``None`` if there is nothing to save."""
+        return None
+
+    def close(self) -> None:
+        """Close the environments."""
+        return None
+
+
+def set_seed(worker: Hosted, seeds: Sequence[int], root: int) -> None:
+    """Seed and reset all environments and generators of a worker."""
+    worker.set_seed(seeds, root)
+
+
+def resume(worker: Hosted, state: GeneratorState | NestState, seeds: Sequence[int]) -> None:
+    """Reset all environments of a worker and restore the state of its random generators."""
+    worker.resume(state, seeds)
+
+
+def reset(worker: Hosted) -> None:
+    """Reset all environments of a worker."""
+    worker.reset()
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Specification of a worker, from which any process can build it.
+
+    The policy is not part of it: workers share one pickled copy.
+
+    Attributes:
+        builds_policy: Whether the policy is passed as a factory.
+        hides_gpus: Whether to hide all GPUs from the worker's process.
+        role: Name of the process if it is no worker of a collector.
+        maker: Function that makes the hosted object from this spec and the pickled policy: a
+            nest of processes, one for each item of `entry` (and of `env_kwargs`, if that is a
+            list), or an inference server. ``None``: a worker that collects itself.
+        registered: Environments that the program has registered.
+    """
+
+    index: int
+    entry: Any
+    env_kwargs: Any
+    options: WorkerOptions
+    incarnation: int = 0
+    builds_policy: bool = False
+    hides_gpus: bool = False
+    maker: Callable[[WorkerSpec, bytes], Hosted] | None = None
+    role: str = ""
+    registered: Registered = field(default_factory=program_registrations)
+
+    @property
+    def with_own_policy(self) -> WorkerSpec:
+        """Specification if the worker calls a copy of the policy instead of a server's client.
+
+        Two groups of environments gain time only while another process calls the policy.
+        """
+        return replace(self, options=replace(self.options, env_groups=1))
+
+    @property
+    def name(self) -> str:
+        """Name of the worker in messages."""
+        return self.role or f"worker {self.index}"
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """Description of a worker that was built.
+
+    Attributes:
+        num_envs: Number of environments.
+        num_seeds: Number of seeds that a reset takes.
+        batch_size: Batch dimensions of the environments; () for a single environment.
+        bounded: Whether the episodes are known to end.
+        weights: Layout of the policy's weights.
+        device: Device of the environments.
+        processes: Number of own processes that collect for the worker; 0 if it collects itself.
+        stacked: Whether a rollout has a leading dimension for these processes.
+        warnings: Warnings for the user, which only the driver can show.
+    """
+
+    leaves: BatchLeaves
+    num_envs: int
+    num_seeds: int
+    batch_size: tuple[int, ...]
+    steps: int
+    pid: int = 0
+    node: str = ""
+    bounded: bool = False
+    weights: WeightSpec = field(default_factory=WeightSpec)
+    device: torch.device = CPU
+    processes: int = 0
+    stacked: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def frames(self) -> int:
+        """Frames of one full rollout."""
+        return self.num_envs * self.steps
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Layout of one rollout in memory. Created on first use, because it does not pickle."""
+        return Placement(self.leaves.layout(), 1, self.num_envs, self.steps)
 
 
 class Build(NamedTuple):
     """Make the environments and call the policy once as a test. The answer is a WorkerInfo.
 
     Attributes:
-        filters_warnings: Whether to hide import warnings; see `imports`.
+        filters_warnings: Whether to hide import warnings; see `errors`.
         spec: Pickled WorkerSpec.
         policy: Pickled policy or policy factory, in the form of the channel.
     """
@@ -184,82 +346,3 @@ def unpacked_report(plain: tuple[Any, ...]) -> RolloutReport:
         None if generators is None else Lazy(generators),
         *of_nest,
     )
-
-
-def packed_slab(slab: Slab) -> PackedBuffer:
-    """Compress a slab's bytes, leaf by leaf."""
-    return PackedBuffer.of(slab.array(), leaf_sizes(slab), _COMPRESS)
-
-
-def opened_slab(buffer: Buffer | PackedBuffer) -> Buffer:
-    """Return a rollout's bytes, decompressed if necessary."""
-    return buffer.open(_COMPRESS) if isinstance(buffer, PackedBuffer) else buffer
-
-
-@dataclass(frozen=True)
-class ErrorReport:
-    """An exception that is sent to the caller.
-
-    Attributes:
-        pickled: The pickled exception, or ``None`` if it does not survive pickling.
-    """
-
-    pickled: bytes | None
-    text: str
-    remote_traceback: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> ErrorReport:
-        """Return the report of the exception that is being handled."""
-        _explain_missing_name(error)
-        text = f"{type(error).__name__}: {error}"
-        try:
-            pickled = cloudpickle.dumps(error)
-            cloudpickle.loads(pickled)
-        except Exception:  # its __reduce__ or __init__ may raise anything
-            pickled = None
-        return cls(pickled, text, traceback.format_exc())
-
-    @property
-    def original(self) -> BaseException:
-        """The raised exception, or a RuntimeError with its text if it cannot be unpickled."""
-        error = self._loaded() or RuntimeError(self.text)
-        error.__cause__ = RuntimeError(f"raised in another process:\n{self.remote_traceback}")
-        return error
-
-    def _loaded(self) -> BaseException | None:
-        if self.pickled is None:
-            return None
-        try:
-            error: BaseException = cloudpickle.loads(self.pickled)
-        except Exception:  # its class exists only in the other process
-            return None
-        return error
-
-    def rebuild(self, spec: WorkerSpec) -> BaseException:
-        """Return the exception with a WorkerError as its cause, or that WorkerError itself."""
-        failure = WorkerError(
-            f"{spec.name} raised {self.text}\n{self.remote_traceback}",
-            spec.index,
-            spec.incarnation,
-            self.remote_traceback,
-        )
-        error = self._loaded()
-        if error is None:
-            return failure
-        error.__cause__ = failure
-        return error
-
-
-def _explain_missing_name(error: BaseException) -> None:
-    """Explain a NameError that was raised in a function pickled without its module."""
-    if type(error) is not NameError or error.__traceback__ is None:
-        return
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    module = sys.modules.get(frame.f_globals.get("__name__", ""))
-    if module is None or vars(module) is not frame.f_globals:
-        error.args = (
-            f"{error}: the class or function that uses this name is defined in the script or "
-            "inside a function, so it was pickled without the name. Define it at the top level "
-            "of a module that workers can import, or import the name inside the method",
-        )

@@ -1,21 +1,27 @@
-"""Values for other processes: pickled, in shared memory, or shared by several workers."""
+"""Values and exceptions for other processes: pickled, in shared memory, or shared by workers."""
 
 from __future__ import annotations
 
 import io
 import pickle
+import sys
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import queues, sharedctypes, synchronize
 from typing import Any, TypeAlias
 
 import cloudpickle
 import numpy as np
+import torch
 
 from pycollect._core import Memory, shared_memory_why_not
-from pycollect.errors import limits_named
-from pycollect.transport.messages import Buffer
-from pycollect.transport.spec import WorkerSpec
+from pycollect.data.layout import torch_dtype
+from pycollect.data.upload import Packing
+from pycollect.data.weights import Weights, WeightSpec
+from pycollect.errors import WorkerError, limits_named
+from pycollect.transport.messages import Buffer, WorkerSpec
 
 _SHARED = (
     sharedctypes.SynchronizedBase,
@@ -210,3 +216,141 @@ def new_memory(size: int) -> Memory | Buffer:
 def array_of(value: Memory | Buffer) -> Buffer:
     """Return the bytes of a value without a copy."""
     return value.array() if isinstance(value, Memory) else value
+
+
+_MODE_MISSING = 2
+
+
+def _pickled_extra(weights: Weights) -> bytes:
+    return pickle.dumps(weights.extra) if weights.extra else b""
+
+
+class WeightSlab:
+    """Packs weights with one spec, or some of them, into one buffer.
+
+    A buffer contains the tensors, one byte per tensor (whether it is present), one byte per module
+    (its training mode, or that it is missing), and the pickled extra state if there is any.
+    """
+
+    def __init__(self, spec: WeightSpec) -> None:
+        self._spec = spec
+        self._names = [leaf.key[0] for leaf in spec.leaves]
+        forms = [(torch_dtype(leaf.dtype), leaf.shape) for leaf in spec.leaves]
+        forms.append((torch.uint8, (len(spec.leaves) + len(spec.modules),)))
+        self._packing = Packing(
+            torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in forms
+        )
+
+    def bytes(self, weights: Weights) -> int:
+        """Return the size of a buffer with these weights."""
+        return self._packing.bytes + len(_pickled_extra(weights))
+
+    def pack(self, weights: Weights, buffer: Buffer) -> None:
+        """Copy these weights into a buffer of the size that `bytes` returns."""
+        weights = self._spec.fitted(weights)
+        present = [int(name in weights.tensors) for name in self._names]
+        modes = [int(weights.modes.get(name, _MODE_MISSING)) for name in self._spec.modules]
+        size = self._packing.bytes
+        *tensors, flags = self._packing.views(torch.from_numpy(buffer[:size]))
+        with torch.no_grad():
+            flags.copy_(torch.tensor([*present, *modes], dtype=torch.uint8, device="cpu"))
+            for name, target in zip(self._names, tensors, strict=True):
+                if name in weights.tensors:
+                    target.copy_(weights.tensors[name])
+        buffer[size:] = np.frombuffer(_pickled_extra(weights), np.uint8)
+
+    def unpack(self, buffer: Buffer) -> Weights:
+        """Return the weights in the buffer, as views of it if it is writable.
+
+        Raises:
+            ValueError: The buffer is too short.
+        """
+        size = self._packing.bytes
+        if buffer.nbytes < size:
+            raise ValueError(f"buffer: expected at least {size} bytes, got {buffer.nbytes}")
+        packed, extra = buffer[:size], buffer[size:]
+        block = torch.from_numpy(packed if packed.flags.writeable else packed.copy())
+        *tensors, flags = self._packing.views(block)
+        present, modes = flags[: len(tensors)].tolist(), flags[len(tensors) :].tolist()
+        return Weights(
+            {
+                name: view
+                for name, view, is_present in zip(self._names, tensors, present, strict=True)
+                if is_present
+            },
+            pickle.loads(extra.tobytes()) if extra.nbytes else {},
+            {
+                name: bool(mode)
+                for name, mode in zip(self._spec.modules, modes, strict=True)
+                if mode != _MODE_MISSING
+            },
+        )
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """An exception that is sent to the caller.
+
+    Attributes:
+        pickled: The pickled exception, or ``None`` if it does not survive pickling.
+    """
+
+    pickled: bytes | None
+    text: str
+    remote_traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorReport:
+        """Return the report of the exception that is being handled."""
+        _explain_missing_name(error)
+        text = f"{type(error).__name__}: {error}"
+        try:
+            pickled = cloudpickle.dumps(error)
+            cloudpickle.loads(pickled)
+        except Exception:  # its __reduce__ or __init__ may raise anything
+            pickled = None
+        return cls(pickled, text, traceback.format_exc())
+
+    @property
+    def original(self) -> BaseException:
+        """The raised exception, or a RuntimeError with its text if it cannot be unpickled."""
+        error = self._loaded() or RuntimeError(self.text)
+        error.__cause__ = RuntimeError(f"raised in another process:\n{self.remote_traceback}")
+        return error
+
+    def _loaded(self) -> BaseException | None:
+        if self.pickled is None:
+            return None
+        try:
+            error: BaseException = cloudpickle.loads(self.pickled)
+        except Exception:  # its class exists only in the other process
+            return None
+        return error
+
+    def rebuild(self, spec: WorkerSpec) -> BaseException:
+        """Return the exception with a WorkerError as its cause, or that WorkerError itself."""
+        failure = WorkerError(
+            f"{spec.name} raised {self.text}\n{self.remote_traceback}",
+            spec.index,
+            spec.incarnation,
+            self.remote_traceback,
+        )
+        error = self._loaded()
+        if error is None:
+            return failure
+        error.__cause__ = failure
+        return error
+
+
+def _explain_missing_name(error: BaseException) -> None:
+    """Explain a NameError that was raised in a function pickled without its module."""
+    if type(error) is not NameError or error.__traceback__ is None:
+        return
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    module = sys.modules.get(frame.f_globals.get("__name__", ""))
+    if module is None or vars(module) is not frame.f_globals:
+        error.args = (
+            f"{error}: the class or function that uses this name is defined in the script or "
+            "inside a function, so it was pickled without the name. Define it at the top level "
+            "of a module that workers can import, or import the name inside the method",
+        )

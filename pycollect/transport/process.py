@@ -9,14 +9,13 @@ import signal
 import weakref
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from pycollect.errors import WorkerDied
-from pycollect.transport.descendants import children_of, kill_orphans, kill_tree
-from pycollect.transport.messages import Request
-from pycollect.transport.spec import WorkerSpec
+from pycollect.transport.messages import Request, WorkerSpec
+from pycollect.transport.worker_process import children_of, kill_orphans, kill_tree
 
 _NANOSECONDS = 1e9
 
@@ -101,6 +100,16 @@ class ProcessEnd:
     details: str
     error: BaseException | None = None
 
+    def before_build(self, log: str) -> ProcessEnd:
+        """Return the end of a worker that was never built, with a hint if it logged nothing."""
+        if log or not self.summary.endswith("exit code 1"):
+            return self
+        hint = (
+            "before it was built. Workers import the program's script, so create the collector "
+            'under if __name__ == "__main__":'
+        )
+        return replace(self, summary=f"{self.summary} {hint}")
+
     def death_of(self, spec: WorkerSpec) -> WorkerDied:
         """Return the error for the worker that ran in the process."""
         text = f"{spec.name} died: {self.summary}"
@@ -116,11 +125,11 @@ class Caller(Protocol):
     def transport(self) -> str:
         """Name of the transport that carries calls and results."""
 
-    def call(self, request: Request) -> Future[Any]:
-        """Send a request after all queued requests."""
+    def call(self, request: Request, unqueued: bool = False) -> Future[Any]:
+        """Send a request, after all queued ones.
 
-    def call_unqueued(self, request: Request) -> Future[Any]:
-        """Send a request that is answered at once, also during a rollout; it skips the queue."""
+        If `unqueued`, it skips the queue and is answered at once, also during a rollout.
+        """
 
     def process_end(self, error: BaseException) -> ProcessEnd | None:
         """Return how the process ended if that caused the error of a call, else ``None``."""

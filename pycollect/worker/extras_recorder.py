@@ -8,16 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pycollect.data.extras import (
-    Extra,
-    Extras,
-    ExtraValues,
-    Kind,
-    private_copies,
-    private_copy,
-)
+from pycollect.data.extras import Extra, Extras, ExtraValues, Kind
 from pycollect.data.layout import Key, is_delivered
-from pycollect.data.objects import PLAIN_TYPES
+from pycollect.data.objects import PLAIN_TYPES, private_copies, private_copy
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 
 _Columns: TypeAlias = dict[Key, list[list[Any]]]

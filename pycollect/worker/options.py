@@ -14,7 +14,7 @@ from pycollect.arguments import argument, asked, flag, made_of
 from pycollect.data.cast import ObservationCast
 from pycollect.data.devices import Devices
 from pycollect.envs.info import InfoKeys, check_info_keys
-from pycollect.envs.vector_api import parse_autoreset
+from pycollect.envs.make_vector import parse_autoreset
 from pycollect.policy.calling import CallOptions
 from pycollect.policy.states import check_policy_state
 

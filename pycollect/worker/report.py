@@ -14,7 +14,7 @@ import torch
 
 from pycollect.data.extras import Extras
 from pycollect.data.generators import GeneratorState, NestState
-from pycollect.data.layout import Key
+from pycollect.data.layout import Key, dotted
 
 T = TypeVar("T")
 
@@ -161,3 +161,20 @@ class RolloutReport(NamedTuple):
     lost: Mapping[str, int] = MappingProxyType({})
     restarts: int = 0
     on_device: Mapping[Key, torch.Tensor] = _NOTHING
+
+
+def pickled_extras(extras: Extras) -> bytes:
+    """Return the pickled extras of a rollout; raise a TypeError for one that cannot be pickled."""
+    try:
+        data: bytes = cloudpickle.dumps(extras)
+        return data
+    except Exception:
+        for key, cells in extras.items():
+            try:
+                cloudpickle.dumps(cells)
+            except Exception as error:
+                raise TypeError(
+                    f"{dotted(key)}: expected values that can be pickled, because they are sent to "
+                    f"another process: {error}"
+                ) from error
+        raise

@@ -183,19 +183,30 @@ class PhaseSchedule(NamedTuple):
 
 
 def roll_alternating(
-    schedule: PhaseSchedule,
-    timed: PhaseSchedule,
+    calls: Sequence[Calls],
     timer: StepTimer,
     steps: int,
     is_stopped: Callable[[], bool],
+    *,
+    remote_envs: bool,
+    remote_policy: bool,
 ) -> None:
-    """Make a number of steps of each group, or fewer if the rollout is stopped.
+    """Make a number of steps of each of two groups, or fewer if the rollout is stopped.
 
-    The phases of `timed` are the same, but add their time to the timer.
+    Args:
+        calls: Calls of the groups.
+        timer: Gets the times of some steps.
+        is_stopped: Returns whether to make no further steps.
+        remote_envs: See `PhaseSchedule.of`.
+        remote_policy: See `PhaseSchedule.of`.
     """
-    _run(schedule.first)
-    _run_rounds(schedule.repeat, timed.repeat, timer, steps - 1, is_stopped)
-    _run(schedule.last)
+    plain, timed = (
+        PhaseSchedule.of([StepPhases.of(own) for own in each], remote_envs, remote_policy)
+        for each in (calls, [timed_calls(own, timer) for own in calls])
+    )
+    _run(plain.first)
+    _run_rounds(plain.repeat, timed.repeat, timer, steps - 1, is_stopped)
+    _run(plain.last)
 
 
 def _run_rounds(

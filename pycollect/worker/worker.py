@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from tensordict.nn.probabilistic import set_interaction_type
 
 from pycollect._core import RolloutControl, Slab
 from pycollect.data.devices import CPU, Devices, indexed, why_not
-from pycollect.data.extras import Extras, pickled_extras
+from pycollect.data.extras import Extras
 from pycollect.data.generators import Generators, GeneratorState
-from pycollect.data.layout import dotted
 from pycollect.data.weights import Weights, WeightSpec, device_of, load_weights, moved_to
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.groups import make_groups
@@ -25,14 +24,15 @@ from pycollect.policy.remote import RemotePolicy
 from pycollect.policy.signature import with_action_spec
 from pycollect.worker.env_group import EnvGroup, placement_of
 from pycollect.worker.options import WorkerOptions
-from pycollect.worker.report import Episode, Lazy, RolloutReport, StepTimer, WorkerSeconds
-from pycollect.worker.rollout_loop import (
-    PhaseSchedule,
-    StepPhases,
-    roll,
-    roll_alternating,
-    timed_calls,
+from pycollect.worker.report import (
+    Episode,
+    Lazy,
+    RolloutReport,
+    StepTimer,
+    WorkerSeconds,
+    pickled_extras,
 )
+from pycollect.worker.rollout_loop import roll, roll_alternating
 from pycollect.worker.tensor_recorder import TensorRecorder
 
 _NO_CONTROL = RolloutControl()
@@ -115,20 +115,11 @@ class Worker:
         envs = self.env.groups
         self.num_envs, self.batch_size = self.env.spec.num_envs, self.env.spec.batch_size
         self.num_seeds = self.env.num_seeds
-        if cut and not self.env.spec.can_reset:
-            raise ValueError(
-                "max_frames_per_traj: this vector environment is not known to support reset_mask, "
-                "so single rows cannot be reset; use another environment, or a list of callables"
-            )
         if cut:
-            _check_step_count_is_free(envs)
+            self.env.check_can_cut()
         cuts = [0 if cut and env.truncate_after(cut) else cut for env in envs]
-        if options.set_truncated and not all(map(_can_truncate, envs)):
-            raise ValueError(
-                "set_truncated: expected an environment with a flag 'truncated', got "
-                f"{[dotted(leaf.key) for leaf in envs[0].spec.observation]}; call its "
-                "add_truncated_keys()"
-            )
+        if options.set_truncated:
+            self.env.check_has_truncated()
         with self._settings():
             self.groups = tuple(
                 EnvGroup(env, self._policy_of(place), options, self._policy_device, cut)
@@ -137,8 +128,8 @@ class Worker:
         self.leaves = self.groups[0].leaves
         self.slab_leaves = self.groups[0].slab_leaves
         self.set_share(options.frames)
-        for group, first in zip(self.groups, self._firsts, strict=True):
-            group.record_into(self.placement.layout, first, self.num_envs)
+        for group, span in self._spans:
+            group.record_into(self.placement.layout, span.start, self.num_envs)
 
     def _policy_of(self, place: int) -> Any:
         """Return the policy of one group: a remote policy has one for each group."""
@@ -146,9 +137,10 @@ class Worker:
         return policy.for_group(place) if isinstance(policy, RemotePolicy) else policy
 
     @property
-    def _firsts(self) -> list[int]:
-        """Indices of each group's first environment."""
-        return list(accumulate([env.spec.num_envs for env in self.env.groups[:-1]], initial=0))
+    def _spans(self) -> list[tuple[EnvGroup, slice]]:
+        """Each group with its range among the P environments."""
+        ends = accumulate([env.spec.num_envs for env in self.env.groups], initial=0)
+        return list(zip(self.groups, starmap(slice, pairwise(ends)), strict=True))
 
     def set_share(self, frames: int) -> None:
         """Set the number of frames per rollout, see `WorkerOptions.frames`."""
@@ -278,30 +270,19 @@ class Worker:
 
     def _roll_alternating(self, control: RolloutControl) -> None:
         recorder, *others = (group.recorder for group in self.groups)
-        calls = [group.alternating_calls for group in self.groups]
-        timed = [timed_calls(group_calls, self._timer) for group_calls in calls]
-        plain_order, timed_order = (
-            PhaseSchedule.of(
-                [StepPhases.of(group_calls) for group_calls in each],
-                remote_envs=all(group.env.spec.overlaps for group in self.groups),
-                remote_policy=self.groups[0].has_remote_policy,
-            )
-            for each in (calls, timed)
-        )
         roll_alternating(
-            plain_order,
-            timed_order,
+            [group.alternating_calls for group in self.groups],
             self._timer,
             self.steps,
             lambda: control.is_stopped and recorder.stop(others),
+            remote_envs=all(group.env.spec.overlaps for group in self.groups),
+            remote_policy=self.groups[0].has_remote_policy,
         )
 
     def _restart(self, seeds: Sequence[int] | None = None) -> None:
-        for group, first in zip(self.groups, self._firsts, strict=True):
-            group_seeds = seeds
-            if seeds is not None and len(self.groups) > 1:
-                group_seeds = seeds[first : first + group.env.spec.num_envs]
-            group.restart(group_seeds)
+        is_one = len(self.groups) == 1  # whose seeds may be fewer than its environments
+        for group, span in self._spans:
+            group.restart(seeds if seeds is None or is_one else seeds[span])
 
     def _reset_if_due(self) -> None:
         if self._must_reset or (self.options.reset_at_each_iter and not self._fresh):
@@ -327,8 +308,8 @@ class Worker:
         self.reset(seeds)
 
     def _set_action_generators(self, generators: Sequence[np.random.Generator]) -> None:
-        for group, first in zip(self.groups, self._firsts, strict=True):
-            group.random.rng = generators[first : first + group.env.spec.num_envs]
+        for group, span in self._spans:
+            group.random.rng = generators[span]
 
     def resume(self, state: GeneratorState, seeds: Sequence[int]) -> None:
         """Restore the generators, and reset all environments with `env.num_seeds` seeds."""
@@ -358,9 +339,8 @@ class Worker:
         due = self._must_reset
         self._must_reset = True  # if this raises, the next rollout begins with a reset
         with self._settings():
-            for group, first in zip(self.groups, self._firsts, strict=True):
-                last = first + group.env.spec.num_envs
-                group_rows = [row - first for row in rows if first <= row < last]
+            for group, span in self._spans:
+                group_rows = [row - span.start for row in rows if span.start <= row < span.stop]
                 if group_rows:
                     group.reset_rows(group_rows)
         self._must_reset = due
@@ -399,14 +379,13 @@ class Worker:
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    if count == before:
-        yield
-        return
-    torch.set_num_threads(count)
+    if count != before:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if count != before:
+            torch.set_num_threads(before)
 
 
 def _policy_device_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
@@ -414,27 +393,8 @@ def _policy_device_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.dev
     if isinstance(policy, RemotePolicy):
         return CPU
     device = devices.policy_device or device_of(policy) or env.spec.device
-    reason = why_not(device)
-    if reason:
+    if reason := why_not(device):
         raise ValueError(
             f"policy: expected parameters on an available device, got {device}: {reason}"
         )
     return indexed(device)
-
-
-def _can_truncate(env: EnvBatch) -> bool:
-    spec = env.spec
-    return not spec.own_flags or any(leaf.key[-1] == "truncated" for leaf in spec.observation)
-
-
-def _check_step_count_is_free(envs: Sequence[EnvBatch]) -> None:
-    """Refuse environments with an entry "step_count", which the collector would add."""
-    for env in envs:
-        keys = [leaf.key for leaf in (*env.spec.observation, *env.spec.step_only)]
-        keys += [extra.key for extra in (*env.spec.extras, *env.spec.step_extras)]
-        if not env.spec.own_flags and any(key[0] == "step_count" for key in keys):
-            raise ValueError(
-                "max_frames_per_traj: the environment already has an entry 'step_count', which "
-                "this argument would add; rename the entry with a wrapper, or limit the episodes "
-                "with gymnasium.wrappers.TimeLimit"
-            )

@@ -16,10 +16,9 @@ from tensordict import TensorDictBase
 
 from pycollect import DistributedDataCollector, RayCollector
 from pycollect._core import Leaf
-from pycollect.data.compression import PackedBuffer
+from pycollect.data.compression import PackedBuffer, leaf_sizes
 from pycollect.data.frame import BatchLeaves
-from pycollect.data.slabs import leaf_sizes, make_pool
-from pycollect.transport.messages import opened_slab, packed_slab
+from pycollect.data.slabs import make_pool
 from pycollect.worker.env_group import placement_of
 
 
@@ -36,11 +35,9 @@ def test_a_slab_comes_back_as_it_was() -> None:
     assert len(sizes) == len(leaves.layout().leaves) + 1  # includes headers
     noise = np.random.default_rng(0).integers(0, 256, whole.nbytes // 2, np.uint8)
     whole[: len(noise)] = noise
-    packed = packed_slab(slab)
-    assert isinstance(packed, PackedBuffer)
+    packed = PackedBuffer.of(slab)
     assert packed.data.nbytes < 0.8 * whole.nbytes
-    assert (opened_slab(packed) == whole).all()
-    assert opened_slab(whole) is whole
+    assert (packed.open() == whole).all()
 
 
 def test_it_is_refused_where_lz4_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +52,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PackedBuffer]]:
     seen: list[PackedBuffer] = []
     opened = PackedBuffer.open
 
-    def noting(self: PackedBuffer, argument: str) -> Any:
+    def noting(self: PackedBuffer) -> Any:
         seen.append(self)
-        return opened(self, argument)
+        return opened(self)
 
     monkeypatch.setattr(PackedBuffer, "open", noting)
     yield seen

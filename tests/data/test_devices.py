@@ -16,10 +16,9 @@ from pycollect.api.set_up import worker_spec
 from pycollect.data.devices import Devices, why_not
 from pycollect.transport.channel import CallEnd
 from pycollect.transport.host import WorkerHost
-from pycollect.transport.messages import Build
+from pycollect.transport.messages import Build, WorkerInfo
 from pycollect.transport.pickling import pickled_spec
 from pycollect.transport.ray.engine import actor_options
-from pycollect.transport.spec import WorkerInfo
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

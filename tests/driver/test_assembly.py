@@ -19,8 +19,13 @@ from pycollect.data.slabs import SlabRows
 from pycollect.driver.assembly import Assembly
 from pycollect.driver.delivery import Batch, assemble, rollouts_of
 from pycollect.driver.options import StreamOptions
-from pycollect.transport.messages import Rollout, RolloutRequest, plain_report, unpacked_report
-from pycollect.transport.spec import WorkerInfo
+from pycollect.transport.messages import (
+    Rollout,
+    RolloutRequest,
+    WorkerInfo,
+    plain_report,
+    unpacked_report,
+)
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.worker import Worker

@@ -35,7 +35,7 @@ from pycollect.data.weights import Weights
 from pycollect.driver.nest import Nest
 from pycollect.driver.options import Preemption, RemoteOptions
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.spec import WorkerSpec
+from pycollect.transport.messages import WorkerSpec
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker
 

@@ -9,7 +9,7 @@ import gymnasium
 import pytest
 from envs_for_tests import CountingEnv
 
-from pycollect.envs.gymnasium_support import quicken
+from pycollect.envs.torchrl.gym import quicken
 
 
 def chain() -> gymnasium.Env[Any, Any]:

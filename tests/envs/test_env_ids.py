@@ -31,7 +31,7 @@ from gymnasium.vector import SyncVectorEnv
 from raising import refused
 
 from pycollect import AsyncBatchedCollector, Evaluator, MultiSyncDataCollector, SyncDataCollector
-from pycollect.envs.registrations import program_registrations, register
+from pycollect.envs.gymnasium_support import program_registrations, register
 
 OURS = "PycollectTests/Counting-v0"
 _NO_PICKLE = threading.Lock()

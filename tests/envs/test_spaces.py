@@ -16,11 +16,11 @@ from raising import refused
 from pycollect._core import Leaf
 from pycollect.data.extras import Extra, Kind
 from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.single import conform_scalar
 from pycollect.envs.spaces import (
     RESERVED_OBSERVATIONS,
     action_leaves,
     conform,
-    conform_scalar,
     leaf_spaces,
     make_flatten,
     make_unflatten,

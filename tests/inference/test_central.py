@@ -45,7 +45,7 @@ from pycollect import (
 from pycollect._core import Memory, SharedMemoryError
 from pycollect.api.arguments import check_devices
 from pycollect.inference.client import PolicyClient
-from pycollect.inference.serving import ServingBell
+from pycollect.inference.server import ServingBell
 from pycollect.transport.ray.engine import actor_options
 
 pytestmark = pytest.mark.processes(usual=2)

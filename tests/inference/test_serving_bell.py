@@ -1,4 +1,4 @@
-"""The driver serves requests while it waits for workers: `pycollect.inference.serving`."""
+"""The driver serves requests while it waits for workers: its ServingBell."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, cast
 import pytest
 
 from pycollect._core import Bell
-from pycollect.inference.server import InferenceServer
-from pycollect.inference.serving import ServingBell
+from pycollect.inference.server import InferenceServer, ServingBell
 
 LONG = 60.0
 AWAITED = 2

@@ -66,5 +66,5 @@ def test_both_parts_are_taken_from_a_packed_pair() -> None:
 
 def test_a_frame_of_another_size_is_refused() -> None:
     packed = PackedArray.of(torch.zeros(4000))
-    with refused(ValueError, "compress_data_to_send"):
+    with refused(ValueError, "data"):
         PackedArray(packed.dtype, (1,), 4, packed.data).open()

@@ -9,10 +9,9 @@ import pytest
 
 from pycollect.transport.channel import ThreadBell
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.messages import Collect, RolloutRequest, SetWeights, Stop
+from pycollect.transport.messages import Collect, RolloutRequest, SetWeights, Stop, WorkerSpec
 from pycollect.transport.pickling import SharedValue
 from pycollect.transport.ray.engine import ActorProcess
-from pycollect.transport.spec import WorkerSpec
 from pycollect.worker.options import WorkerOptions
 
 

@@ -27,7 +27,7 @@ from echo_envs import wait_until
 from test_restarts import kill
 
 from pycollect import MultiSyncDataCollector
-from pycollect.transport import descendants
+from pycollect.transport import worker_process
 
 T = 5
 LONG = 300.0
@@ -138,7 +138,7 @@ def test_programs_of_another_driver_with_the_same_number_go_on() -> None:
     program = subprocess.Popen(["sleep", "60"], env={**os.environ, "PYCOLLECT_WORKER": mark})
     try:
         wait_until(lambda: mark.encode() in Path(f"/proc/{program.pid}/environ").read_bytes())
-        descendants.kill_orphans()
+        worker_process.kill_orphans()
         assert program.poll() is None
     finally:
         program.kill()
@@ -159,8 +159,8 @@ def test_a_process_ends_although_a_child_of_another_user_stays(
         own(pid, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(descendants.os, "kill", refused)
-        descendants.kill_tree(parent.pid)
+        patch.setattr(worker_process.os, "kill", refused)
+        worker_process.kill_tree(parent.pid)
     assert parent.wait() == -signal.SIGKILL
     own(child, signal.SIGKILL)
     parent.stdout.close()

@@ -26,11 +26,11 @@ from test_process_engine import LONG, Started, await_gone, started
 import pycollect
 from pycollect.errors import WorkerDied
 from pycollect.transport.engine import AnswerWaiter
+from pycollect.transport.messages import set_seed
 from pycollect.transport.processes import engine as start
 from pycollect.transport.processes import fork_server as forking
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.transport.processes.fork_server import ForkServer, fork_servers
-from pycollect.transport.spec import set_seed
 
 
 class NotingEnv(CountingEnv):

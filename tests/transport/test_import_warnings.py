@@ -17,7 +17,7 @@ from collect_support import MULTI_ASYNC, NEST_STACK, STACK, Way, collecting, mar
 from envs_for_tests import CountingEnv
 
 import pycollect
-from pycollect.transport.imports import filter_import_warnings
+from pycollect.errors import filter_import_warnings
 
 THEIRS = """
 import warnings

@@ -27,13 +27,13 @@ from torch import nn
 
 from pycollect._core import Placement, SharedSlabPool, Slab
 from pycollect.data.slabs import SlabRows, slab_tensors
-from pycollect.data.weights import WeightSlab, WeightSpec, weights_from
+from pycollect.data.weights import WeightSpec, weights_from
 from pycollect.errors import WorkerDied, WorkerError
 from pycollect.transport.engine import AnswerWaiter
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.messages import RolloutRequest
+from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec, set_seed
+from pycollect.transport.pickling import WeightSlab
 from pycollect.transport.processes.engine import ProcessEngine
-from pycollect.transport.spec import WorkerInfo, WorkerSpec, set_seed
 from pycollect.worker.options import WorkerOptions
 
 STEPS = 6

@@ -19,7 +19,7 @@ from scheme_support import RESOURCES, on_policy
 from pycollect import AsyncBatchedCollector, Evaluator, MultiSyncDataCollector
 from pycollect.scheme import CWorkerSet
 from pycollect.scheme.gym import GymEnvs
-from pycollect.transport import imports as guard
+from pycollect.transport import worker_process as guard
 
 MODULE = "unguarded"
 GUARD = "__main__"

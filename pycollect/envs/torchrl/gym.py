@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,6 @@ from torchrl.envs import GymEnv, GymWrapper
 from pycollect._core import Leaf
 from pycollect.data.layout import Key
 from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, seed_each
-from pycollect.envs.gymnasium_support import quicken
 from pycollect.envs.random_actions import Sampler
 from pycollect.envs.single import SingleEnv, same, unwrap
 from pycollect.envs.spaces import Array
@@ -194,6 +194,35 @@ def _is_same(leaf: Leaf, space: gymnasium.Space[Any]) -> bool:
     return leaf.shape == space.shape and leaf.dtype == str(space.dtype)
 
 
+_IS_SLOW = (3, 11) <= sys.version_info < (3, 13)
+_OWNERS = 3  # references to an unshared `__dict__`: object, `_quicken` and `getrefcount`
+
+
+def quicken(env: Any) -> None:
+    """Make attribute access faster by copying the `__dict__` of an environment and its wrappers.
+
+    A dict that other code references is not replaced.
+
+    Args:
+        env: Outermost wrapper; its attribute `env` is the next inner one.
+    """
+    if _IS_SLOW:
+        for layer in _chain(env):
+            _quicken(layer)
+
+
+def _chain(env: Any) -> Iterator[Any]:
+    while env is not None:
+        yield env
+        env = getattr(env, "__dict__", {}).get("env")
+
+
+def _quicken(env: Any) -> None:
+    attributes = getattr(env, "__dict__", None)
+    if type(attributes) is dict and sys.getrefcount(attributes) == _OWNERS:
+        object.__setattr__(env, "__dict__", {**attributes})
+
+
 class Unwrapped(SingleEnv):
     """The Gymnasium environment inside a GymEnv, with TorchRL's encodings and seeds."""
 
@@ -204,15 +233,15 @@ class Unwrapped(SingleEnv):
         self.spec = spec.applied_to(self.spec)
         self._decode = spec.decode
         self.bind_outputs(self.spec.action)
-        self._to_arrays = spec.encoded(self._to_arrays)
+        self.to_arrays = spec.encoded(self.to_arrays)
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
         """Choose how to decode the policy's actions; see `EnvBatch.bind_outputs`."""
-        step: Callable[[Any], Any] = self._env.step
+        step: Callable[[Any], Any] = self.env.step
         decode = self._decode(action_leaf(outputs))
-        self._to_action = unwrap if decode is unwrap else same  # see `SingleEnv.fast_step`
+        self.to_action = unwrap if decode is unwrap else same  # see `SingleEnv.fast_step`
         take = None if decode is unwrap else decode
-        self._step = step if take is None else lambda action: step(take(action))
+        self.step_env = step if take is None else lambda action: step(take(action))
         return super().bind_outputs(outputs)
 
     def action_sampler(self) -> Sampler:

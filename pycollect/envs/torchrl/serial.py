@@ -13,9 +13,8 @@ from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEn
 from pycollect._core import Leaf
 from pycollect.data.layout import Key, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
-from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.single import same
+from pycollect.envs.single import CallablesEnv, same
 from pycollect.envs.torchrl.adapter import TorchRLEnv, has_hooks, set_seed
 from pycollect.envs.torchrl.gym import InnerSpec, action_leaf, inner_spec, one_hot_sampler
 from pycollect.envs.torchrl.specs import check_device, draw, name_of
@@ -89,16 +88,16 @@ class UnwrappedRows(CallablesEnv):
         super().__init__([child._env for child in env._envs])
         self._serial, self.owned = env, [env]
         self.spec = spec.applied_to(self.spec)
-        self._buffers = tuple(
-            np.zeros((*self.spec.rows, *leaf.shape), leaf.dtype) for leaf in self.spec.observation
-        )
+        self._allocate()
         self._decode = spec.decode
         self.bind_outputs(self.spec.action)
-        self._observe = [spec.encoded(observe) for observe in self._observe]
+        for row in self._rows:
+            row.to_arrays = spec.encoded(row.to_arrays)
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
         """Choose how to decode the policy's actions; see `EnvBatch.bind_outputs`."""
-        self._to_action = self._decode(action_leaf(outputs)) or same
+        for row in self._rows:
+            row.to_action = self._decode(action_leaf(outputs)) or same
         self._step_each = None
         return super().bind_outputs(outputs)
 

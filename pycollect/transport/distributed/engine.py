@@ -28,10 +28,9 @@ from pycollect.transport.distributed.rank import Call
 from pycollect.transport.distributed.rendezvous import Rendezvous
 from pycollect.transport.engine import Engine
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.messages import Close, End, Request
+from pycollect.transport.messages import Close, End, Request, WorkerSpec
 from pycollect.transport.pickling import Shareable, SharedValue, pickled_spec
 from pycollect.transport.process import ProcessEnd, WorkerProcess
-from pycollect.transport.spec import WorkerSpec
 
 _REPORT_SECONDS = 2.0  # for a launcher to report that a process is gone
 _CLOSED_SECONDS = 0.5  # for a rank that has closed to end the connection itself
@@ -76,19 +75,11 @@ class RankCaller:
         )
         self._thread.start()
 
-    def call(self, request: Request) -> Future[Any]:
+    def call(self, request: Request, unqueued: bool = False) -> Future[Any]:
         """See `Caller`."""
-        future = self._ask(False, request)
+        future: Future[Any] = Future()
         if isinstance(request, Close):
             self._closing = future
-        return future
-
-    def call_unqueued(self, request: Request) -> Future[Any]:
-        """See `Caller`."""
-        return self._ask(True, request)
-
-    def _ask(self, unqueued: bool, request: Request) -> Future[Any]:
-        future: Future[Any] = Future()
         with Uninterrupted(), self._lock:
             if self._lost is not None:
                 future.set_exception(RankLostError(self._lost))
@@ -187,7 +178,7 @@ class RankCaller:
         if self._closing is not None and self._closing.done():
             self._over.wait(_CLOSED_SECONDS)
         else:
-            self._ask(True, End())
+            self.call(End(), unqueued=True)
 
     def close(self) -> None:
         """End the connection to a process that was ended. Idempotent."""
@@ -343,7 +334,7 @@ class DistributedEngine(Engine):
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
     ) -> WorkerHandle:
         """Start the rank of one worker; see `Engine`. The launcher gets the options."""
-        bell = self.bell
+        pickled, bell = pickled_spec(spec), self.bell
         mailbox = addresses = None
         if bell.address is not None:
             mailbox = Mailbox(MAX_REQUESTS)
@@ -361,11 +352,7 @@ class DistributedEngine(Engine):
         rank_process = RankProcess(process, meeting, self._carrier, bell)
         others = [other for other in self._processes if not other.was_ended]
         self._processes[:] = [*others, rank_process]
-        try:
-            return WorkerHandle(spec, pickled_spec(spec), policy, mailbox, rank_process, bell)
-        except BaseException:
-            rank_process.kill()
-            raise
+        return WorkerHandle(spec, pickled, policy, mailbox, rank_process, bell)
 
 
 def _kill_all(processes: Sequence[RankProcess]) -> None:

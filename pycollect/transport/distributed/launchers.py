@@ -13,15 +13,13 @@ from typing import Any
 
 from pycollect.errors import warn_user
 from pycollect.transport.channel import POLL_SECONDS
-from pycollect.transport.descendants import end_worker, kill_tree
 from pycollect.transport.distributed.engine import Launcher
 from pycollect.transport.distributed.meeting import RankAddress
 from pycollect.transport.distributed.rank import block_sigint_in_children, run_child, run_rank
-from pycollect.transport.host import log_to
-from pycollect.transport.imports import check_not_importing
 from pycollect.transport.process import OtherProcess, ProcessEnd, WorkerProcess
 from pycollect.transport.processes.child import ChildProcess
 from pycollect.transport.processes.engine import start_child
+from pycollect.transport.worker_process import check_not_importing, end_worker, kill_tree, log_to
 
 
 class ChildLauncher(Launcher):

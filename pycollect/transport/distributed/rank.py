@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
-from pycollect._core import SharedMemoryError, WorkerMailbox, adopt_orphans, kill_descendants
+from pycollect._core import WorkerMailbox, adopt_orphans, kill_descendants
 from pycollect.transport.channel import CallEnd
-from pycollect.transport.descendants import begin_worker, end_worker
 from pycollect.transport.distributed.links import Link, LinkBrokenError, Sent
 from pycollect.transport.distributed.meeting import (
     REFUSAL,
@@ -22,8 +21,10 @@ from pycollect.transport.distributed.meeting import (
     meet,
     this_node,
 )
-from pycollect.transport.host import WorkerHost, answer_all, log_to
-from pycollect.transport.messages import Close, End, ErrorReport, Request
+from pycollect.transport.host import WorkerHost, answer_all, shared_mailbox
+from pycollect.transport.messages import Close, End, Request
+from pycollect.transport.pickling import ErrorReport
+from pycollect.transport.worker_process import end_worker, log_to
 
 _SIGINT = [signal.SIGINT]
 
@@ -171,10 +172,4 @@ def _mailbox(invitation: Invitation) -> WorkerMailbox | str:
         return "the driver shares memory with no other process"
     if this_node() != invitation.node:
         return "it is on another node"
-    try:
-        end = WorkerMailbox(*invitation.mailbox)
-        begin_worker(invitation.driver)
-    except (SharedMemoryError, ValueError, RuntimeError) as error:
-        # For example in another container, or as another user.
-        return str(error)
-    return end
+    return shared_mailbox(*invitation.mailbox, invitation.driver)

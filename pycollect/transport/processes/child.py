@@ -13,8 +13,8 @@ from abc import abstractmethod
 from multiprocessing import reduction, spawn
 from typing import Any
 
-from pycollect.transport.descendants import kill_orphans, kill_tree
 from pycollect.transport.process import ProcessEnd, WorkerProcess, seconds_without_cpu
+from pycollect.transport.worker_process import kill_orphans, kill_tree
 
 _SCRIPT = "init_main_from_path"
 """Key of the script's path in multiprocessing's preparation data."""

@@ -23,7 +23,7 @@ from pycollect.transport.channel import MAX_REQUESTS, AnyBell
 from pycollect.transport.engine import Engine
 from pycollect.transport.handle import WorkerHandle
 from pycollect.transport.host import serve
-from pycollect.transport.imports import check_not_importing
+from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import Shareable, SharedValue, pickled_for_child
 from pycollect.transport.processes.child import (
     ChildProcess,
@@ -36,7 +36,7 @@ from pycollect.transport.processes.child import (
     unnamed_file,
 )
 from pycollect.transport.processes.fork_server import ForkServerError, fork_servers
-from pycollect.transport.spec import WorkerSpec
+from pycollect.transport.worker_process import check_not_importing
 
 _STREAMS = (1, 2)
 _UNKNOWN = 255  # exit code that multiprocessing's own fork server uses
@@ -272,11 +272,7 @@ class ProcessEngine(Engine):
         arguments = (mailbox.address, self.bell.address, os.getpid(), inherited)
         name = f"pycollect-{spec.name}".replace(" ", "-")
         process = start_child(serve, arguments, name, self._start_method)
-        try:
-            handle = WorkerHandle(spec, pickled, policy, mailbox, process, self.bell)
-        except BaseException:
-            process.kill()
-            raise
+        handle = WorkerHandle(spec, pickled, policy, mailbox, process, self.bell)
         self._handles[:] = [*(other for other in self._handles if not other.ended), handle]
         return handle
 

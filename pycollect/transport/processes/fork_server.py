@@ -16,29 +16,18 @@ from collections.abc import Hashable, Iterator, Sequence
 from multiprocessing import forkserver, process, spawn, util
 from pathlib import Path
 
-from pycollect.errors import is_interrupt, warn_user
-from pycollect.transport.descendants import children_of, cpu_ticks, kill_tree
-from pycollect.transport.imports import filters_import_warnings
+from pycollect.errors import filters_import_warnings, is_interrupt, warn_user
 from pycollect.transport.process import has_pidfd
 from pycollect.transport.processes.fork_server_main import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
+from pycollect.transport.worker_process import children_of, cpu_ticks, kill_tree
 
 # pytest sets it to the running test; no module reads it during import.
 _CHANGES_ALWAYS = {"PYTEST_CURRENT_TEST"}
 
-_STATUS_FIELDS = (  # of /proc/<pid>/status; other fields change while a process runs
-    "Umask",
-    "Uid",
-    "Gid",
-    "Groups",
-    "CapInh",
-    "CapPrm",
-    "CapEff",
-    "CapBnd",
-    "CapAmb",
-    "NoNewPrivs",
-    "Seccomp",
-    "Cpus_allowed",
-    "Mems_allowed",
+# Of /proc/<pid>/status; other fields change while a process runs.
+_STATUS_FIELDS = (
+    *("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+    *("NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed"),
 )
 
 

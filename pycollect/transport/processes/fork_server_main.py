@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from pycollect._core import adopt_orphans, kill_descendants
-from pycollect.transport.descendants import begin_worker, children_of
-from pycollect.transport.imports import become_worker, filter_import_warnings
+from pycollect.errors import filter_import_warnings
+from pycollect.transport.worker_process import become_worker, begin_worker, children_of
 
 NUMBER = struct.Struct("q")
 """Number on a status socket: the worker's pid or a negative error number, then its exit code."""
@@ -52,7 +52,7 @@ def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
         control: Descriptor of the socket on which the driver sends requests.
         driver: Pid of the driver. This process ends with it.
         idle: Seconds without a worker and without a request after which this process ends.
-        filters_warnings: Whether to hide import warnings here and in forks; see `imports`.
+        filters_warnings: Whether to hide import warnings here and in forks; see `errors`.
     """
     # Ctrl-C in a terminal is meant for the driver. Forks restore the handler.
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -12,16 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pycollect._core import Bell, Mailbox, SharedMemoryError, WorkerMailbox, shared_memory_why_not
+from pycollect._core import Bell, Mailbox, SharedMemoryError, shared_memory_why_not
 from pycollect.data.devices import Devices
 from pycollect.data.slabs import MemoryAddress
 from pycollect.errors import without_frames
 from pycollect.transport.channel import MAX_REQUESTS, AnyBell, CallEnd, ThreadBell
-from pycollect.transport.descendants import begin_worker, children_of, kill_tree
 from pycollect.transport.engine import Engine, too_many_bytes
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.host import WorkerHost, answer_all
-from pycollect.transport.messages import Request
+from pycollect.transport.host import WorkerHost, answer_all, shared_mailbox
+from pycollect.transport.messages import Request, WorkerSpec
 from pycollect.transport.pickling import Shareable, SharedValue, pickled_spec
 from pycollect.transport.process import OtherProcess, ProcessEnd, WorkerProcess, has_pidfd
 from pycollect.transport.ray.session import (
@@ -31,7 +30,7 @@ from pycollect.transport.ray.session import (
     end_of,
     import_ray,
 )
-from pycollect.transport.spec import WorkerSpec
+from pycollect.transport.worker_process import children_of, kill_tree
 
 _LOG_CHARACTERS = 2000
 _REPORT_SECONDS = 2.0  # for Ray to report how an actor's process ended
@@ -77,14 +76,12 @@ class ActorProcess(WorkerProcess):
         """See `WorkerProcess`."""
         return self
 
-    def call(self, request: Request) -> Future[Any]:
+    def call(self, request: Request, unqueued: bool = False) -> Future[Any]:
         """See `Caller`."""
-        return self._ringing(self.native.call.remote(type(request), *request))
-
-    def call_unqueued(self, request: Request) -> Future[Any]:
-        """See `Caller`."""
-        call = self.native.call.options(concurrency_group="control")
-        return self._ringing(call.remote(type(request), *request))
+        method = self.native.call
+        if unqueued:
+            method = method.options(concurrency_group="control")
+        return self._ringing(method.remote(type(request), *request))
 
     def _ringing(self, reference: Any) -> Future[Any]:
         """Return the future of a call; ring the bell when the call is done or the actor died."""
@@ -173,12 +170,9 @@ class RayWorker:
         """
         if import_ray().get_runtime_context().get_node_id() != node:
             return "it is on another node"
-        try:
-            end = WorkerMailbox(mailbox, bell)
-            begin_worker(driver)
-        except (SharedMemoryError, ValueError, RuntimeError) as error:
-            # For example in another container, or as another user.
-            return str(error)
+        end = shared_mailbox(mailbox, bell, driver)
+        if isinstance(end, str):
+            return end
         answer_all(end)
         return ""
 
@@ -257,6 +251,7 @@ class RayEngine(Engine):
 
         For the arguments see `Engine`.
         """
+        pickled = pickled_spec(spec)
         actor = _actor_class().options(**options).remote()
         process = ActorProcess(self._ray, actor, self.bell)
         mailbox = None
@@ -264,7 +259,7 @@ class RayEngine(Engine):
             if self.bell.address is not None:
                 mailbox = Mailbox(MAX_REQUESTS)
                 process.serve(self._node, mailbox.address, self.bell.address)
-            return WorkerHandle(spec, pickled_spec(spec), policy, mailbox, process, self.bell)
+            return WorkerHandle(spec, pickled, policy, mailbox, process, self.bell)
         except BaseException:
             process.kill()
             raise

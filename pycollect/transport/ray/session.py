@@ -12,8 +12,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from pycollect.transport.imports import check_not_importing
 from pycollect.transport.process import ProcessEnd
+from pycollect.transport.worker_process import check_not_importing
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _PID = re.compile(r"\bpid[:=] ?(\d+)")
