@@ -96,8 +96,9 @@ class CapturedWork:
         """Queue the work on the current stream and return its outputs."""
         with torch.cuda.device(self._device):
             if self._left:
-                self._left -= 1
-                return call_on_new_stream(self._work)
+                result = call_on_new_stream(self._work)
+                self._left -= 1  # not if it was interrupted
+                return result
             if self._graph is None:
                 self._capture()
             self._graph.replay()

@@ -17,17 +17,25 @@ class KeptSteps:
     Tensors that are written again after their step cannot be kept. The first rollout finds their
     places: a tensor was changed later (torch counts its changes), or a later step returned the same
     memory. In the first rollout every step has to be copied as well; afterwards, only values at
-    these places are.
+    these places are. Another policy may write again at other places, so that each graph needs an
+    object of its own.
 
     Attributes:
         are_known: Whether a rollout has found these places.
+        firsts: Observations and states at the begin of the rollout.
     """
+
+    firsts: Sequence[torch.Tensor]
 
     def __init__(self) -> None:
         self.are_known = False
         self._rewritten: set[int] = set()
         self._steps: list[Sequence[torch.Tensor]] = []
         self._versions: list[list[int]] = []
+
+    def begin(self, firsts: Sequence[torch.Tensor]) -> None:
+        """Begin a rollout; drop the steps of one that was given up."""
+        self.firsts, self._steps, self._versions = firsts, [], []
 
     def add(self, values: Sequence[torch.Tensor]) -> None:
         """Add the values of a step."""

@@ -22,6 +22,7 @@ from pycollect.policy.calling import CallOptions, CapturedWork
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.remote import RemotePolicy, RemoteRunner
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
+from pycollect.worker.captured import KeptSteps
 from pycollect.worker.device_recorder import DeviceRecorder
 from pycollect.worker.extras_recorder import ExtrasRecorder
 from pycollect.worker.options import WorkerOptions
@@ -353,10 +354,10 @@ class EnvGroup:
 
     def _capture(self, steps: int) -> CapturedWork:
         act, take, step, record, *_ = self.calls
-        recorder = self.recorder
+        recorder, kept = self.recorder, KeptSteps()
 
         def roll() -> Any:
-            recorder.keep_steps()
+            recorder.keep_steps(kept)
             for _ in range(steps):
                 record(step(take(act())))
             return recorder.complete(packs=True)

@@ -80,9 +80,7 @@ class TensorRecorder:
         self._batch: dict[Key, torch.Tensor] = {}
         self._is_complete = False
         self._numbers = torch.empty(0)
-        self._kept = KeptSteps()
-        self._keeps = False
-        self._firsts: list[torch.Tensor] = []
+        self._kept: KeptSteps | None = None
         self._packed: PackedBatch | None = None
         self._may_settle_late = False
         self._late: PendingCounts | None = None
@@ -127,17 +125,17 @@ class TensorRecorder:
             self._make_memory(steps)
         self._slab, self._row, self._control = slab, row, control
         self._step, self._is_complete = 0, False
-        self._keeps, self._packed, self._may_settle_late = False, None, False
+        self._kept, self._packed, self._may_settle_late = None, None, False
         if policy_version != self._version:
             self._version = policy_version
             self._assembly.policy_version.fill_(policy_version)
         if self._may_lack_final:
             self._lacks_final.zero_()
 
-    def keep_steps(self) -> None:
-        """Keep the tensors of the steps of this rollout, see :class:`KeptSteps`."""
-        self._keeps = True
-        self._firsts = [current.clone() for _, current in self._carried]
+    def keep_steps(self, kept: KeptSteps) -> None:
+        """Keep the tensors of the steps of this rollout."""
+        self._kept = kept
+        kept.begin([current.clone() for _, current in self._carried])
 
     def _make_memory(self, steps: int) -> None:
         """Make the memory of rollouts with `steps` steps, and plan the copies of each step."""
@@ -200,9 +198,10 @@ class TensorRecorder:
         ]
         begins = (*following, *first)
         rest = (*step_only, *carried, reward, terminated, truncated, *begins)
-        if self._keeps:
-            self._kept.add((*outputs, *(final or following), *rest, ended))
-        if not self._keeps or not self._kept.are_known:
+        kept = self._kept
+        if kept is not None:
+            kept.add((*outputs, *(final or following), *rest, ended))
+        if kept is None or not kept.are_known:
             self._copy_step((*outputs, *with_rows_of(following, final, ended), *rest))
         # After all other copies, because an output of the policy may be a view of its input.
         for targets, places in self._advance:
@@ -329,13 +328,13 @@ class TensorRecorder:
             packs: Also copy the batch into one block, and return it. A CUDA graph that captures
                 this call writes the same block at each replay.
         """
-        steps = self._step
-        if self._keeps and self._kept.are_known:
-            memory = self._kept_memory()
+        steps, kept = self._step, self._kept
+        if kept is not None and kept.are_known:
+            memory = self._kept_memory(kept)
         else:
             memory = {key: cells[:steps] for key, cells in self._memory.items()}
-            if self._keeps:
-                self._kept.take()
+            if kept is not None:
+                kept.take()
         valid = None if self._valid is None else self._valid[:steps]
         done = memory[TERMINATED] | memory[TRUNCATED]
         if valid is not None:
@@ -347,9 +346,9 @@ class TensorRecorder:
         self._batch = self._assembly.batch_of(memory, valid)
         return packed(self._batch, self._numbers) if packs else None
 
-    def _kept_memory(self) -> dict[Key, torch.Tensor]:
+    def _kept_memory(self, kept: KeptSteps) -> dict[Key, torch.Tensor]:
         """Return the leaves of a rollout whose steps were kept, [T, P, *frame] each."""
-        *values, ended = self._kept.take()
+        *values, ended = kept.take()
         begins = values[len(self._keys) :]
         observations = zip(self._spec.observation, begins, strict=False)
         following: dict[Key, Any] = {("next", *leaf.key): own for leaf, own in observations}
@@ -361,7 +360,7 @@ class TensorRecorder:
             if key in memory and key in following:  # last observations were kept for all rows
                 (memory[key],) = with_rows_of((torch.stack(following[key]),), (memory[key],), rows)
         for (leaf, _), cells, first, tensors in zip(
-            self._carried, self._roots, self._firsts, begins, strict=True
+            self._carried, self._roots, kept.firsts, begins, strict=True
         ):
             if cells is not None:
                 memory[leaf.key] = torch.stack((first, *tensors[:-1]))

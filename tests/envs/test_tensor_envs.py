@@ -443,8 +443,9 @@ class FakeGraph:
 
     def __call__(self) -> Any:
         if self._left:
+            result = self._work()
             self._left -= 1
-            return self._work()
+            return result
         self.is_captured = True
         if not self._calls:
             type(self).captured += 1
@@ -487,6 +488,8 @@ def linear() -> TensorDictModule:
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.policy.calling.CallOptions.for_device", lambda own, device: own)
     monkeypatch.setattr("pycollect.worker.env_group.CapturedWork", FakeGraph)
+    # On the CPU, inputs of a policy are copied by numpy, which `FakeGraph` does not see.
+    monkeypatch.setattr("pycollect.policy.program.compile._copier", lambda source: source.clone)
     record_as_on_a_device(monkeypatch)
 
 
@@ -557,6 +560,67 @@ def test_tensors_must_not_be_written_again_only_in_captured_rollouts(
     as_on_a_device(monkeypatch)
     with refused(RuntimeError, "cudagraph_policy"):
         collected(RewritingLater, linear(), cudagraph_policy=True)
+
+
+class Interruptible(CountingTensors):
+    """Ctrl-C arrives in the step after `left` further steps."""
+
+    left = 1_000
+
+    def step(self, actions: Any) -> Any:
+        Interruptible.left -= 1
+        if Interruptible.left < 0:
+            Interruptible.left = 1_000
+            raise KeyboardInterrupt
+        return super().step(actions)
+
+
+def test_steps_of_an_interrupted_rollout_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batches(**arguments: Any) -> list[TensorDictBase]:
+        with pycollect.SyncDataCollector(
+            Interruptible, linear(), frames_per_batch=STEPS * ENVS, total_frames=-1, **arguments
+        ) as collector:
+            collector.set_seed(3)
+            result = [next(collector).clone()]
+            Interruptible.left = 3
+            with pytest.raises(KeyboardInterrupt):
+                next(collector)
+            return result + [next(collector).clone() for _ in range(3)]
+
+    expected = batches()
+    as_on_a_device(monkeypatch)
+    captured = batches(cudagraph_policy={"warmup": 2})
+    for batch, other in zip(captured, expected, strict=True):
+        assert (batch == other).all()
+
+
+class ReusingInEvaluation(nn.Module):
+    """A policy that writes its actions into the same tensor in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._actions = torch.zeros(ENVS, 1)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        actions = doubling(observation)
+        return actions if self.training else self._actions.copy_(actions)
+
+
+def test_another_policy_may_write_again_at_other_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batches(**arguments: Any) -> list[TensorDictBase]:
+        policy = ReusingInEvaluation()
+        with pycollect.SyncDataCollector(
+            CountingTensors, policy, frames_per_batch=STEPS * ENVS, total_frames=-1, **arguments
+        ) as collector:
+            collector.set_seed(3)
+            result = [next(collector).clone() for _ in range(3)]
+            policy.eval()
+            return result + [next(collector).clone() for _ in range(3)]
+
+    expected = batches()
+    as_on_a_device(monkeypatch)
+    for batch, other in zip(batches(cudagraph_policy=True), expected, strict=True):
+        assert (batch == other).all()
 
 
 @pytest.mark.parametrize("reads", ["stats", "state_dict"])
