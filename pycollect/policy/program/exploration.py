@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -27,6 +26,7 @@ from pycollect.policy.program.steps import (
 )
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+_Form: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
 
 _PACKAGE = "torchrl.modules.tensordict_module."
 _PROJECTING_HOOK = f"{_PACKAGE}common._forward_hook_safe_action"
@@ -92,7 +92,7 @@ class QValues(TensorCall):
         self._is_index, self._is_one_hot = space == "categorical", space == "one_hot"
         self._choose = module.action_func_mapping[space]
         self._value_of = module.action_value_func_mapping.get(space, module._default_action_value)
-        self._values: torch.Tensor | None = None
+        self._form: _Form | None = None
 
     @property
     def _out_keys(self) -> Any:
@@ -104,28 +104,25 @@ class QValues(TensorCall):
         if not (self._is_index or self._is_one_hot):
             action = self._choose(values)
             return action, values, self._value_of(values, action)
-        if values is not self._values:  # a plan returns the same tensor at each call
+        if _form_of(values) != self._form:
             self._prepare(values)
-        for operation in self._operations:
-            operation()
-        return self._outs
+        torch.max(values, -1, keepdim=True, out=(self._chosen, self._index))
+        if self._is_one_hot:
+            torch.eq(values, self._chosen, out=self._action)
+            torch.mul(self._action, values, out=self._product)
+            torch.sum(self._product, -1, keepdim=True, out=self._chosen)
+        return self._action, values, self._chosen
 
     @torch.inference_mode(False)  # a later call may be outside of it
     def _prepare(self, values: torch.Tensor) -> None:
-        """Allocate the outputs for a tensor of values."""
-        self._values = values
-        chosen = values.new_empty((*values.shape[:-1], 1))
-        index = torch.empty_like(chosen, dtype=torch.int64)
-        self._operations = [partial(torch.max, values, -1, keepdim=True, out=(chosen, index))]
-        action = index.squeeze(-1)
+        """Allocate the outputs for values of this shape, dtype and device."""
+        self._form = _form_of(values)
+        self._chosen = values.new_empty((*values.shape[:-1], 1))
+        self._index = torch.empty_like(self._chosen, dtype=torch.int64)
+        self._action = self._index.squeeze(-1)
         if self._is_one_hot:
-            action, product = torch.empty_like(values, dtype=torch.int64), torch.empty_like(values)
-            self._operations += [
-                partial(torch.eq, values, chosen, out=action),
-                partial(torch.mul, action, values, out=product),
-                partial(torch.sum, product, -1, keepdim=True, out=chosen),
-            ]
-        self._outs = action, values, chosen
+            self._action = torch.empty_like(values, dtype=torch.int64)
+            self._product = torch.empty_like(values)
 
 
 class EpsilonGreedy(TensorCall):
@@ -139,7 +136,7 @@ class EpsilonGreedy(TensorCall):
             raise CannotUnwrapError("an epsilon-greedy module of a nested action")
         _refuse_projection(module)
         self._spec = _spec_of(module)
-        self._action: torch.Tensor | None = None
+        self._form: _Form | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Return the action [*lead, *frame], replaced by a random one with probability eps."""
@@ -147,7 +144,7 @@ class EpsilonGreedy(TensorCall):
         if interaction_type() not in _EXPLORING:
             return (action,)
         epsilon = self.module._buffers["eps"]
-        if action is not self._action:  # `QValues` may return the same tensor at each call
+        if _form_of(action) != self._form:
             self._prepare(action, epsilon.device)
         uniform = self._uniform.uniform_()
         drawn = self._draw()
@@ -160,8 +157,8 @@ class EpsilonGreedy(TensorCall):
 
     @torch.inference_mode(False)
     def _prepare(self, action: torch.Tensor, device: torch.device) -> None:
-        """Allocate the random numbers for an action."""
-        self._action = action
+        """Allocate the random numbers for actions of this shape, dtype and device."""
+        self._form = _form_of(action)
         self._draw = _random_actions(self._spec, action.shape)
         self._uniform = torch.empty(self.lead, device=device)
         on_host = action.device.type == device.type == "cpu"
@@ -274,6 +271,10 @@ def hooks_of_others(module: nn.Module) -> bool:
         for hook in module._forward_hooks.values()
     )
     return any(name != _PROJECTING_HOOK for name in names)
+
+
+def _form_of(tensor: torch.Tensor) -> _Form:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _widened(tensor: torch.Tensor, ndim: int) -> torch.Tensor:
