@@ -192,6 +192,17 @@ class FairLock:
         if _ending is not None and _ending != me:
             self.__exit__(None)
 
+    def enter_if_free(self) -> bool:
+        """Enter if no thread holds the lock or waits for it; return whether it was entered."""
+        self.check_own_process()
+        with self._changed:
+            if self._queue:
+                return False
+            self._queue.append(self._tickets)
+            self._tickets += 1
+            self._owner, self._depth = threading.get_ident(), 1
+            return True
+
     def __exit__(self, raised: object, *_: object) -> None:
         if raised is None:
             self.check_own_process()  # a policy or hook may have forked and returned in the child

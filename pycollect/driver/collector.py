@@ -110,14 +110,15 @@ class Collector(Stream):
     def stats(self, workers: str | None = None, *, timeout: float | None = None) -> dict[str, Any]:
         """Return counts, rates and timings of this collector, ready for JSON.
 
-        No worker is contacted.
+        No worker is contacted. The call may wait for the device to end the last rollout in a CUDA
+        graph, whose episodes it counts.
 
         Args:
             workers: ``None`` returns all entries below. "aggregate", "per_worker" or "both" returns
                 TorchRL's flat form: counts of the collector, counts of each worker under names such
                 as "worker_0/frames", or both. In that form, "workers" is the number of workers
                 (default: ``None``).
-            timeout: Accepted without effect, because the call never waits (default: ``None``).
+            timeout: Accepted without effect, because no worker is contacted (default: ``None``).
 
         Returns:
             A dict with these entries.

@@ -300,3 +300,15 @@ def test_the_turnstile_lets_threads_in_as_they_came() -> None:
     for thread in threads:
         thread.join()
     assert order == list(range(5))
+
+
+def test_a_thread_may_enter_the_turnstile_only_if_it_is_free() -> None:
+    turnstile = FairLock()
+    with ThreadPoolExecutor(1) as other:
+        with turnstile:
+            assert not turnstile.enter_if_free()
+            assert not other.submit(turnstile.enter_if_free).result(60)
+        assert turnstile.enter_if_free()
+        assert not other.submit(turnstile.enter_if_free).result(60)
+        turnstile.__exit__(None)
+        assert not turnstile.is_busy
