@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from pycollect.data.layout import Key
 from pycollect.data.upload import Packing
+from pycollect.policy.calling import CapturedWork
+from pycollect.worker.rollout_loop import Calls
+
+if TYPE_CHECKING:
+    from pycollect.worker.tensor_recorder import TensorRecorder
 
 
 class KeptSteps:
@@ -105,3 +111,43 @@ def packed(batch: Mapping[Key, torch.Tensor], numbers: torch.Tensor) -> PackedBa
     for target, source in zip(packing.views(block), batch.values(), strict=True):
         target.copy_(source)
     return PackedBatch(list(batch), packing, block, numbers)
+
+
+class CapturedRollout:
+    """A rollout that a CUDA graph contains, with all its steps and its end.
+
+    Args:
+        recorder: Records the steps.
+        act: The policy's function.
+        calls: The functions of a step, which call `act`.
+        steps: Number of steps.
+        warmup: Number of rollouts before the capture, at least one.
+    """
+
+    def __init__(
+        self,
+        recorder: TensorRecorder,
+        act: Callable[[], Any],
+        calls: Calls,
+        steps: int,
+        warmup: int,
+    ) -> None:
+        self._recorder, self._plan, self._act = recorder, recorder.plan, act
+        self._work = CapturedWork(partial(_rolled, recorder, calls, steps), recorder.device, warmup)
+
+    def records(self, act: Callable[[], Any]) -> bool:
+        """Return whether the graph calls this policy, and writes to the recorder's memory."""
+        return self._act is act and self._plan is self._recorder.plan
+
+    def make(self, may_settle_late: bool) -> None:
+        """Make a rollout; for `may_settle_late` see `TensorRecorder.recorded`."""
+        packed = self._work()
+        self._recorder.recorded(packed, may_settle_late and self._work.is_captured)
+
+
+def _rolled(recorder: TensorRecorder, calls: Calls, steps: int) -> PackedBatch | None:
+    """Make all steps of a rollout and its end, and keep their tensors."""
+    recorder.keep_steps()
+    for _ in range(steps):
+        calls.record(calls.step(calls.take(calls.act())))
+    return recorder.complete(packs=True)

@@ -51,6 +51,7 @@ class TensorRecorder:
         set_truncated: Flag the last frame of every environment in every rollout.
 
     Attributes:
+        device: Device of the environments.
         plan: The copies of each step of a rollout. A new object if the memory has changed.
     """
 
@@ -66,7 +67,7 @@ class TensorRecorder:
         self._env, self._leaves, self._runner = env, leaves, runner
         self._spec = spec = env.spec
         self._cut = cut
-        self._device, self._envs = spec.device, spec.num_envs
+        self.device, self._envs = spec.device, spec.num_envs
         self._carried = [(leaf, current[leaf.key]) for leaf in spec.observation]
         self._carried += [(state.leaf, state.current) for state in runner.states]
         self._trajectories = DeviceTrajectories(
@@ -98,7 +99,7 @@ class TensorRecorder:
         self.frames = 0
 
     def _flags(self) -> torch.Tensor:
-        return torch.zeros(self._envs, dtype=torch.bool, device=self._device)
+        return torch.zeros(self._envs, dtype=torch.bool, device=self.device)
 
     @property
     def trajectories(self) -> int:
@@ -174,7 +175,7 @@ class TensorRecorder:
         if not is_delivered(key) or all(leaf.key != key for leaf in self._leaves.all):
             return None
         shape = (steps, self._envs, *frame)
-        cells = torch.zeros(shape, dtype=torch_dtype(dtype), device=self._device)
+        cells = torch.zeros(shape, dtype=torch_dtype(dtype), device=self.device)
         self._memory[key] = cells
         return cells
 
@@ -256,7 +257,7 @@ class TensorRecorder:
 
     def reset(self, observation: Arrays) -> None:
         """Begin new trajectories in the environments of `done`; see :class:`Recorder`."""
-        rows = torch.from_numpy(self.done).to(self._device)
+        rows = torch.from_numpy(self.done).to(self.device)
         firsts = [*observation[: len(self._spec.observation)]]
         firsts += [state.initial for state in self._runner.states]
         for (_, current), first, cells in zip(self._carried, firsts, self._roots, strict=True):

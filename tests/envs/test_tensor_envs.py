@@ -486,7 +486,7 @@ def linear() -> TensorDictModule:
 
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.policy.calling.CallOptions.for_device", lambda own, device: own)
-    monkeypatch.setattr("pycollect.worker.env_group.CapturedWork", FakeGraph)
+    monkeypatch.setattr("pycollect.worker.captured.CapturedWork", FakeGraph)
     record_as_on_a_device(monkeypatch)
 
 
