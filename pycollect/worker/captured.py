@@ -35,6 +35,10 @@ class KeptSteps:
         self._steps: list[Sequence[torch.Tensor]] = []
         self._versions: list[list[int]] = []
 
+    def begin(self) -> None:
+        """Begin a rollout; drop what an interrupted one has left."""
+        self._steps, self._versions = [], []
+
     def add(self, values: Sequence[torch.Tensor]) -> None:
         """Add the values of a step."""
         if self._rewritten:
@@ -133,7 +137,8 @@ class CapturedRollout:
         warmup: int,
     ) -> None:
         self._recorder, self._plan, self._act = recorder, recorder.plan, act
-        self._work = CapturedWork(partial(_rolled, recorder, calls, steps), recorder.device, warmup)
+        roll = partial(_rolled, recorder, KeptSteps(), calls, steps)
+        self._work = CapturedWork(roll, recorder.device, warmup)
 
     def records(self, act: Callable[[], Any]) -> bool:
         """Return whether the graph calls this policy, and writes to the recorder's memory."""
@@ -145,9 +150,11 @@ class CapturedRollout:
         self._recorder.recorded(packed, may_settle_late and self._work.is_captured)
 
 
-def _rolled(recorder: TensorRecorder, calls: Calls, steps: int) -> PackedBatch | None:
+def _rolled(
+    recorder: TensorRecorder, kept: KeptSteps, calls: Calls, steps: int
+) -> PackedBatch | None:
     """Make all steps of a rollout and its end, and keep their tensors."""
-    recorder.keep_steps()
+    recorder.keep_steps(kept)
     for _ in range(steps):
         calls.record(calls.step(calls.take(calls.act())))
     return recorder.complete(packs=True)

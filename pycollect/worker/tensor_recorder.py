@@ -81,8 +81,7 @@ class TensorRecorder:
         self._batch: dict[Key, torch.Tensor] = {}
         self._is_complete = False
         self._numbers = torch.empty(0)
-        self._kept = KeptSteps()
-        self._keeps = False
+        self._kept: KeptSteps | None = None
         self._firsts: list[torch.Tensor] = []
         self._packed: PackedBatch | None = None
         self._may_settle_late = False
@@ -128,16 +127,17 @@ class TensorRecorder:
             self._make_memory(steps)
         self._slab, self._row, self._control = slab, row, control
         self._step, self._is_complete = 0, False
-        self._keeps, self._packed, self._may_settle_late = False, None, False
+        self._kept, self._packed, self._may_settle_late = None, None, False
         if policy_version != self._version:
             self._version = policy_version
             self._assembly.policy_version.fill_(policy_version)
         if self._may_lack_final:
             self._lacks_final.zero_()
 
-    def keep_steps(self) -> None:
-        """Keep the tensors of the steps of this rollout, see :class:`KeptSteps`."""
-        self._keeps = True
+    def keep_steps(self, kept: KeptSteps) -> None:
+        """Keep the tensors of the steps of this rollout."""
+        kept.begin()
+        self._kept = kept
         self._firsts = [current.clone() for _, current in self._carried]
 
     def _make_memory(self, steps: int) -> None:
@@ -201,9 +201,9 @@ class TensorRecorder:
         ]
         begins = (*following, *first)
         rest = (*step_only, *carried, reward, terminated, truncated, *begins)
-        if self._keeps:
+        if self._kept is not None:
             self._kept.add((*outputs, *(final or following), *rest, ended))
-        if not self._keeps or not self._kept.are_known:
+        if self._kept is None or not self._kept.are_known:
             self._copy_step((*outputs, *with_rows_of(following, final, ended), *rest))
         # After all other copies, because an output of the policy may be a view of its input.
         for targets, places in self._advance:
@@ -331,12 +331,11 @@ class TensorRecorder:
                 this call writes the same block at each replay.
         """
         steps = self._step
-        if self._keeps and self._kept.are_known:
-            memory = self._kept_memory()
-        else:
-            memory = {key: cells[:steps] for key, cells in self._memory.items()}
-            if self._keeps:
-                self._kept.take()
+        memory = {key: cells[:steps] for key, cells in self._memory.items()}
+        if self._kept is not None:
+            is_memory_stale = self._kept.are_known
+            kept = self._kept.take()
+            memory = self._kept_memory(kept) if is_memory_stale else memory
         valid = None if self._valid is None else self._valid[:steps]
         done = memory[TERMINATED] | memory[TRUNCATED]
         if valid is not None:
@@ -348,9 +347,9 @@ class TensorRecorder:
         self._batch = self._assembly.batch_of(memory, valid)
         return packed(self._batch, self._numbers) if packs else None
 
-    def _kept_memory(self) -> dict[Key, torch.Tensor]:
+    def _kept_memory(self, kept: Sequence[tuple[torch.Tensor, ...]]) -> dict[Key, torch.Tensor]:
         """Return the leaves of a rollout whose steps were kept, [T, P, *frame] each."""
-        *values, ended = self._kept.take()
+        *values, ended = kept
         begins = values[len(self._keys) :]
         observations = zip(self._spec.observation, begins, strict=False)
         following: dict[Key, Any] = {("next", *leaf.key): own for leaf, own in observations}

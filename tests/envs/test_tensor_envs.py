@@ -559,6 +559,34 @@ def test_tensors_must_not_be_written_again_only_in_captured_rollouts(
         collected(RewritingLater, linear(), cudagraph_policy=True)
 
 
+class Interrupted(CountingTensors):
+    """Raises an interrupt in its second rollout."""
+
+    _steps = 0
+
+    def step(self, actions: Any) -> Any:
+        self._steps += 1
+        if self._steps == STEPS + 5:  # three steps are made before the first rollout
+            raise KeyboardInterrupt
+        return super().step(actions)
+
+
+def test_a_captured_rollout_after_an_interrupted_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batches() -> list[TensorDictBase]:
+        given: dict[str, Any] = {"frames_per_batch": STEPS * ENVS, "total_frames": -1}
+        given["cudagraph_policy"] = {"warmup": 2}
+        with pycollect.SyncDataCollector(Interrupted, linear(), **given) as collector:
+            next(collector)
+            with pytest.raises(KeyboardInterrupt):
+                next(collector)
+            return [next(collector).clone() for _ in range(4)]
+
+    expected = batches()
+    as_on_a_device(monkeypatch)
+    for batch, other in zip(batches(), expected, strict=True):
+        assert (batch == other).all()
+
+
 @pytest.mark.parametrize("reads", ["stats", "state_dict"])
 def test_episodes_of_a_captured_rollout_are_counted_when_asked_for(
     reads: str, monkeypatch: pytest.MonkeyPatch
