@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from pycollect.data.layout import Key
 from pycollect.data.upload import Packing
+from pycollect.policy.calling import CapturedWork
+from pycollect.worker.rollout_loop import Calls
+
+if TYPE_CHECKING:
+    from pycollect.worker.tensor_recorder import TensorRecorder
 
 
 class KeptSteps:
@@ -17,15 +23,11 @@ class KeptSteps:
     Tensors that are written again after their step cannot be kept. The first rollout finds their
     places: a tensor was changed later (torch counts its changes), or a later step returned the same
     memory. In the first rollout every step has to be copied as well; afterwards, only values at
-    these places are. Another policy may write again at other places, so that each graph needs an
-    object of its own.
+    these places are.
 
     Attributes:
         are_known: Whether a rollout has found these places.
-        firsts: Observations and states at the begin of the rollout.
     """
-
-    firsts: Sequence[torch.Tensor]
 
     def __init__(self) -> None:
         self.are_known = False
@@ -33,9 +35,9 @@ class KeptSteps:
         self._steps: list[Sequence[torch.Tensor]] = []
         self._versions: list[list[int]] = []
 
-    def begin(self, firsts: Sequence[torch.Tensor]) -> None:
-        """Begin a rollout; drop the steps of one that was given up."""
-        self.firsts, self._steps, self._versions = firsts, [], []
+    def begin(self) -> None:
+        """Begin a rollout; drop what an interrupted one has left."""
+        self._steps, self._versions = [], []
 
     def add(self, values: Sequence[torch.Tensor]) -> None:
         """Add the values of a step."""
@@ -113,3 +115,46 @@ def packed(batch: Mapping[Key, torch.Tensor], numbers: torch.Tensor) -> PackedBa
     for target, source in zip(packing.views(block), batch.values(), strict=True):
         target.copy_(source)
     return PackedBatch(list(batch), packing, block, numbers)
+
+
+class CapturedRollout:
+    """A rollout that a CUDA graph contains, with all its steps and its end.
+
+    Args:
+        recorder: Records the steps.
+        act: The policy's function.
+        calls: The functions of a step, which call `act`.
+        steps: Number of steps.
+        warmup: Number of rollouts before the capture, at least one.
+    """
+
+    def __init__(
+        self,
+        recorder: TensorRecorder,
+        act: Callable[[], Any],
+        calls: Calls,
+        steps: int,
+        warmup: int,
+    ) -> None:
+        self._recorder, self._plan, self._act = recorder, recorder.plan, act
+        roll = partial(_rolled, recorder, KeptSteps(), calls, steps)
+        self._work = CapturedWork(roll, recorder.device, warmup)
+
+    def records(self, act: Callable[[], Any]) -> bool:
+        """Return whether the graph calls this policy, and writes to the recorder's memory."""
+        return self._act is act and self._plan is self._recorder.plan
+
+    def make(self, may_settle_late: bool) -> None:
+        """Make a rollout; for `may_settle_late` see `TensorRecorder.recorded`."""
+        packed = self._work()
+        self._recorder.recorded(packed, may_settle_late and self._work.is_captured)
+
+
+def _rolled(
+    recorder: TensorRecorder, kept: KeptSteps, calls: Calls, steps: int
+) -> PackedBatch | None:
+    """Make all steps of a rollout and its end, and keep their tensors."""
+    recorder.keep_steps(kept)
+    for _ in range(steps):
+        calls.record(calls.step(calls.take(calls.act())))
+    return recorder.complete(packs=True)

@@ -18,11 +18,11 @@ from pycollect.data.frame import BatchLeaves, NoLeaves
 from pycollect.data.layout import Key, torch_dtype
 from pycollect.envs.base import Arrays, AutoresetCalls, EnvBatch
 from pycollect.envs.tensors import TensorVectorEnv
-from pycollect.policy.calling import CallOptions, CapturedWork
+from pycollect.policy.calling import CallOptions
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.remote import RemotePolicy, RemoteRunner
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
-from pycollect.worker.captured import KeptSteps
+from pycollect.worker.captured import CapturedRollout
 from pycollect.worker.device_recorder import DeviceRecorder
 from pycollect.worker.extras_recorder import ExtrasRecorder
 from pycollect.worker.options import WorkerOptions
@@ -109,7 +109,7 @@ class EnvGroup:
         self._call_options, self._device = _calling_of(policy, options, device), device
         if self._can_capture:
             self._call_options = replace(self._call_options, in_captured_rollout=True)
-        self._captured: tuple[Any, Any, CapturedWork] | None = None
+        self._captured: CapturedRollout | None = None
         with torch.no_grad():
             self.runner: Runner = make_policy_runner(
                 policy,
@@ -343,27 +343,12 @@ class EnvGroup:
             return False
         if acting.slow_path or acting.decides_on_host:
             return False
-        act, plan = acting.act, self.recorder.plan
-        known = self._captured
-        if known is None or known[0] is not act or known[1] is not plan:
-            known = self._captured = act, plan, self._capture(steps)
-        work = known[2]
+        if self._captured is None or not self._captured.records(acting.act):
+            warmup = max(int((self._call_options.graphed or {}).get("warmup", 1)), 1)
+            self._captured = CapturedRollout(self.recorder, acting.act, self.calls, steps, warmup)
         # Batches that are copied to the host have to wait for the device anyway.
-        self.recorder.recorded(work(), work.is_captured and self._options.stays)
+        self._captured.make(may_settle_late=self._options.stays)
         return True
-
-    def _capture(self, steps: int) -> CapturedWork:
-        act, take, step, record, *_ = self.calls
-        recorder, kept = self.recorder, KeptSteps()
-
-        def roll() -> Any:
-            recorder.keep_steps(kept)
-            for _ in range(steps):
-                record(step(take(act())))
-            return recorder.complete(packs=True)
-
-        warmup = max(int((self._call_options.graphed or {}).get("warmup", 1)), 1)
-        return CapturedWork(roll, self.env.spec.device, warmup)
 
     def catch_up(self) -> None:
         """Step environments that lag because they reset themselves, until every row is full."""

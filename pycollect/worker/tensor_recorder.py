@@ -51,6 +51,7 @@ class TensorRecorder:
         set_truncated: Flag the last frame of every environment in every rollout.
 
     Attributes:
+        device: Device of the environments.
         plan: The copies of each step of a rollout. A new object if the memory has changed.
     """
 
@@ -66,7 +67,7 @@ class TensorRecorder:
         self._env, self._leaves, self._runner = env, leaves, runner
         self._spec = spec = env.spec
         self._cut = cut
-        self._device, self._envs = spec.device, spec.num_envs
+        self.device, self._envs = spec.device, spec.num_envs
         self._carried = [(leaf, current[leaf.key]) for leaf in spec.observation]
         self._carried += [(state.leaf, state.current) for state in runner.states]
         self._trajectories = DeviceTrajectories(
@@ -81,6 +82,7 @@ class TensorRecorder:
         self._is_complete = False
         self._numbers = torch.empty(0)
         self._kept: KeptSteps | None = None
+        self._firsts: list[torch.Tensor] = []
         self._packed: PackedBatch | None = None
         self._may_settle_late = False
         self._late: PendingCounts | None = None
@@ -96,7 +98,7 @@ class TensorRecorder:
         self.frames = 0
 
     def _flags(self) -> torch.Tensor:
-        return torch.zeros(self._envs, dtype=torch.bool, device=self._device)
+        return torch.zeros(self._envs, dtype=torch.bool, device=self.device)
 
     @property
     def trajectories(self) -> int:
@@ -134,8 +136,9 @@ class TensorRecorder:
 
     def keep_steps(self, kept: KeptSteps) -> None:
         """Keep the tensors of the steps of this rollout."""
+        kept.begin()
         self._kept = kept
-        kept.begin([current.clone() for _, current in self._carried])
+        self._firsts = [current.clone() for _, current in self._carried]
 
     def _make_memory(self, steps: int) -> None:
         """Make the memory of rollouts with `steps` steps, and plan the copies of each step."""
@@ -172,7 +175,7 @@ class TensorRecorder:
         if not is_delivered(key) or all(leaf.key != key for leaf in self._leaves.all):
             return None
         shape = (steps, self._envs, *frame)
-        cells = torch.zeros(shape, dtype=torch_dtype(dtype), device=self._device)
+        cells = torch.zeros(shape, dtype=torch_dtype(dtype), device=self.device)
         self._memory[key] = cells
         return cells
 
@@ -198,10 +201,9 @@ class TensorRecorder:
         ]
         begins = (*following, *first)
         rest = (*step_only, *carried, reward, terminated, truncated, *begins)
-        kept = self._kept
-        if kept is not None:
-            kept.add((*outputs, *(final or following), *rest, ended))
-        if kept is None or not kept.are_known:
+        if self._kept is not None:
+            self._kept.add((*outputs, *(final or following), *rest, ended))
+        if self._kept is None or not self._kept.are_known:
             self._copy_step((*outputs, *with_rows_of(following, final, ended), *rest))
         # After all other copies, because an output of the policy may be a view of its input.
         for targets, places in self._advance:
@@ -255,7 +257,7 @@ class TensorRecorder:
 
     def reset(self, observation: Arrays) -> None:
         """Begin new trajectories in the environments of `done`; see :class:`Recorder`."""
-        rows = torch.from_numpy(self.done).to(self._device)
+        rows = torch.from_numpy(self.done).to(self.device)
         firsts = [*observation[: len(self._spec.observation)]]
         firsts += [state.initial for state in self._runner.states]
         for (_, current), first, cells in zip(self._carried, firsts, self._roots, strict=True):
@@ -328,13 +330,12 @@ class TensorRecorder:
             packs: Also copy the batch into one block, and return it. A CUDA graph that captures
                 this call writes the same block at each replay.
         """
-        steps, kept = self._step, self._kept
-        if kept is not None and kept.are_known:
-            memory = self._kept_memory(kept)
-        else:
-            memory = {key: cells[:steps] for key, cells in self._memory.items()}
-            if kept is not None:
-                kept.take()
+        steps = self._step
+        memory = {key: cells[:steps] for key, cells in self._memory.items()}
+        if self._kept is not None:
+            is_memory_stale = self._kept.are_known
+            kept = self._kept.take()
+            memory = self._kept_memory(kept) if is_memory_stale else memory
         valid = None if self._valid is None else self._valid[:steps]
         done = memory[TERMINATED] | memory[TRUNCATED]
         if valid is not None:
@@ -346,9 +347,9 @@ class TensorRecorder:
         self._batch = self._assembly.batch_of(memory, valid)
         return packed(self._batch, self._numbers) if packs else None
 
-    def _kept_memory(self, kept: KeptSteps) -> dict[Key, torch.Tensor]:
+    def _kept_memory(self, kept: Sequence[tuple[torch.Tensor, ...]]) -> dict[Key, torch.Tensor]:
         """Return the leaves of a rollout whose steps were kept, [T, P, *frame] each."""
-        *values, ended = kept.take()
+        *values, ended = kept
         begins = values[len(self._keys) :]
         observations = zip(self._spec.observation, begins, strict=False)
         following: dict[Key, Any] = {("next", *leaf.key): own for leaf, own in observations}
@@ -360,7 +361,7 @@ class TensorRecorder:
             if key in memory and key in following:  # last observations were kept for all rows
                 (memory[key],) = with_rows_of((torch.stack(following[key]),), (memory[key],), rows)
         for (leaf, _), cells, first, tensors in zip(
-            self._carried, self._roots, kept.firsts, begins, strict=True
+            self._carried, self._roots, self._firsts, begins, strict=True
         ):
             if cells is not None:
                 memory[leaf.key] = torch.stack((first, *tensors[:-1]))

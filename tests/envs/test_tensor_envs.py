@@ -487,7 +487,7 @@ def linear() -> TensorDictModule:
 
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.policy.calling.CallOptions.for_device", lambda own, device: own)
-    monkeypatch.setattr("pycollect.worker.env_group.CapturedWork", FakeGraph)
+    monkeypatch.setattr("pycollect.worker.captured.CapturedWork", FakeGraph)
     # On the CPU, inputs of a policy are copied by numpy, which `FakeGraph` does not see.
     monkeypatch.setattr("pycollect.policy.program.compile._copier", lambda source: source.clone)
     record_as_on_a_device(monkeypatch)
@@ -562,35 +562,31 @@ def test_tensors_must_not_be_written_again_only_in_captured_rollouts(
         collected(RewritingLater, linear(), cudagraph_policy=True)
 
 
-class Interruptible(CountingTensors):
-    """Ctrl-C arrives in the step after `left` further steps."""
+class Interrupted(CountingTensors):
+    """Raises an interrupt in its second rollout."""
 
-    left = 1_000
+    _steps = 0
 
     def step(self, actions: Any) -> Any:
-        Interruptible.left -= 1
-        if Interruptible.left < 0:
-            Interruptible.left = 1_000
+        self._steps += 1
+        if self._steps == STEPS + 5:  # three steps are made before the first rollout
             raise KeyboardInterrupt
         return super().step(actions)
 
 
-def test_steps_of_an_interrupted_rollout_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def batches(**arguments: Any) -> list[TensorDictBase]:
-        with pycollect.SyncDataCollector(
-            Interruptible, linear(), frames_per_batch=STEPS * ENVS, total_frames=-1, **arguments
-        ) as collector:
-            collector.set_seed(3)
-            result = [next(collector).clone()]
-            Interruptible.left = 3
+def test_a_captured_rollout_after_an_interrupted_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batches() -> list[TensorDictBase]:
+        given: dict[str, Any] = {"frames_per_batch": STEPS * ENVS, "total_frames": -1}
+        given["cudagraph_policy"] = {"warmup": 2}
+        with pycollect.SyncDataCollector(Interrupted, linear(), **given) as collector:
+            next(collector)
             with pytest.raises(KeyboardInterrupt):
                 next(collector)
-            return result + [next(collector).clone() for _ in range(3)]
+            return [next(collector).clone() for _ in range(4)]
 
     expected = batches()
     as_on_a_device(monkeypatch)
-    captured = batches(cudagraph_policy={"warmup": 2})
-    for batch, other in zip(captured, expected, strict=True):
+    for batch, other in zip(batches(), expected, strict=True):
         assert (batch == other).all()
 
 
@@ -606,7 +602,7 @@ class ReusingInEvaluation(nn.Module):
         return actions if self.training else self._actions.copy_(actions)
 
 
-def test_another_policy_may_write_again_at_other_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_policy_may_write_again_into_other_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     def batches(**arguments: Any) -> list[TensorDictBase]:
         policy = ReusingInEvaluation()
         with pycollect.SyncDataCollector(
