@@ -1,4 +1,4 @@
-"""What Gymnasium knows of an environment: its registration, time limit and rewards.
+"""Gymnasium's information about an environment: its registration, time limit and rewards.
 
 The program's registrations are copied to workers. A worker imports nothing for one until it makes
 the environment: entry points, and keyword arguments that are objects, are sent as bytes and
