@@ -56,14 +56,15 @@ def _own(name: str, field: str) -> _Figure:
 def _times(
     name: str, others: Sequence[str], choose: Callable[[list[float]], float] = max
 ) -> _Figure:
-    """Divide the rate of a row by one of the rates of the other rows (default: the highest)."""
+    """Divide the rate of a row by one of the rates of the other rows (default: the highest).
+
+    Other rows may be missing, except the first.
+    """
 
     def figure(rows: _Rows) -> float | None:
-        own = rows[name].frames_per_second if name in rows else None
-        rates = [
-            rate for other in others if other in rows and (rate := rows[other].frames_per_second)
-        ]
-        return own / choose(rates) if own and rates else None
+        keys = (name, *others)
+        own, *rates = (rows[key].frames_per_second if key in rows else None for key in keys)
+        return own / choose([rate for rate in rates if rate]) if own and rates[0] else None
 
     return figure
 
