@@ -12,7 +12,7 @@ from pycollect._core import RolloutControl, RolloutHeader, Slab
 from pycollect.data.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
 from pycollect.data.layout import Key, is_delivered, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray
-from pycollect.envs.tensors import with_rows_of
+from pycollect.envs.tensors import TensorVectorEnv, Transition, with_rows_of
 from pycollect.worker.captured import KeptSteps, PackedBatch, packed
 from pycollect.worker.device_batches import DONE, REWARD, TERMINATED, TRUNCATED, DeviceBatches
 from pycollect.worker.device_trajectories import (
@@ -23,7 +23,6 @@ from pycollect.worker.device_trajectories import (
 from pycollect.worker.report import Episode
 
 if TYPE_CHECKING:
-    from pycollect.envs.tensors import TensorVectorEnv, Transition
     from pycollect.policy.random_runner import RandomRunner
     from pycollect.policy.runner import PolicyRunner
 
