@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from pycollect._core import Layout, Leaf
+from pycollect._core import Layout, Leaf, Placement
 from pycollect.data.extras import Extra, Extras, ExtrasBatch
 from pycollect.data.layout import Key, Node, is_delivered
 
@@ -163,3 +164,18 @@ class BatchLeaves:
     def extras_batch(self, extras: Extras | None) -> ExtrasBatch:
         """Return the extras of a batch, ready for delivery."""
         return ExtrasBatch(extras or {}, {extra.key: extra for extra in self.extras}, self.classes)
+
+
+def placement_of(leaves: BatchLeaves | NoLeaves, envs: int, steps: int) -> Placement:
+    """Return the placement of a rollout; ValueError if it is larger than this machine's memory."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        placement = Placement(leaves.layout(), 1, envs, steps)
+    except ValueError as error:  # of the slab's size, in bytes
+        raise ValueError(f"frames_per_batch: {envs * steps} frames: {error}") from None
+    if placement.bytes > memory:
+        raise ValueError(
+            f"frames_per_batch: {envs * steps} frames take {placement.bytes} bytes, but this "
+            f"machine has {memory}; use a smaller frames_per_batch"
+        )
+    return placement

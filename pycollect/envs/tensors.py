@@ -105,6 +105,14 @@ class TensorVectorEnv(EnvBatch):
         self.mode_evidence = torch.zeros(4, dtype=torch.bool, device=spec.device)
         self._watches_mode = True
 
+    def waits_for_device(self, cut: int) -> bool:
+        """Return whether each step waits for the device to know which rows to reset.
+
+        Args:
+            cut: Maximum length of a trajectory; 0: no limit.
+        """
+        return bool(cut) or not (self.resets_itself or self.spec.skips_after_done)
+
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all rows; see `EnvBatch.reset`."""
         if not self._host.api.reset_clears:
@@ -281,9 +289,14 @@ def with_rows_of(following: Tensors, final: Tensors | None, rows: torch.Tensor) 
     if final is None:
         return following
     return tuple(
-        torch.where(rows.view(*rows.shape, *[1] * (new.ndim - rows.ndim)), last, new)
+        torch.where(rows_like(rows, new), last, new)
         for last, new in zip(final, following, strict=True)
     )
+
+
+def rows_like(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return flags of rows with as many dimensions as `like`, to be broadcast."""
+    return rows.view(*rows.shape, *[1] * (like.ndim - rows.ndim))
 
 
 def _is_capturing(device: torch.device) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from pycollect._core import copy
 from pycollect.data.cast import ObservationCast
+from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, with_current
-from pycollect.data.layout import Key, as_key, is_delivered
-from pycollect.envs.base import EnvSpec
+from pycollect.data.layout import Key, as_key, is_delivered, torch_dtype
+from pycollect.envs.base import Arrays, EnvSpec
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.program.compile import Act, Finishers
 from pycollect.policy.program.steps import (
@@ -224,3 +227,29 @@ def returned(policy: Callable[..., Any], td: TensorDictBase) -> TensorDictBase:
 def _is_leaf(kind: type) -> bool:
     """Return whether a class is a leaf: tensors, and other data, which may have to be refused."""
     return issubclass(kind, torch.Tensor) or bool(getattr(kind, "_is_non_tensor", False))
+
+
+def make_current(spec: EnvSpec) -> dict[Key, torch.Tensor]:
+    """Create memory for the current observation, [*obs] for one environment, [P, *obs] for a batch.
+
+    Entries of `spec.device_keys` are on the environment's device, others on the CPU.
+    """
+    return {
+        leaf.key: torch.zeros(
+            (*spec.rows, *leaf.shape),
+            dtype=torch_dtype(leaf.dtype),
+            device=spec.device if leaf.key in spec.device_keys else CPU,
+        )
+        for leaf in spec.observation
+    }
+
+
+def write_current(current: dict[Key, torch.Tensor], observation: Arrays) -> None:
+    """Write an observation into that memory."""
+    arrays = observation if isinstance(observation, tuple) else (observation,)
+    # An observation may also have step_only leaves, at its end.
+    for tensor, array in zip(current.values(), arrays, strict=False):
+        if tensor.device.type != "cpu":
+            tensor.copy_(array)
+        else:
+            copy(tensor, array if isinstance(array, torch.Tensor) else np.asarray(array))

@@ -11,6 +11,7 @@ from pycollect._core import Recorder, RolloutControl, Slab
 from pycollect.data.frame import BatchLeaves
 from pycollect.data.layout import Key, dotted, is_delivered, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
+from pycollect.envs.tensors import rows_like
 from pycollect.policy.states import PolicyState
 
 
@@ -132,8 +133,7 @@ class DeviceRecorder:
 
     def _set_first(self, current: torch.Tensor, first: torch.Tensor, ended: torch.Tensor) -> None:
         if self._lead:
-            rows = ended.view(-1, *[1] * (current.ndim - 1))
-            first = torch.where(rows, first, current)
+            first = torch.where(rows_like(ended, current), first, current)
         current.copy_(first)
 
     def take_tensors(self) -> dict[Key, torch.Tensor]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
-from pycollect._core import Layout, Leaf, Placement, Recorder, RolloutControl, Slab, copy
-from pycollect.data.devices import CPU, indexed
+from pycollect._core import Layout, Leaf, Recorder, RolloutControl, Slab
+from pycollect.data.devices import indexed
 from pycollect.data.extras import Extras
 from pycollect.data.frame import BatchLeaves, NoLeaves
-from pycollect.data.layout import Key, torch_dtype
+from pycollect.data.layout import Key
 from pycollect.envs.base import Arrays, AutoresetCalls, EnvBatch
 from pycollect.envs.tensors import TensorVectorEnv
 from pycollect.policy.calling import CallOptions
+from pycollect.policy.inputs import make_current, write_current
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.remote import RemotePolicy, RemoteRunner
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
@@ -27,50 +26,7 @@ from pycollect.worker.device_recorder import DeviceRecorder
 from pycollect.worker.extras_recorder import ExtrasRecorder
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.rollout_loop import STOPPED, Calls
-from pycollect.worker.tensor_recorder import TensorRecorder, waits_for_device
-
-
-def placement_of(leaves: BatchLeaves | NoLeaves, envs: int, steps: int) -> Placement:
-    """Return the placement of a rollout; ValueError if it is larger than this machine's memory."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        placement = Placement(leaves.layout(), 1, envs, steps)
-    except ValueError as error:  # of the slab's size, in bytes
-        raise ValueError(f"frames_per_batch: {envs * steps} frames: {error}") from None
-    if placement.bytes > memory:
-        raise ValueError(
-            f"frames_per_batch: {envs * steps} frames take {placement.bytes} bytes, but this "
-            f"machine has {memory}; use a smaller frames_per_batch"
-        )
-    return placement
-
-
-def current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
-    """Create memory for the current observation, [*obs] for one environment, [P, *obs] for a batch.
-
-    Entries of `spec.device_keys` are on the environment's device, others on the CPU.
-    """
-    spec = env.spec
-    return {
-        leaf.key: torch.zeros(
-            (*spec.rows, *leaf.shape),
-            dtype=torch_dtype(leaf.dtype),
-            device=spec.device if leaf.key in spec.device_keys else CPU,
-        )
-        for leaf in spec.observation
-    }
-
-
-def fill(current: dict[Key, torch.Tensor], observation: Arrays) -> None:
-    """Write an observation into that memory."""
-    arrays = observation if isinstance(observation, tuple) else (observation,)
-    # An observation may also have step_only leaves, at its end.
-    for tensor, array in zip(current.values(), arrays, strict=False):
-        if tensor.device.type != "cpu":
-            tensor.copy_(array)
-        else:
-            copy(tensor, array if isinstance(array, torch.Tensor) else np.asarray(array))
-
+from pycollect.worker.tensor_recorder import TensorRecorder
 
 Runner = PolicyRunner | RandomRunner | RemoteRunner
 
@@ -101,9 +57,9 @@ class EnvGroup:
     ) -> None:
         self.env = env
         self._options, self._cut = options, cut
-        self._current = current_tensors(env)
+        self._current = make_current(env.spec)
         self._first = env.reset()
-        fill(self._current, self._first)
+        write_current(self._current, self._first)
         self._extras = ExtrasRecorder(env)
         self._extras.restart()
         self._call_options, self._device = _calling_of(policy, options, device), device
@@ -334,7 +290,7 @@ class EnvGroup:
         if graphed is None or not isinstance(env, TensorVectorEnv):
             return False
         on_device = env.spec.device == self._device
-        return on_device and env.is_capturable and not waits_for_device(env, self._cut)
+        return on_device and env.is_capturable and not env.waits_for_device(self._cut)
 
     def roll_captured(self, steps: int) -> bool:
         """Make the rollout by replaying a CUDA graph; return False if that is not possible."""

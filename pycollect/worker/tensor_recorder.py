@@ -12,7 +12,7 @@ from pycollect._core import RolloutControl, RolloutHeader, Slab
 from pycollect.data.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
 from pycollect.data.layout import Key, is_delivered, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray
-from pycollect.envs.tensors import TensorVectorEnv, Transition, with_rows_of
+from pycollect.envs.tensors import TensorVectorEnv, Transition, rows_like, with_rows_of
 from pycollect.worker.captured import KeptSteps, PackedBatch, packed
 from pycollect.worker.device_batches import DONE, REWARD, TERMINATED, TRUNCATED, DeviceBatches
 from pycollect.worker.device_trajectories import (
@@ -90,7 +90,7 @@ class TensorRecorder:
         self._skips, self._lacks_final = self._flags(), self._flags()
         self._may_lack_final = False
         self._counts = torch.zeros(spec.num_envs, dtype=torch.int64, device=spec.device)
-        self._waits = waits_for_device(env, cut)
+        self._waits = env.waits_for_device(cut)
         self._counts_steps = bool(cut) or runner.step_count is not None
         self._version = 0
         self.done: BoolArray = np.zeros(spec.num_envs, np.bool_)
@@ -195,7 +195,7 @@ class TensorRecorder:
         outputs = self._taken[: len(self._leaves.outputs)]
         carried = self._taken[len(outputs) : len(outputs) + len(states)]
         first = [
-            torch.where(_rows_like(fresh, value), state.initial, value)
+            torch.where(rows_like(fresh, value), state.initial, value)
             for state, value in zip(states, carried, strict=True)
         ]
         begins = (*following, *first)
@@ -260,7 +260,7 @@ class TensorRecorder:
         firsts = [*observation[: len(self._spec.observation)]]
         firsts += [state.initial for state in self._runner.states]
         for (_, current), first, cells in zip(self._carried, firsts, self._roots, strict=True):
-            torch.where(_rows_like(rows, current), first, current, out=current)
+            torch.where(rows_like(rows, current), first, current, out=current)
             if cells is not None:
                 cells[self._step].copy_(current)
         if self._slab is None:  # between two rollouts
@@ -389,15 +389,6 @@ class TensorRecorder:
         self._slab = None
 
 
-def waits_for_device(env: TensorVectorEnv, cut: int) -> bool:
-    """Return whether each step waits for the device to know which environments to reset.
-
-    Args:
-        cut: Maximum length of a trajectory; 0: no limit.
-    """
-    return bool(cut) or not (env.resets_itself or env.spec.skips_after_done)
-
-
 def _copies(targets: Sequence[torch.Tensor | None]) -> list[_Copy]:
     """Return the copies of a step by dtype, because torch copies tensors of one dtype at once."""
     by_dtype: dict[torch.dtype, _Copy] = {}
@@ -407,8 +398,3 @@ def _copies(targets: Sequence[torch.Tensor | None]) -> list[_Copy]:
             copies[0].append(target)
             copies[1].append(place)
     return list(by_dtype.values())
-
-
-def _rows_like(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return bool [P] with as many dimensions as `like`."""
-    return rows.view(-1, *[1] * (like.ndim - 1))

@@ -15,6 +15,7 @@ from tensordict.nn.probabilistic import set_interaction_type
 from pycollect._core import RolloutControl, Slab
 from pycollect.data.devices import CPU, Devices, indexed, why_not
 from pycollect.data.extras import Extras
+from pycollect.data.frame import placement_of
 from pycollect.data.generators import Generators, GeneratorState
 from pycollect.data.weights import Weights, WeightSpec, device_of, load_weights, moved_to
 from pycollect.envs.base import EnvBatch
@@ -22,7 +23,7 @@ from pycollect.envs.groups import make_groups
 from pycollect.envs.make import make_env_batch, registering
 from pycollect.policy.remote import RemotePolicy
 from pycollect.policy.signature import with_action_spec
-from pycollect.worker.env_group import EnvGroup, placement_of
+from pycollect.worker.env_group import EnvGroup
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.report import (
     Episode,
