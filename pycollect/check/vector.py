@@ -292,7 +292,7 @@ def check_reset_step(vector: Vector) -> None:
     if end is None:
         return
     row = int(np.flatnonzero(_ended(kept[end][1:]))[0])
-    api, expected = vector.api, _row(_entries(vector, kept[end + 1][0]), row)
+    api, expected = vector.api, _row((*_entries(vector, kept[end + 1][0]), kept[end + 1][1]), row)
     for trial in range(_TRIES):
         rng = np.random.default_rng(SEED)
         with calling("a reset and the steps of one episode"):
@@ -301,11 +301,12 @@ def check_reset_step(vector: Vector) -> None:
                 vector.env.step(_given(api, _drawn(api, rng)))
             other = _drawn(api, np.random.default_rng(100 + trial))
             result = vector.env.step(_given(api, other))
-        if not is_equal(_row(_entries(vector, result[0]), row), expected):
+        if not is_equal(_row((*_entries(vector, result[0]), result[1]), row), expected):
             vector.report.add(
                 "autoreset-mode",
-                f"an episode of row {row} ended in step {end}, and the observation of the next "
-                "step depends on its action; a NEXT_STEP environment only resets in that step",
+                f"an episode of row {row} ended in step {end}, and the observation or reward of "
+                "the next step depends on its action; a NEXT_STEP environment only resets in that "
+                "step",
                 fix="Set metadata['autoreset_mode'] to SAME_STEP if step() itself resets, or to "
                 "DISABLED if the caller has to reset.",
             )

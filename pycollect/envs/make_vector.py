@@ -121,9 +121,12 @@ def _make_batch(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvB
         return VectorEnvBatch(api)
     if mode is Autoreset.NEXT_STEP:
         can_reset = _resets_rows_after_done(api)
-        return VectorEnvBatch(
+        batch = VectorEnvBatch(
             api, skips_after_done=not can_reset, steps_rows=can_reset and api.steps_rows
         )
+        if can_reset:  # otherwise, the batch itself looks at the first step that resets
+            batch.check_reset_step(*api.probed_reset_step)
+        return batch
     known = _is_known(env)
     keeps = probe_keeps_rows(api)
     api.reset()
@@ -258,8 +261,8 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
     After the end of an episode, such an environment may still have its own reset pending and
     replace the next step by it. The reward reveals such a dummy step; the probe first observes the
     reward of a dummy step, because wrappers change it. One reset confirms a real step if the next
-    step has another reward, or ends an episode. Takes at most `RESUME_STEPS` steps; reset the
-    environment afterwards.
+    step has another reward, or ends an episode. Sets `api.probed_reset_step`. Takes at most
+    `RESUME_STEPS` steps; reset the environment afterwards.
 
     Args:
         whole: Probe resets of all rows. Otherwise masked resets, which must keep the other rows.
@@ -272,6 +275,8 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
     dummy_rewards: set[float] = set()
     for _, reward, done in islice(_random_steps(api), RESUME_STEPS):
         dummy_rewards.update(reward[dummy].tolist())
+        if dummy.any():
+            api.probed_reset_step = bool(done[dummy].any()), bool(reward[dummy].any())
         real = done | ~np.isin(reward, [0.0, *dummy_rewards])
         if (ended & real).any():
             return Finding.CONFIRMED

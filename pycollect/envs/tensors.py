@@ -19,7 +19,6 @@ from pycollect.envs.spaces import (
     make_unflatten,
 )
 from pycollect.envs.vector import (
-    ENDED_AGAIN,
     OBSERVATION_VALID,
     OTHER_FINAL,
     SameStepEnvBatch,
@@ -191,10 +190,8 @@ class TensorVectorEnv(EnvBatch):
                 host.warn_of_overwritten()
         elif differs:
             host.refuse_mode(OTHER_FINAL)
-        elif has_ended:
-            host.refuse_mode(ENDED_AGAIN)
-        elif has_reward:
-            host.warn_of_reward()
+        else:
+            host.check_reset_step(has_ended, has_reward)
 
     def _final(self, info: Any, following: Tensors, ended: torch.Tensor) -> Tensors | None:
         """Return terminal observations in the rows that `ended`, or ``None`` if there are none."""

@@ -119,10 +119,7 @@ class VectorEnvBatch(EnvBatch):
         """Check, at the first end of an episode, that the reset is not in the same step."""
         if self._resetting is not None:
             self._watches_mode = False
-            if ended[self._resetting].any():
-                self.refuse_mode(ENDED_AGAIN)
-            elif np.any(reward[self._resetting]):
-                self.warn_of_reward()
+            self.check_reset_step(ended[self._resetting].any(), np.any(reward[self._resetting]))
         elif ended.any():
             self._watches_mode = self.spec.skips_after_done
             self._resetting = ended
@@ -135,6 +132,18 @@ class VectorEnvBatch(EnvBatch):
             ):
                 self.refuse_mode(OTHER_FINAL)
 
+    def check_reset_step(self, ends: bool, has_reward: bool) -> None:
+        """Check a step of a NEXT_STEP environment that should only reset a row.
+
+        Args:
+            ends: Whether an episode ended in this step; raises a ValueError.
+            has_reward: Whether the step had a reward; causes a warning.
+        """
+        if ends:
+            self.refuse_mode(ENDED_AGAIN)
+        elif has_reward:
+            self._warn_of_reward()
+
     def refuse_mode(self, why: str) -> None:
         """Raise a ValueError because the environment contradicts its autoreset mode."""
         raise ValueError(
@@ -142,7 +151,7 @@ class VectorEnvBatch(EnvBatch):
             "set its metadata['autoreset_mode'] to SAME_STEP"
         )
 
-    def warn_of_reward(self) -> None:
+    def _warn_of_reward(self) -> None:
         """Warn that a step that only resets has a reward, unless a wrapper may have added one."""
         env = self.api.env
         if getattr(env, "unwrapped", env) is env:

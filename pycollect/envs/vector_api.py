@@ -61,6 +61,8 @@ class VectorApi:
         reset_clears: Whether the first step after a reset of all rows is a real step in every row,
             even if episodes had just ended. Otherwise (AsyncVectorEnv without shared memory in
             NEXT_STEP mode), `reset` first makes steps until no row has just ended.
+        probed_reset_step: Whether an episode ended, and whether there was a reward, in a step of
+            `probe_resumes` that should only reset rows.
         ended: Rows that ended in the last step, bool [P]. A caller that steps `env` directly must
             set it before `reset`, unless `reset_clears`.
         reset_info: Info of the last `reset` of all rows.
@@ -90,6 +92,7 @@ class VectorApi:
         self._is_stepping = False
         self.info_is_read = False
         self.reset_clears = True
+        self.probed_reset_step = (False, False)
         self.reset_info: Any = {}
         self.ended = np.zeros(self.num_envs, np.bool_)
         self._takes_env_ids = old_envpool

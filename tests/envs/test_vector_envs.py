@@ -384,6 +384,23 @@ class TestForeignVectorEnvs:
         with refused(ValueError, "autoreset_mode") if ends else warned("autoreset_mode"):
             frames(batch, 9)
 
+    @pytest.mark.parametrize(("count", "length"), [(1, 1), (1, 4), (3, 4)])
+    def test_an_env_with_masks_is_watched_before_it_is_used(self, count: int, length: int) -> None:
+        class Wrong(CountingVectorEnv):
+            """Resets in the same step without `final_obs`."""
+
+            steps = 0
+
+            def step(self, actions: Any) -> Any:
+                self.mode = "SAME_STEP"
+                self.steps += 1
+                observation, _, *flags, _ = super().step(actions)
+                return observation, np.full(count, float(self.steps)), *flags, {}
+
+        env = Wrong(envs(CountingEnv, count, length=length))
+        with refused(ValueError, "autoreset_mode") if length == 1 else warned("autoreset_mode"):
+            make_env_batch(env)
+
     def test_a_wrapper_may_change_the_reward_of_a_step_that_resets(self) -> None:
         env = CountingVectorEnv(envs(length=4), swallows=True)
         batch = make_env_batch(wrappers.TransformReward(env, lambda reward: reward - 1))
