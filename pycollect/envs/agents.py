@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import spaces
 
 from pycollect._core import Leaf
-from pycollect.data.frame import FLAGS
+from pycollect.data.frame import FLAGS, ONE_REWARD
 from pycollect.data.layout import Key, Node, show
-from pycollect.envs.random_actions import ActionSampler, Rng, Sampler
+from pycollect.envs.base import observation_of, reset_env, step_values
 from pycollect.envs.single import make_act, make_observe
 from pycollect.envs.spaces import (
     RESERVED_KEYS,
@@ -36,6 +36,7 @@ class AgentGroup:
         agents: Names of the agents, in the order of `possible_agents`.
         observation_space: Observation space of the first agent, without its action mask.
         mask_space: Space of the entry "action_mask" of one agent's observation, or ``None``.
+        reward_shape: Shape of one agent's reward.
     """
 
     name: str
@@ -43,6 +44,7 @@ class AgentGroup:
     observation_space: Space
     mask_space: Space | None
     action_space: Space
+    reward_shape: tuple[int, ...]
 
     @property
     def observation(self) -> tuple[Leaf, ...]:
@@ -72,7 +74,7 @@ class AgentGroup:
     @property
     def reward(self) -> Leaf:
         """The leaf of the agents' rewards."""
-        return Leaf((self.name, "reward"), "float32", (len(self.agents), 1))
+        return Leaf((self.name, "reward"), "float32", (len(self.agents), *self.reward_shape))
 
     @property
     def action(self) -> tuple[Leaf, ...]:
@@ -89,7 +91,7 @@ class AgentGroup:
     @property
     def signature(self) -> tuple[Any, ...]:
         """Properties that must be equal for the groups of all environments of a batch."""
-        leaves = (self.observation, self.action_mask, self.action)
+        leaves = (self.observation, self.action_mask, self.action, self.reward)
         return self.name, self.agents, leaves, self.action_space
 
     @property
@@ -117,9 +119,9 @@ def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
     """Return the groups of a PettingZoo environment, in the order of `possible_agents`.
 
     As in TorchRL, agents ``name_0``, ``name_1``, ... form the group ``name``, and any other agent
-    forms its own group. If the action spaces or the observation leaves of agents ``name_i`` differ,
-    each of them also forms its own group. An attribute `group_map` of the environment, a dict from
-    names of groups to lists of agents, replaces these groups.
+    forms its own group. If the action spaces, or the leaves of observations or rewards, of agents
+    ``name_i`` differ, each of them also forms its own group. An attribute `group_map` of the
+    environment, a dict from names of groups to lists of agents, replaces these groups.
 
     Raises:
         ValueError: `possible_agents` is missing or empty, a name is repeated or reserved, a space
@@ -127,20 +129,23 @@ def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
             groups agents with different spaces.
     """
     agents = _possible_agents(env)
+    rewards = _reward_shapes(env, agents)
     by_name: dict[str, list[Hashable]] = {}
     if getattr(env, "group_map", None) is not None:
-        return _mapped_groups(env, agents)
+        return _mapped_groups(env, agents, rewards)
     for agent in agents:
         by_name.setdefault(_group_name(str(agent)), []).append(agent)
     groups: list[AgentGroup] = []
     for name, members in by_name.items():
-        groups += _groups_of(env, name, members)
+        groups += _groups_of(env, name, members, rewards)
     _check_names(list(map(str, agents)))
     _check_names([group.name for group in groups])
     return tuple(groups)
 
 
-def _mapped_groups(env: Any, agents: list[Hashable]) -> tuple[AgentGroup, ...]:
+def _mapped_groups(
+    env: Any, agents: list[Hashable], rewards: Mapping[Hashable, tuple[int, ...]]
+) -> tuple[AgentGroup, ...]:
     """Return the groups of the attribute `group_map`."""
     chosen = env.group_map
     is_map = isinstance(chosen, Mapping) and all(
@@ -156,11 +161,12 @@ def _mapped_groups(env: Any, agents: list[Hashable]) -> tuple[AgentGroup, ...]:
         )
     groups = []
     for name, own in chosen.items():
-        found = _groups_of(env, name, list(own))
+        found = _groups_of(env, name, list(own), rewards)
         if len(found) > 1:
             raise ValueError(
-                f"group_map: the agents of {name!r} must have equal action spaces and observations "
-                f"with equal keys, dtypes and shapes, got {list(own)}; put them into other groups"
+                f"group_map: the agents of {name!r} must have equal action spaces, and equal keys, "
+                f"dtypes and shapes of observations and rewards, got {list(own)}; put them into "
+                "other groups"
             )
         groups += found
     _check_names(list(chosen), "group_map")
@@ -182,21 +188,65 @@ def _group_name(agent: str) -> str:
     return name if name and number.isdecimal() else agent
 
 
-def _groups_of(env: Any, name: str, agents: list[Hashable]) -> list[AgentGroup]:
-    pairs = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
-    signatures = [_group(name, agents, *pair).signature for pair in pairs]
-    if all(signature == signatures[0] for signature in signatures):
-        return [_group(name, agents, *pairs[0])]
-    return [_group(str(agent), [agent], *pair) for agent, pair in zip(agents, pairs, strict=True)]
+def _groups_of(
+    env: Any, name: str, agents: list[Hashable], rewards: Mapping[Hashable, tuple[int, ...]]
+) -> list[AgentGroup]:
+    def group(name: str, agents: Iterable[Hashable], one: Hashable) -> AgentGroup:
+        spaces_of_one = env.observation_space(one), env.action_space(one)
+        return _group(name, agents, *spaces_of_one, rewards[one])
+
+    groups = [group(name, agents, agent) for agent in agents]
+    if all(own.signature == groups[0].signature for own in groups):
+        return groups[:1]
+    return [group(str(agent), [agent], agent) for agent in agents]
 
 
-def _group(name: str, agents: Iterable[Hashable], observation: Space, action: Space) -> AgentGroup:
+def _group(
+    name: str,
+    agents: Iterable[Hashable],
+    observation: Space,
+    action: Space,
+    reward: tuple[int, ...],
+) -> AgentGroup:
     mask = observation.get(_ACTION_MASK) if isinstance(observation, spaces.Dict) else None
     if not isinstance(mask, _MASKS):
-        return AgentGroup(name, tuple(agents), observation, None, action)
+        return AgentGroup(name, tuple(agents), observation, None, action, reward)
     assert isinstance(observation, spaces.Dict)
     rest = {key: child for key, child in observation.items() if key != _ACTION_MASK}
-    return AgentGroup(name, tuple(agents), spaces.Dict(rest), mask, action)
+    return AgentGroup(name, tuple(agents), spaces.Dict(rest), mask, action, reward)
+
+
+def _reward_shapes(env: Any, agents: Sequence[Hashable]) -> dict[Hashable, tuple[int, ...]]:
+    """Return ``(k,)`` for agents with a `reward_space(agent)` of this shape, else ``(1,)``.
+
+    A wrapper may make one number of several rewards, so one step of a wrapped environment decides.
+    """
+    declare = getattr(env, "reward_space", None)
+    declared = [declare(agent) if callable(declare) else None for agent in agents]
+    shapes = [space.shape if isinstance(space, spaces.Box) else () for space in declared]
+    several = [len(shape) == 1 and shape[0] > 1 for shape in shapes]
+    if any(several) and getattr(env, "unwrapped", env) is not env:
+        rewards = _random_rewards(env)
+        several = [
+            is_several and np.ndim(rewards.get(agent, shape)) == 1
+            for agent, shape, is_several in zip(agents, shapes, several, strict=True)
+        ]
+    return {
+        agent: shape if is_several else ONE_REWARD.shape
+        for agent, shape, is_several in zip(agents, shapes, several, strict=True)
+    }
+
+
+def _random_rewards(env: Any) -> Mapping[Hashable, Any]:
+    observations = observation_of(reset_env(env, None))
+    actions = {}
+    for agent in env.agents:
+        space, mask = env.action_space(agent), None
+        if isinstance(space, spaces.Discrete) and isinstance(observations[agent], Mapping):
+            mask = observations[agent].get(_ACTION_MASK)
+        actions[agent] = space.sample(None if mask is None else np.asarray(mask, np.int8))
+    rewards: Mapping[Hashable, Any] = step_values(env.step(actions))[1]
+    return rewards
 
 
 def _check_names(names: list[str], argument: str = "possible_agents") -> None:
@@ -211,23 +261,6 @@ def _check_names(names: list[str], argument: str = "possible_agents") -> None:
                 f"{argument}: the name {name!r} is reserved for the collector; choose another name "
                 f"(reserved: {', '.join(sorted(RESERVED_KEYS))}, and names that begin with _)"
             )
-
-
-def agents_sampler(groups: Sequence[AgentGroup], num_envs: int, batched: bool) -> Sampler:
-    """Return a function that draws random actions of all agents."""
-    samplers = [ActionSampler(group.action_space, len(group.agents), True) for group in groups]
-
-    def draw(steps: int, rng: Rng) -> tuple[Array, ...]:
-        each = [rng] * num_envs if isinstance(rng, np.random.Generator) else rng
-        rows = [
-            [leaf for sampler in samplers for leaf in sampler.draw(steps, generator)]
-            for generator in each
-        ]
-        if not batched:
-            return tuple(rows[0])
-        return tuple(np.stack(leaf, axis=1) for leaf in zip(*rows, strict=True))
-
-    return draw
 
 
 class GroupRow:
@@ -251,7 +284,9 @@ class GroupRow:
             self._action_mask = memory[group.name, "action_mask"]
         self._mask = memory[group.mask.key]
         self._flags = [memory[leaf.key][:, 0] for leaf in group.flags]
-        self._reward = memory[group.reward.key][:, 0]
+        reward = memory[group.reward.key]
+        self._reward = reward[:, 0] if group.reward_shape == ONE_REWARD.shape else reward
+        self._no_reward = np.zeros(self._reward.shape[1:], np.float32)
 
     def write_observations(self, observations: Any, alive: Sequence[Hashable]) -> None:
         """Write the observation of each agent, or zeros if it has none."""
@@ -299,11 +334,23 @@ class GroupRow:
     def write_rewards(self, rewards: Any) -> None:
         """Write the reward of each agent, or zero if it has none."""
         try:
-            self._reward[:] = [rewards.get(agent, 0.0) for agent in self.agents]
+            values = [rewards.get(agent, self._no_reward) for agent in self.agents]
+            if self._no_reward.ndim and any(np.ndim(value) != 1 for value in values):
+                raise ValueError("numbers would be broadcast")
+            self._reward[:] = values
         except (TypeError, ValueError, AttributeError):
-            raise ValueError(
-                f"reward: expected a dict with one number per agent, got {describe(rewards)}"
-            ) from None
+            self._refuse_rewards(rewards)
+
+    def _refuse_rewards(self, rewards: Any) -> None:
+        shape = self._no_reward.shape
+        each = f"{shape[0]} numbers" if shape else "one number"
+        got = rewards if not isinstance(rewards, Mapping) else rewards.get(self.agents[0], 0.0)
+        raise ValueError(
+            f"reward: expected a dict with {each} per agent, got {describe(got)}"
+            + (f" for {self.agents[0]!r}" if isinstance(rewards, Mapping) else "")
+            + "; for several rewards per agent, give the environment a method reward_space(agent) "
+            "that returns a Box of shape [k]"
+        ) from None
 
     def write_mask(self, alive: Sequence[Hashable]) -> None:
         """Write which agents act."""

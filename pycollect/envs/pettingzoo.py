@@ -13,7 +13,7 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.frame import FLAGS
 from pycollect.data.layout import Key, show
-from pycollect.envs.agents import AgentGroup, GroupRow, agent_groups, agents_sampler
+from pycollect.envs.agents import AgentGroup, GroupRow, agent_groups
 from pycollect.envs.base import (
     Arrays,
     BoolArray,
@@ -25,7 +25,7 @@ from pycollect.envs.base import (
     step_values,
 )
 from pycollect.envs.info_rows import stacked_entry
-from pycollect.envs.random_actions import Sampler
+from pycollect.envs.random_actions import ActionSampler, Rng, Sampler
 from pycollect.envs.spaces import (
     Array,
     describe,
@@ -218,7 +218,7 @@ class PettingZooEnvs(EnvBatch):
             nodes={key: node for group in groups for key, node in group.nodes.items()},
         )
         self._batched, self._one_action = batched, len(self.spec.action) == 1
-        self._sampler = agents_sampler(groups, len(envs), batched)
+        self._sampler = _agents_sampler(groups, len(envs), batched)
         self.owned = self._envs
         self._make_rows(0)
 
@@ -315,6 +315,23 @@ class PettingZooEnvs(EnvBatch):
         for p in np.flatnonzero(done):
             self._rows[p].reset(None)
         return self._buffers
+
+
+def _agents_sampler(groups: Sequence[AgentGroup], num_envs: int, batched: bool) -> Sampler:
+    """Return a function that draws random actions of all agents."""
+    samplers = [ActionSampler(group.action_space, len(group.agents), True) for group in groups]
+
+    def draw(steps: int, rng: Rng) -> tuple[Array, ...]:
+        each = [rng] * num_envs if isinstance(rng, np.random.Generator) else rng
+        rows = [
+            [leaf for sampler in samplers for leaf in sampler.draw(steps, generator)]
+            for generator in each
+        ]
+        if not batched:
+            return tuple(rows[0])
+        return tuple(np.stack(leaf, axis=1) for leaf in zip(*rows, strict=True))
+
+    return draw
 
 
 def _observed(group: AgentGroup) -> tuple[Leaf, ...]:

@@ -119,7 +119,8 @@ class VectorEnvBatch(EnvBatch):
         """Check, at the first end of an episode, that the reset is not in the same step."""
         if self._resetting is not None:
             self._watches_mode = False
-            self.check_reset_step(ended[self._resetting].any(), np.any(reward[self._resetting]))
+            ends, has_reward = ended[self._resetting], reward[self._resetting]
+            self.check_reset_step(bool(ends.any()), bool(has_reward.any()))
         elif ended.any():
             self._watches_mode = self.spec.skips_after_done
             self._resetting = ended

@@ -23,6 +23,7 @@ from agent_envs import (
     is_shown,
     length_of,
     reward_of,
+    several,
 )
 from collect_support import (
     ASYNC,
@@ -166,7 +167,8 @@ class CrowdOracle:
             expected = reward_of(index, step + 1, total if acted else 0.0)
             if acted and self.policy and group == "agent" and self.kind != "masked":
                 assert int(action) == (episode + step + index) % 3, place
-        assert frame["next", group, "reward"][i].item() == pytest.approx(expected), place
+        rewards = several(expected) if self.kind == "objectives" else [expected]
+        assert frame["next", group, "reward"][i].tolist() == pytest.approx(rewards), place
 
     def _root(self, number: int, frame: Any, at: Cursor, cut: bool) -> None:
         episode, step = at
@@ -216,7 +218,7 @@ def test_every_frame_in_process(kind: str, listed: bool, limit: int, acting: boo
 
 WAYS: list[tuple[Way, str, bool, int]] = [
     (MULTI_STACK, "leaves", True, 0),
-    (MULTI_0, "alike", False, 2),
+    (MULTI_0, "objectives", False, 2),
     (MULTI_TIME, "different", True, 0),
     (MULTI_ASYNC[1], "joins", True, 2),
     (MULTI_ASYNC[2], "masked", False, 0),
@@ -307,6 +309,39 @@ class TestLayout:
         rewards = td["next", "agent", "reward"].sum((-1, -2))
         returns = [float(part.sum()) for part in rewards.split([3, 1, 4])]
         assert stats["episode_return"] == pytest.approx(np.mean(returns))
+
+    def test_a_wrapper_may_make_one_number_of_several_rewards(self) -> None:
+        class Linear:
+            def __init__(self) -> None:
+                self.env = Crowd(kind="objectives")
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self.env, name)
+
+            @property
+            def unwrapped(self) -> Any:
+                return self.env
+
+            def reset(self, **arguments: Any) -> Any:
+                return self.env.reset(**arguments)
+
+            def step(self, actions: Any) -> Any:
+                observations, rewards, *rest = self.env.step(actions)
+                return observations, {key: own.sum() for key, own in rewards.items()}, *rest
+
+        with SyncDataCollector(Linear, policy_of("alike"), frames_per_batch=3) as collector:
+            td = collector.next()
+        step, agent = td["next", "agent", "observation"][..., 2:].split(1, -1)
+        expected = reward_of(agent, step, td["agent", "action"].unsqueeze(-1)) / 2
+        assert torch.equal(td["next", "agent", "reward"], expected)
+
+    def test_agents_with_unequal_rewards_are_groups_of_their_own(self) -> None:
+        env = Crowd()
+        env.reward_space = lambda agent: spaces.Box(  # type: ignore[method-assign]
+            -1, 1, (2 + int(agent[-1]),)
+        )
+        shapes = {leaf.key[0]: leaf.shape for leaf in make_env_batch(env).spec.step_only}
+        assert shapes == {"agent_0": (1, 2), "agent_1": (1, 3), "agent_2": (1, 4)}
 
     def test_trajectories(self) -> None:
         with collector_of("leaves", policy_of("leaves"), split_trajs=True) as collector:
@@ -530,7 +565,7 @@ class TestRefused:
                     make_env_batch(env)
 
     @pytest.mark.parametrize(
-        "what", ["agents gone", "no observation", "no dict", "no flags", "rewards"]
+        "what", ["agents gone", "no observation", "no dict", "no flags", "rewards", "numbers"]
     )
     def test_steps_that_contradict_themselves(self, what: str) -> None:
         class Broken(Crowd):
@@ -544,13 +579,18 @@ class TestRefused:
                     observations = list(observations.values())
                 elif what == "no flags":
                     flags = [False, False]
+                elif what == "numbers":
+                    self.kind, rewards = "leaves", dict.fromkeys(rewards, 1.0)
                 else:
                     rewards = {agent: [1.0, 2.0] for agent in rewards}
                 return observations, rewards, *flags, infos
 
         kind = TypeError if what in ("no dict", "no flags") else ValueError
-        name = {"no observation": "observation", "rewards": "reward"}.get(what, "step")
-        collector = SyncDataCollector(Broken, policy_of("alike"), frames_per_batch=4)
+        names = {"no observation": "observation", "rewards": "reward", "numbers": "reward"}
+        name, shown = names.get(what, "step"), "objectives" if what == "numbers" else "alike"
+        collector = SyncDataCollector(
+            partial(Broken, 0, shown), policy_of("alike"), frames_per_batch=4
+        )
         with collector, refused(kind, name):
             collector.next()
 

@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 LENGTHS = (3, 1, 4)
 BOX = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+REWARDS = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 AGENTS = {
     "alike": ("agent_0", "agent_1", "agent_2"),
@@ -22,9 +23,11 @@ AGENTS = {
     "joins": ("agent_0", "agent_1", "agent_2"),
     "different": ("scout", "tank_0", "tank_1"),
     "masked": ("agent_0", "agent_1", "agent_2"),
+    "objectives": ("agent_0", "agent_1", "agent_2"),  # as "leaves", with two rewards per agent
 }
+ALIKE = ("alike", "leaves", "joins", "masked", "objectives")
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
-    **{kind: {"agent": AGENTS[kind]} for kind in ("alike", "leaves", "joins", "masked")},
+    **{kind: {"agent": AGENTS[kind]} for kind in ALIKE},
     "different": {name: (name,) for name in AGENTS["different"]},
 }
 KINDS = tuple(AGENTS)
@@ -38,7 +41,7 @@ def acts(kind: str, index: int, episode: int, step: int) -> bool:
     """Return whether the agent acts in the state after `step` steps."""
     if step >= length_of(episode):
         return False
-    if kind == "leaves" and index == 1:
+    if kind in ("leaves", "objectives") and index == 1:
         return step < 2
     return step >= 1 if kind == "joins" and index == 2 else True
 
@@ -87,6 +90,9 @@ class Crowd:
             )
         return spaces.MultiDiscrete([2, 3]) if agent == "tank_1" else spaces.Discrete(3)
 
+    def reward_space(self, agent: str) -> Any:
+        return REWARDS if self.kind == "objectives" else None
+
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.seeds.append(seed)
         self.episode, self.steps = self.episode + 1, 0
@@ -103,7 +109,7 @@ class Crowd:
         observations = self._shown()
         self.agents = self._acting()
         rewards = {
-            agent: reward_of(i, self.steps, total(actions[agent]) if agent in actions else 0.0)
+            agent: self._reward(i, total(actions[agent]) if agent in actions else 0.0)
             for i, agent in enumerate(self.possible_agents)
             if agent in observations
         }
@@ -115,6 +121,10 @@ class Crowd:
         terminated = {agent: own[0] for agent, own in flags.items()}
         truncated = {agent: own[1] for agent, own in flags.items()}
         return observations, rewards, terminated, truncated, {agent: {} for agent in flags}
+
+    def _reward(self, index: int, action: float) -> Any:
+        reward = reward_of(index, self.steps, action)
+        return several(reward) if self.kind == "objectives" else reward
 
     def close(self) -> None:
         self.closed += 1
@@ -156,6 +166,10 @@ def total(action: Any) -> float:
 
 def reward_of(index: int, step: int, action: float) -> float:
     return step + 10.0 * index + 100.0 * action
+
+
+def several(reward: float) -> Any:
+    return np.array([reward, -reward / 2])
 
 
 def crowd_fns(kind: str, worker: int, count: int = 3) -> list[Callable[[], Crowd]]:
