@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+
+from pycollect.check.report import Draft
 
 _EXAMPLES = """examples:
   python -m pycollect check CartPole-v1
@@ -23,6 +28,13 @@ exit code: 0 without errors (warnings do not count), 1 with errors, 2 for a wron
 """
 _HANG_SECONDS = 600.0
 """Time without an end of a check after which C code that cannot be interrupted is reported."""
+
+_INTERRUPT_SECONDS = 3.0
+_PR_SET_PDEATHSIG = 1
+_FIX_OF_EXIT = (
+    "Do not end the process in the environment. After a fatal signal, the traceback on stderr "
+    "names the line."
+)
 
 
 def add_command(commands: Any) -> None:
@@ -87,7 +99,51 @@ def _as_json(report: Any) -> str:
 
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    """Check the environment and print the report; return the exit code."""
+    """Check the environment in a child process and print the report; return the exit code.
+
+    An environment may end its process, perhaps with exit code 0. The child therefore also sends its
+    exit code through a pipe. If torch is imported, a fork is not safe, and this process checks.
+    """
+    if "torch" in sys.modules:
+        return _check(parser, args)
+    receive, send = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        code = 1
+        try:
+            code = _check(parser, args)
+        except KeyboardInterrupt:
+            code = 130
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)  # of the parser
+        os.write(send, bytes([code]))
+        return code
+    try:
+        _, status = os.waitpid(child, 0)
+    except KeyboardInterrupt:  # Ctrl-C has reached the child, too; else it dies with this process
+        deadline = time.monotonic() + _INTERRUPT_SECONDS
+        while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        raise
+    os.set_blocking(receive, False)
+    with contextlib.suppress(BlockingIOError):
+        if sent := os.read(receive, 1):
+            return sent[0]
+    report = Draft(args.env)
+    ended = os.waitstatus_to_exitcode(status)
+    how = f"exit code {ended}" if ended >= 0 else signal.Signals(-ended).name
+    report.add("crashes", f"the process ended with {how} during the check", fix=_FIX_OF_EXIT)
+    print(_as_json(report) if args.json else report, flush=True)
+    return 1
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    """Check the environment in this process and print the report; return the exit code."""
+    faulthandler.enable(file=sys.__stderr__ or 2)
     sys.path.insert(0, os.getcwd())
     if args.module is not None:
         try:

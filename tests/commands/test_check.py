@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -411,6 +412,27 @@ def test_the_command_writes_json(capfd: pytest.CaptureFixture[str]) -> None:
     (found,) = wrong["findings"]
     assert (found["code"], found["severity"]) == ("observation-dtype", "error")
     assert found.keys() == {"code", "severity", "message", "fix"}
+
+
+@pytest.mark.parametrize(
+    "end", ["os._exit(0)", pytest.param("os.kill(os.getpid(), 11)", marks=pytest.mark.slow)]
+)
+def test_an_environment_that_ends_the_process(end: str, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(
+        "import gymnasium, os\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Ends(CartPoleEnv):\n"
+        f"    def step(self, action): {end}\n"
+        "gymnasium.register('PycollectTests/Ends-v0', Ends)\n"
+    )
+    command = [sys.executable, "-m", "pycollect", "check", "PycollectTests/Ends-v0", "--json"]
+    ended = subprocess.run(
+        [*command, "--module", "ends"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 1
+    (found,) = json.loads(ended.stdout)["findings"]
+    assert (found["code"], found["severity"]) == ("crashes", "error")
+    assert ("ends.py" in ended.stderr) == ("kill" in end)  # the line of a fatal signal
 
 
 @pytest.mark.parametrize(
