@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -16,16 +16,18 @@ from pycollect.check.values import is_equal, make_check
 from pycollect.check.walk import (
     Actions,
     Checked,
+    Observer,
     Visit,
     check_times,
     compare,
     global_generators,
+    interface,
     mask_of,
     reset,
     take,
 )
 from pycollect.data.frame import ONE_REWARD
-from pycollect.envs.base import EnvBatch
+from pycollect.envs.base import EnvBatch, step_values
 from pycollect.envs.gymnasium_support import has_time_limit
 from pycollect.envs.spaces import describe
 
@@ -193,15 +195,44 @@ def _check_buffers(visit: Visit, report: Draft) -> None:
 
 
 def check_same_seed(subject: Subject) -> None:
-    """The same seed and the same actions give the same results, in this and in a new instance."""
+    """The same seed and actions give the same results, in this and in a new instance.
+
+    So they do in an instance that is stepped in turn with another one, as in a list of callables.
+    """
     if subject.seed is None or getattr(subject.env.spec, "nondeterministic", False):
         return
     steps = len(subject.walk.actions)
-    for name, env in (("the same instance", subject.env), ("a new instance", subject.second)):
-        if env is not None:
-            budget, before = Budget(subject.seconds / 2), global_generators()
-            walk = take(env, subject.actions, subject.seed, steps, budget)
-            compare(subject.report, (subject.walk, walk), name, before)
+
+    def repeat(env: Any, name: str, observers: Sequence[Observer] = ()) -> None:
+        budget, before = Budget(subject.seconds / 2), global_generators()
+        walk = take(env, subject.actions, subject.seed, steps, budget, observers)
+        compare(subject.report, (subject.walk, walk), name, before)
+
+    repeat(subject.env, "the same instance")
+    if subject.second is None:
+        return
+    repeat(subject.second, "a new instance")
+    if not subject.report.has("ignored-seed", "non-deterministic"):
+        name = "a new instance while the first one also made steps"
+        repeat(subject.second, name, [_other_steps(subject)])
+
+
+def _other_steps(subject: Subject) -> Observer:
+    """Return a function that makes one step of the first instance."""
+    env, rng = subject.env, np.random.default_rng(SEED + 1)
+    last = reset(env)
+
+    def step(_: Visit) -> None:
+        nonlocal last
+        action = subject.actions.draw(rng, mask_of(last, env.action_space))
+        with calling(f"a step with the action {action!r}"):
+            result = env.step(action)
+        observation, *values, info = interface(step_values, result)
+        last = Visit("a step", observation, info, tuple(values), None, None)
+        if last.ended:
+            last = reset(env)
+
+    return step
 
 
 def check_changed_later(subject: Subject) -> None:

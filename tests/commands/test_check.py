@@ -108,7 +108,7 @@ ERRORS: dict[str, Sequence[Any]] = {
     "ignored-seed": [envs.IgnoresSeed, envs.TakesNoSeed, vectors.IgnoresSeeds],
     "interface": [envs.OldInterface, envs.OldReset],
     "merged-flags": [envs.BothFlags, LimitTerminates, envs.LimitInInfo],
-    "non-deterministic": [envs.UnseededSteps, envs.SurvivesReset],
+    "non-deterministic": [envs.UnseededSteps, envs.SurvivesReset, envs.SharesState],
     "not-finite": [envs.NotANumber, envs.InfiniteReward, vectors.TensorsWithNaN],
     "observation-bounds": [envs.OutOfBounds],
     "observation-dtype": [envs.WrongDtype],

@@ -212,6 +212,17 @@ class SurvivesReset(Sound):
         return float(self.total)
 
 
+class SharesState(Sound):
+    """Keeps its state in the class."""
+
+    def step(self, action: Any) -> Any:
+        if "place" in vars(self):
+            SharesState.place = vars(self).pop("place")
+        result = super().step(action)
+        SharesState.place = vars(self).pop("place")
+        return result
+
+
 class GrowingInfo(Sound):
     def __init__(self) -> None:
         super().__init__()
