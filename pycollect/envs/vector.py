@@ -399,5 +399,6 @@ def lacks_final(env: Any, got: str) -> str:
     """Return the error text for a missing terminal observation in SAME_STEP mode."""
     return (
         f"final_observation: expected info['final_obs'] from {env} at the end of an episode in "
-        f"SAME_STEP mode{got}; add it, or pass final_observation='unknown'"
+        f"SAME_STEP mode{got}; add it, or pass final_observation='unknown' if it cannot be returned. "
+        "If the environment resets in the step after the end, its mode is NEXT_STEP"
     )
