@@ -134,12 +134,7 @@ class VectorEnvBatch(EnvBatch):
                 self.refuse_mode(OTHER_FINAL)
 
     def check_reset_step(self, ends: bool, has_reward: bool) -> None:
-        """Check a step of a NEXT_STEP environment that should only reset a row.
-
-        Args:
-            ends: Whether an episode ended in this step; raises a ValueError.
-            has_reward: Whether the step had a reward; causes a warning.
-        """
+        """Refuse a step that should only reset rows but `ends` an episode; warn of a reward."""
         if ends:
             self.refuse_mode(ENDED_AGAIN)
         elif has_reward:
@@ -399,6 +394,6 @@ def lacks_final(env: Any, got: str) -> str:
     """Return the error text for a missing terminal observation in SAME_STEP mode."""
     return (
         f"final_observation: expected info['final_obs'] from {env} at the end of an episode in "
-        f"SAME_STEP mode{got}; add it, or pass final_observation='unknown' if it cannot be returned. "
-        "If the environment resets in the step after the end, its mode is NEXT_STEP"
+        f"SAME_STEP mode{got}; add it, or pass final_observation='unknown' if it is not available. "
+        "If the environment resets in the following step, its mode is NEXT_STEP"
     )
