@@ -6,6 +6,7 @@ import copy
 import inspect
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from pycollect import checks as check
 from pycollect.api.single import SyncDataCollector
 from pycollect.data.frame import MASK
+from pycollect.data.layout import Key, as_key, show
 from pycollect.data.split import split_trajectories
 from pycollect.envs.base import close_quietly
 from pycollect.envs.make import check_entry, is_env, is_torchrl_env
@@ -173,6 +175,35 @@ def check_given(done_keys: Any, collector_cls: Any) -> None:
         raise ValueError(
             f"collector_cls: expected None, got {collector_cls!r}; choose the place with backend"
         )
+
+
+def check_reward_key(value: Any) -> Key:
+    """Check `reward_keys` and return it as a flat tuple.
+
+    Raises:
+        TypeError: It is not one key.
+    """
+    with suppress(TypeError):
+        key = as_key(value)
+        if isinstance(value, str | tuple) and key and all(isinstance(part, str) for part in key):
+            return key
+    raise TypeError(f"reward_keys: expected one key, a string or a tuple of strings, got {value!r}")
+
+
+def rewards_of(td: TensorDictBase, key: Key) -> torch.Tensor:
+    """Return the sum of each frame's rewards, [N, T_max].
+
+    Raises:
+        ValueError: The batch has no tensor of this key.
+    """
+    rewards = td.get(key, None)
+    if not isinstance(rewards, torch.Tensor):
+        others = [as_key(own) for own in td.keys(True, True) if as_key(own)[-1] == "reward"]
+        raise ValueError(
+            f"reward_keys: expected the key of a tensor in the batch, got {show(key)}"
+            + (f"; rewards are {', '.join(map(show, others))}" if others else "")
+        )
+    return rewards.flatten(2).sum(-1)
 
 
 def check_kwargs(given: Any) -> None:

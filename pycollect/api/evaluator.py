@@ -138,7 +138,8 @@ class Evaluator:
         self._metrics_fn = check.check_callable("metrics_fn", metrics_fn)
         self._on_result = check.check_callable("on_result", on_result)
         self._seed = None if seed is None else check.check_seed(seed)
-        self._prefix, self._policy, self._reward = log_prefix, policy, reward_keys
+        self._reward = evaluated.check_reward_key(reward_keys)
+        self._prefix, self._policy = log_prefix, policy
         workers = check.check_positive("num_workers", num_workers)
         evaluated.check_kwargs(collector_kwargs)
         limit = check.check_count("max_steps", max_steps)
@@ -376,7 +377,7 @@ class Evaluator:
 
     def _result(self, td: TensorDictBase, seconds: float, step: int) -> Metrics:
         mask = td[MASK]
-        rewards = td[self._reward].flatten(2).sum(-1)
+        rewards = evaluated.rewards_of(td, self._reward)
         returns = torch.where(mask, rewards, 0).double().sum(1)
         own = {
             "reward": returns.mean().item(),

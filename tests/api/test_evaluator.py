@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from agent_envs import Crowd
 from envs_for_tests import CountingEnv
 from gymnasium.vector import SyncVectorEnv
 from raising import refused
@@ -191,6 +192,8 @@ def test_what_an_environment_raises_is_raised_to_whoever_asks_for_the_result() -
         ({"ray_kwargs": {}}, ValueError, "ray_kwargs"),
         ({"metrics_fn": 3}, TypeError, "metrics_fn"),
         ({"every": 0}, ValueError, "every"),
+        ({"reward_keys": 3}, TypeError, "reward_keys"),
+        ({"reward_keys": [("next", "reward")]}, TypeError, "reward_keys"),
         ({"num_collectors": 2}, TypeError, "num_collectors"),
         ({"policy_device": "cpu"}, TypeError, "policy_device"),
         ({"max_frames_per_traj": 3}, TypeError, "max_frames_per_traj"),
@@ -242,3 +245,13 @@ def test_nothing_is_asked_of_one_that_is_shut_down() -> None:
     evaluator.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         evaluator.trigger_eval()
+
+
+@pytest.mark.parametrize("key", [("next", "reward"), ("next", "agent"), "score"])
+def test_a_reward_that_the_batch_lacks(key: Any) -> None:
+    with (
+        Evaluator(Crowd, num_trajectories=1, reward_keys=key) as evaluator,
+        refused(ValueError, "reward_keys") as caught,
+    ):
+        evaluator.evaluate()
+    assert "('next', 'agent', 'reward')" in str(caught.value)
