@@ -130,19 +130,35 @@ def _copy_of(error: BaseException, copies: dict[int, BaseException]) -> BaseExce
 
 def _bare(error: BaseException) -> BaseException:
     """Return a copy without traceback, cause and context; a RuntimeError if it cannot be copied."""
-    # The built-in base class makes the copy: a Python `__init__` may need other arguments.
-    base: Any = type(error)
-    while base.__module__ != "builtins":
-        base = base.__base__
     try:
-        _, arguments, *state = base.__reduce__(error)
-        own: BaseException = base.__new__(type(error), *arguments)
-        base.__init__(own, *arguments)
-        for name, value in dict(*state).items():  # a class may refuse to set its attributes
-            BaseException.__setattr__(own, name, value)
+        return from_parts(*parts_of(error))
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+Parts = tuple[type[BaseException], tuple[Any, ...], dict[str, Any]]
+
+
+def parts_of(error: BaseException) -> Parts:
+    """Return class, arguments and attributes of an exception, for `from_parts`."""
+    _, arguments, *state = _builtin(type(error)).__reduce__(error)
+    return type(error), arguments, dict(*state)
+
+
+def from_parts(kind: type[BaseException], arguments: Any, state: Any) -> BaseException:
+    """Make an exception without calling its own `__init__`, which may need other arguments."""
+    base = _builtin(kind)
+    own: BaseException = base.__new__(kind, *arguments)
+    base.__init__(own, *arguments)
+    for name, value in state.items():  # a class may refuse to set its attributes
+        BaseException.__setattr__(own, name, value)
     return own
+
+
+def _builtin(kind: Any) -> Any:
+    while kind.__module__ != "builtins":
+        kind = kind.__base__
+    return kind
 
 
 _PACKAGE = str(Path(__file__).parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import sys
@@ -20,7 +21,7 @@ from pycollect._core import Memory, shared_memory_why_not
 from pycollect.data.layout import torch_dtype
 from pycollect.data.upload import Packing
 from pycollect.data.weights import Weights, WeightSpec
-from pycollect.errors import WorkerError, limits_named
+from pycollect.errors import WorkerError, from_parts, limits_named, parts_of
 from pycollect.transport.messages import Buffer, WorkerSpec
 
 _SHARED = (
@@ -287,6 +288,16 @@ class WeightSlab:
         )
 
 
+class _Parts:
+    """An exception that is pickled without its own `__reduce__` and `__init__`."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> Any:
+        return from_parts, parts_of(self._error)
+
+
 @dataclass(frozen=True)
 class ErrorReport:
     """An exception that is sent to the caller.
@@ -303,13 +314,13 @@ class ErrorReport:
     def of(cls, error: BaseException) -> ErrorReport:
         """Return the report of the exception that is being handled."""
         _explain_missing_name(error)
-        text = f"{type(error).__name__}: {error}"
-        try:
-            pickled = cloudpickle.dumps(error)
-            cloudpickle.loads(pickled)
-        except Exception:  # its __reduce__ or __init__ may raise anything
-            pickled = None
-        return cls(pickled, text, traceback.format_exc())
+        text, remote_traceback = f"{type(error).__name__}: {error}", traceback.format_exc()
+        for value in (error, _Parts(error)):
+            with contextlib.suppress(Exception):  # its __reduce__ or __init__ may raise anything
+                pickled = cloudpickle.dumps(value)
+                cloudpickle.loads(pickled)
+                return cls(pickled, text, remote_traceback)
+        return cls(None, text, remote_traceback)
 
     @property
     def original(self) -> BaseException:

@@ -148,6 +148,49 @@ def odd_policy(observation: torch.Tensor) -> torch.Tensor:
     return parity(observation)[0]
 
 
+class TwoNumbersError(Exception):
+    """An error whose `args` its own constructor does not accept."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+        self.second = second
+
+
+class RefusesPickleError(KeyError):
+    def __reduce__(self) -> Any:
+        raise TypeError("no pickle")
+
+
+class OwnErrorEnv(CountingEnv):
+    error: Any = None
+
+    def step(self, action: Any) -> Any:
+        raise self.error
+
+
+class TwoNumbersEnv(OwnErrorEnv):
+    error = TwoNumbersError(1, 2)
+
+
+class RefusesPickleEnv(OwnErrorEnv):
+    error = RefusesPickleError("a key")
+
+
+@pytest.mark.parametrize(
+    "way", [MULTI_STACK, pytest.param(ONE_ACTOR, marks=[pytest.mark.ray, pytest.mark.slow])]
+)
+@pytest.mark.parametrize("entry", [TwoNumbersEnv, RefusesPickleEnv])
+def test_exceptions_that_cannot_be_made_of_their_arguments(way: Way, entry: Any) -> None:
+    with (
+        collecting(way, lambda w: entry, frames=T) as collector,
+        pytest.raises(type(entry.error)) as caught,
+    ):
+        collector.next()
+    assert caught.value.args == entry.error.args
+    assert vars(caught.value) == vars(entry.error)
+    assert isinstance(caught.value.__cause__, WorkerError)
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_exceptions_that_do_not_travel() -> None:
