@@ -174,9 +174,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("end", ["ends", "raises"])
 @pytest.mark.parametrize(
-    "where", ["this process", pytest.param("processes", marks=pytest.mark.processes)]
+    ("where", "end"),
+    [
+        ("this process", "raises"),
+        pytest.param("this process", "ends", marks=pytest.mark.slow),
+        pytest.param("processes", "ends", marks=pytest.mark.processes),
+        pytest.param("processes", "raises", marks=[pytest.mark.processes, pytest.mark.slow]),
+    ],
 )
 def test_a_program_may_end_while_it_runs(where: str, end: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
