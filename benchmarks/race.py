@@ -41,8 +41,15 @@ a hundred batches of pixels until every process has touched its memory."""
 PRELOADED = ["torch", "tensordict.nn", "gymnasium"]
 """Modules to import once for all sides, because imports take most of the time of a start."""
 
-UNPREPARED = [*PRELOADED, "pytest", "stable_baselines3", "torchrl.collectors", "torchrl.modules"]
-"""The same if no figures are wanted: also those of some sides, whose memory all sides then have."""
+UNPREPARED = [
+    *PRELOADED,
+    "pycollect.api.multi",
+    "pytest",
+    "stable_baselines3",
+    "torchrl.collectors",
+    "torchrl.modules",
+]
+"""The same for sides that are not measured, whose memory need not be their own."""
 
 
 @dataclass(frozen=True)
