@@ -275,7 +275,10 @@ def test_a_shutdown_in_another_thread_waits_for_the_batch() -> None:
 
 
 @pytest.mark.parametrize("way", marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]))
-def test_a_shutdown_in_another_thread_ends_the_waiting(way: Way, tmp_path: Path) -> None:
+def test_a_shutdown_in_another_thread_ends_the_waiting(
+    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pycollect.transport.engine._RESPOND_SECONDS", 0.5)
     gate = tmp_path / "gate"
     with (
         collecting(way, lambda w: partial(GateEnv, gate, 1, number=10 * w), frames=T) as collector,
