@@ -41,16 +41,6 @@ a hundred batches of pixels until every process has touched its memory."""
 PRELOADED = ["torch", "tensordict.nn", "gymnasium"]
 """Modules to import once for all sides, because imports take most of the time of a start."""
 
-UNPREPARED = [
-    *PRELOADED,
-    "pycollect.api.multi",
-    "pytest",
-    "stable_baselines3",
-    "torchrl.collectors",
-    "torchrl.modules",
-]
-"""The same for sides that are not measured, whose memory need not be their own."""
-
 
 @dataclass(frozen=True)
 class Side:
@@ -154,8 +144,7 @@ class Race:
         self.wanted = dict(wanted)
         self.seconds = seconds
         self.warm_up, self.lead = (WARM_UP * seconds, LEAD) if prepared else (0.0, 0.0)
-        modules = PRELOADED if prepared else UNPREPARED
-        self.racers = [_Racer(side, modules) for side in sides if _available(side)]
+        self.racers = [_Racer(side) for side in sides if _available(side)]
         self.rates: dict[str, list[float]] = {racer.side.name: [] for racer in self.racers}
         self.cpu_rates: dict[str, list[float]] = {racer.side.name: [] for racer in self.racers}
         self.peaks: dict[str, int] = {racer.side.name: 0 for racer in self.racers}
@@ -243,14 +232,13 @@ def _available(side: Side) -> bool:
 class _Racer:
     """The processes of one side, controlled from the test's process."""
 
-    def __init__(self, side: Side, modules: list[str]) -> None:
+    def __init__(self, side: Side) -> None:
         self.side = side
-        self.modules = modules
         self.links: list[tuple[multiprocessing.Process, Connection]] = []
 
     def start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(self.modules)
+        context.set_forkserver_preload(PRELOADED)
         for _ in range(self.side.processes):
             here, there = context.Pipe()
             # The fork server was started before Ray set its environment variables.
