@@ -28,6 +28,7 @@ FOLDERS = sorted({str(path.parent) for path in HERE.glob("*/*.py")} - {str(HERE 
 _PR_SET_CHILD_SUBREAPER = 36
 _LEAK_SECONDS = 15.0
 _SHARED = Path("/dev/shm")
+_seen: dict[str, set[int]] = {}  # descendants by the system's last pid; at most one entry
 _KERNEL_LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 
 # Ray starts and ends its own processes at any time. An actor of ours that remains is called
@@ -234,9 +235,18 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _descendants() -> set[int]:
-    """Return the pids of all descendants of this process."""
+    """Return the pids of all descendants of this process.
+
+    Ray's processes have hundreds of threads, each with a list of children. The lists are read again
+    only if any process or thread was started since; otherwise, some of the result may have ended.
+    """
     if _KERNEL_LISTS_CHILDREN:
-        return _listed_below("self")
+        last_pid = Path("/proc/loadavg").read_text().split()[-1]
+        if last_pid not in _seen:
+            found = _listed_below("self")
+            _seen.clear()
+            _seen[last_pid] = found
+        return _seen[last_pid]
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 

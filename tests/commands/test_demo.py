@@ -275,7 +275,10 @@ def test_the_command(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("to_group", [False, True], ids=["pid", "group"])
+@pytest.mark.parametrize(
+    "to_group",
+    [pytest.param(False, id="pid", marks=pytest.mark.slow), pytest.param(True, id="group")],
+)
 def test_ctrl_c_ends_with_the_summary_and_leaves_nothing(
     backend: str, to_group: bool, tmp_path: Path
 ) -> None:

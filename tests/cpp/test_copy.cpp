@@ -303,7 +303,7 @@ TEST_CASE("a parallel copy gives the same result") {
                             Dims{1, 1, 1050000, 1}}) {
     for (DType dtype : {DType::float32, DType::float64, DType::uint8}) {
       const TensorView src = view_of(source, DType::float32, shape);
-      std::vector<std::byte> serial(source.size() * 8), parallel(source.size() * 8);
+      std::vector<std::uint8_t> serial(source.size() * 8), parallel(source.size() * 8);
       copy(TensorView::contiguous(serial.data(), dtype, shape), src);
       parallel_copy(pool, TensorView::contiguous(parallel.data(), dtype, shape), src);
       CHECK(serial == parallel);

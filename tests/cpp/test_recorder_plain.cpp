@@ -25,8 +25,9 @@ void check_alike(const Recording& one, const Recording& other) {
     const auto bytes = static_cast<std::size_t>(placement.layout()[i].frame_bytes());
     for (std::int64_t p = 0; p < one.P; ++p) {
       for (std::int64_t t = 0; t < placement.geometry().steps; ++t) {
-        INFO(to_string(placement.layout()[i].key), " of env ", p, " at step ", t);
-        CHECK(std::memcmp(rows[p][t].data, others[p][t].data, bytes) == 0);
+        if (std::memcmp(rows[p][t].data, others[p][t].data, bytes) != 0) {
+          FAIL_CHECK(to_string(placement.layout()[i].key), " of env ", p, " at step ", t);
+        }
       }
     }
   }

@@ -174,9 +174,14 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("end", ["ends", "raises"])
 @pytest.mark.parametrize(
-    "where", ["this process", pytest.param("processes", marks=pytest.mark.processes)]
+    ("where", "end"),
+    [
+        ("this process", "raises"),
+        pytest.param("this process", "ends", marks=pytest.mark.slow),
+        pytest.param("processes", "ends", marks=pytest.mark.processes),
+        pytest.param("processes", "raises", marks=[pytest.mark.processes, pytest.mark.slow]),
+    ],
 )
 def test_a_program_may_end_while_it_runs(where: str, end: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
@@ -270,7 +275,10 @@ def test_a_shutdown_in_another_thread_waits_for_the_batch() -> None:
 
 
 @pytest.mark.parametrize("way", marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]))
-def test_a_shutdown_in_another_thread_ends_the_waiting(way: Way, tmp_path: Path) -> None:
+def test_a_shutdown_in_another_thread_ends_the_waiting(
+    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pycollect.transport.engine._RESPOND_SECONDS", 0.5)
     gate = tmp_path / "gate"
     with (
         collecting(way, lambda w: partial(GateEnv, gate, 1, number=10 * w), frames=T) as collector,

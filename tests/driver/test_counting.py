@@ -99,7 +99,7 @@ def test_random_actions_in_process(kind: str) -> None:
 
 
 # One env covers every switch in sync and async; each other kind and layout covers some.
-@pytest.mark.ray(usual=4)
+@pytest.mark.ray(usual=2)
 @pytest.mark.parametrize(
     ("way", "kind", "switches"),
     [

@@ -392,8 +392,11 @@ def test_shutdown_closes_the_envs_of_actors(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-def test_shutdown_during_a_rollout_that_hangs(tmp_path: Path) -> None:
+def test_shutdown_during_a_rollout_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Shutdown does not wait for queued rollouts."""
+    monkeypatch.setattr("pycollect.transport.engine._RESPOND_SECONDS", 0.5)
     entry = partial(Closing, str(tmp_path), str(tmp_path / "never"))
     with collecting(ONE_ACTOR, lambda w: entry, frames=T, prefetch=3) as collector:
         collector.next()

@@ -40,7 +40,8 @@ def collecting(*envs: Any, limit: float) -> MultiSyncDataCollector:
 
 
 @pytest.mark.processes
-def test_a_worker_that_does_nothing_is_late() -> None:
+def test_a_worker_that_does_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pycollect.transport.engine._RESPOND_SECONDS", 0.5)
     with refused(ValueError, "worker_init_timeout") as caught:
         collecting(CountingEnv, NeverBuilt, limit=2.0)
     assert "1]" in str(caught.value)

@@ -753,6 +753,7 @@ def test_rollouts_that_end_early_leave_cells_without_frames(mode: str) -> None:
         assert total["issued"] == total["delivered"] + total["lost"] + total["in_flight"]
 
 
+@pytest.mark.slow  # four actors; an actor's worker differs from a process's only in its start
 @pytest.mark.ray
 def test_so_do_actors() -> None:
     ours, theirs = (

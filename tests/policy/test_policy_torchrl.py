@@ -34,9 +34,8 @@ def boxes(num_envs):
 KINDS = ["random", "deterministic", "mode", "mean"]
 
 
-@pytest.mark.parametrize("num_envs", [None, 5])
+@pytest.mark.parametrize(("num_envs", "log_prob"), [(None, False), (5, True)])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("log_prob", [False, True])
 @pytest.mark.parametrize("name", ["TanhNormal", "TruncatedNormal", "IndependentNormal", "Normal"])
 def test_continuous_actor(rl, num_envs, kind, log_prob, name):
     cls = dists.Normal if name == "Normal" else getattr(rl, name)

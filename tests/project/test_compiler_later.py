@@ -48,8 +48,9 @@ if __name__ == "__main__":
     from pycollect import MultiSyncDataCollector
 
     policy = TensorDictModule(torch.nn.Linear(1, 1), in_keys=["observation"], out_keys=["action"])
-    eager = {"backend": "eager"}
-    for method, compiled in ("forkserver", None), ("forkserver", eager), ("spawn", None):
+    for method in sys.argv[1:]:
+        compiled = {"backend": "eager"} if method == "compiled" else None
+        method = "forkserver" if compiled else method
         with MultiSyncDataCollector(
             [Showing], policy, frames_per_batch=8, start_method=method, compile_policy=compiled
         ) as collector:
@@ -118,8 +119,11 @@ def test_an_import_that_fails_is_tried_again() -> None:
     said_by("-c", FAILING)
 
 
-@pytest.mark.processes
-def test_workers_import_the_compiler_only_to_compile(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "methods", [["forkserver", "compiled"], pytest.param(["spawn"], marks=pytest.mark.slow)]
+)
+def test_workers_import_the_compiler_only_to_compile(methods: list[str], tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SHOWN)
-    assert said_by(program).split() == ["0.0", "1.0", "0.0"]
+    told = said_by(program, *methods).split()
+    assert told == ["1.0" if method == "compiled" else "0.0" for method in methods]

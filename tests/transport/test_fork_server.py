@@ -307,7 +307,13 @@ def opened(device: Path) -> bool:
     return str(device) in [os.path.realpath(file) for file in files]
 
 
-@pytest.mark.parametrize("function", ["_C._cuda_getDeviceCount", "cuda._device_count_nvml"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        "_C._cuda_getDeviceCount",
+        pytest.param("cuda._device_count_nvml", marks=pytest.mark.slow),
+    ],
+)
 def test_torch_counts_gpus_in_a_fork(
     engine: ProcessEngine,
     device: Path,
