@@ -17,9 +17,8 @@ from tensordict import TensorDictBase
 from pycollect import DistributedDataCollector, RayCollector
 from pycollect._core import Leaf
 from pycollect.data.compression import PackedBuffer, leaf_sizes
-from pycollect.data.frame import BatchLeaves
+from pycollect.data.frame import BatchLeaves, placement_of
 from pycollect.data.slabs import make_pool
-from pycollect.worker.env_group import placement_of
 
 
 def test_a_slab_comes_back_as_it_was() -> None:
