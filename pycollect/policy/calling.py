@@ -20,6 +20,17 @@ from pycollect.policy.program.exploration import TensorCall
 from pycollect.policy.program.steps import CallStep, Program
 
 _one_at_a_time = threading.Lock()  # torch allows one capture in a process
+_LARGE_BLOCK = (32 << 20) - (1 << 16)  # bytes; blocks above 32 MiB do not change the thresholds
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep what a call of the policy frees, for the next call.
+
+    If a process frees a large block, glibc raises its thresholds for returning memory to the
+    system; see M_MMAP_THRESHOLD in mallopt(3). Otherwise the activations of a large batch can be
+    new pages in every call, and page faults then take a tenth of each step.
+    """
+    torch.empty(_LARGE_BLOCK, dtype=torch.uint8, device="cpu")
 
 
 class GraphPool:

@@ -16,7 +16,7 @@ from pycollect.data.extras import Extra, ExtraValues, Kind
 from pycollect.data.layout import Key, is_delivered
 from pycollect.data.weights import check_on_device
 from pycollect.envs.base import EnvBatch, EnvSpec
-from pycollect.policy.calling import UNCHANGED, CallOptions
+from pycollect.policy.calling import UNCHANGED, CallOptions, keep_freed_memory
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs, TensorDictCall
 from pycollect.policy.outputs import RawOutput, casting, check_output_keys, finishers, output_leaves
@@ -103,6 +103,7 @@ class PolicyRunner:
         self._call = TensorDictCall(self._policy_inputs, self._transfer)
         check_on_device(policy, device)
         self._tensor_calls: list[TensorCall] = []
+        keep_freed_memory()
         with torch.no_grad():
             self._state_keys = tuple(policy_state or ())
             program = to_program(policy, env, call_options.trusted, self._state_keys)
