@@ -335,8 +335,9 @@ class GroupRow:
         """Write the reward of each agent, or zero if it has none."""
         try:
             values = [rewards.get(agent, self._no_reward) for agent in self.agents]
-            if self._no_reward.ndim and any(np.ndim(value) != 1 for value in values):
-                raise ValueError("numbers would be broadcast")
+            shape = self._no_reward.shape
+            if shape and any(np.shape(value) != shape for value in values):
+                raise ValueError("they would be broadcast")
             self._reward[:] = values
         except (TypeError, ValueError, AttributeError):
             self._refuse_rewards(rewards)
@@ -344,12 +345,16 @@ class GroupRow:
     def _refuse_rewards(self, rewards: Any) -> None:
         shape = self._no_reward.shape
         each = f"{shape[0]} numbers" if shape else "one number"
-        got = rewards if not isinstance(rewards, Mapping) else rewards.get(self.agents[0], 0.0)
+        got = describe(rewards)
+        if isinstance(rewards, Mapping):
+            values = {agent: rewards.get(agent, self._no_reward) for agent in self.agents}
+            wrong = [own for own, value in values.items() if not _has_shape(value, shape)]
+            agent = (wrong or self.agents)[0]
+            got = f"{describe(values[agent])} for {agent!r}"
         raise ValueError(
-            f"reward: expected a dict with {each} per agent, got {describe(got)}"
-            + (f" for {self.agents[0]!r}" if isinstance(rewards, Mapping) else "")
-            + "; for several rewards per agent, give the environment a method reward_space(agent) "
-            "that returns a Box of shape [k]"
+            f"reward: expected a dict with {each} per agent, got {got}; for several rewards per "
+            "agent, give the environment a method reward_space(agent) that returns a Box of shape "
+            "[k]"
         ) from None
 
     def write_mask(self, alive: Sequence[Hashable]) -> None:
@@ -376,6 +381,14 @@ class GroupRow:
         for flag, values in zip(self._flags, (done, ended, cut), strict=True):
             flag[:] = values
         return all(done), all(ended), all(cut)
+
+
+def _has_shape(value: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether a value is a number, or an array of numbers, of this shape."""
+    try:
+        return np.asarray(value, np.float32).shape == shape
+    except (TypeError, ValueError):
+        return False
 
 
 def _make_act(group: AgentGroup, place: int) -> Callable[[Sequence[Array]], Iterable[Any]]:

@@ -565,7 +565,7 @@ class TestRefused:
                     make_env_batch(env)
 
     @pytest.mark.parametrize(
-        "what", ["agents gone", "no observation", "no dict", "no flags", "rewards", "numbers"]
+        "what", ["agents gone", "no observation", "no dict", "no flags", "rewards"]
     )
     def test_steps_that_contradict_themselves(self, what: str) -> None:
         class Broken(Crowd):
@@ -579,20 +579,30 @@ class TestRefused:
                     observations = list(observations.values())
                 elif what == "no flags":
                     flags = [False, False]
-                elif what == "numbers":
-                    self.kind, rewards = "leaves", dict.fromkeys(rewards, 1.0)
                 else:
                     rewards = {agent: [1.0, 2.0] for agent in rewards}
                 return observations, rewards, *flags, infos
 
         kind = TypeError if what in ("no dict", "no flags") else ValueError
-        names = {"no observation": "observation", "rewards": "reward", "numbers": "reward"}
-        name, shown = names.get(what, "step"), "objectives" if what == "numbers" else "alike"
-        collector = SyncDataCollector(
-            partial(Broken, 0, shown), policy_of("alike"), frames_per_batch=4
-        )
+        name = {"no observation": "observation", "rewards": "reward"}.get(what, "step")
+        collector = SyncDataCollector(Broken, policy_of("alike"), frames_per_batch=4)
         with collector, refused(kind, name):
             collector.next()
+
+    @pytest.mark.parametrize("wrong", [1.0, np.ones(1), np.ones(3), None])
+    @pytest.mark.parametrize("agents", [("agent_1",), ("agent_0", "agent_1", "agent_2")])
+    def test_rewards_that_do_not_fit_their_space(self, wrong: Any, agents: tuple[str, ...]) -> None:
+        class Broken(Crowd):
+            def step(self, actions: Any) -> Any:
+                observations, rewards, *rest = super().step(actions)
+                return observations, rewards | dict.fromkeys(agents, wrong), *rest
+
+        collector = SyncDataCollector(
+            partial(Broken, 0, "objectives"), policy_of("alike"), frames_per_batch=4
+        )
+        with collector, refused(ValueError, "reward") as caught:
+            collector.next()
+        assert agents[0] in str(caught.value)
 
     def test_turn_based_environments_that_cannot_be_converted(self) -> None:
         env = Crowd()
