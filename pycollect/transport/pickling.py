@@ -21,7 +21,14 @@ from pycollect._core import Memory, shared_memory_why_not
 from pycollect.data.layout import torch_dtype
 from pycollect.data.upload import Packing
 from pycollect.data.weights import Weights, WeightSpec
-from pycollect.errors import WorkerError, from_parts, limits_named, parts_of
+from pycollect.errors import (
+    WorkerError,
+    described,
+    from_parts,
+    has_own_reduce,
+    limits_named,
+    parts_of,
+)
 from pycollect.transport.messages import Buffer, WorkerSpec
 
 _SHARED = (
@@ -314,9 +321,11 @@ class ErrorReport:
     def of(cls, error: BaseException) -> ErrorReport:
         """Return the report of the exception that is being handled."""
         _explain_missing_name(error)
-        text, remote_traceback = f"{type(error).__name__}: {error}", traceback.format_exc()
-        for value in (error, _Parts(error)):
-            with contextlib.suppress(Exception):  # its __reduce__ or __init__ may raise anything
+        text, remote_traceback = described(error), traceback.format_exc()
+        # Plain pickling passes `args` to `__init__`, which may change them.
+        values = (error, _Parts(error)) if has_own_reduce(type(error)) else (_Parts(error),)
+        for value in values:
+            with contextlib.suppress(Exception):  # its __reduce__ may raise anything
                 pickled = cloudpickle.dumps(value)
                 cloudpickle.loads(pickled)
                 return cls(pickled, text, remote_traceback)
