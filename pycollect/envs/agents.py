@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -238,15 +239,23 @@ def _reward_shapes(env: Any, agents: Sequence[Hashable]) -> dict[Hashable, tuple
 
 
 def _random_rewards(env: Any) -> Mapping[Hashable, Any]:
-    observations = observation_of(reset_env(env, None))
-    actions = {}
+    """Return rewards of a step with random actions that are equal in every run.
+
+    Results that are no dicts count as empty; the first step of the collector refuses them.
+    """
+    observations, actions = _mapping(observation_of(reset_env(env, None))), {}
     for agent in env.agents:
-        space, mask = env.action_space(agent), None
-        if isinstance(space, spaces.Discrete) and isinstance(observations[agent], Mapping):
-            mask = observations[agent].get(_ACTION_MASK)
+        space, observation = copy.deepcopy(env.action_space(agent)), observations.get(agent)
+        space.seed(0)
+        mask = (
+            _mapping(observation).get(_ACTION_MASK) if isinstance(space, spaces.Discrete) else None
+        )
         actions[agent] = space.sample(None if mask is None else np.asarray(mask, np.int8))
-    rewards: Mapping[Hashable, Any] = step_values(env.step(actions))[1]
-    return rewards
+    return _mapping(step_values(env.step(actions))[1])
+
+
+def _mapping(value: Any) -> Mapping[Hashable, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _check_names(names: list[str], argument: str = "possible_agents") -> None:

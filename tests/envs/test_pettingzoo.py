@@ -269,6 +269,28 @@ def collector_of(kind: str = "alike", policy: Any = None, **arguments: Any) -> S
     return SyncDataCollector(partial(Crowd, 0, kind), policy, **arguments)
 
 
+class Linear:
+    """A wrapper that returns the sum of each agent's rewards."""
+
+    def __init__(self) -> None:
+        self.env, self.actions = Crowd(kind="objectives"), list[Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    @property
+    def unwrapped(self) -> Any:
+        return self.env
+
+    def reset(self, **arguments: Any) -> Any:
+        return self.env.reset(**arguments)
+
+    def step(self, actions: Any) -> Any:
+        self.actions.append(actions)
+        observations, rewards, *rest = self.env.step(actions)
+        return observations, {key: own.sum() for key, own in rewards.items()}, *rest
+
+
 class TestLayout:
     def test_one_environment_may_be_passed_itself(self) -> None:
         env = Crowd()
@@ -311,29 +333,18 @@ class TestLayout:
         assert stats["episode_return"] == pytest.approx(np.mean(returns))
 
     def test_a_wrapper_may_make_one_number_of_several_rewards(self) -> None:
-        class Linear:
-            def __init__(self) -> None:
-                self.env = Crowd(kind="objectives")
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self.env, name)
-
-            @property
-            def unwrapped(self) -> Any:
-                return self.env
-
-            def reset(self, **arguments: Any) -> Any:
-                return self.env.reset(**arguments)
-
-            def step(self, actions: Any) -> Any:
-                observations, rewards, *rest = self.env.step(actions)
-                return observations, {key: own.sum() for key, own in rewards.items()}, *rest
-
         with SyncDataCollector(Linear, policy_of("alike"), frames_per_batch=3) as collector:
             td = collector.next()
         step, agent = td["next", "agent", "observation"][..., 2:].split(1, -1)
         expected = reward_of(agent, step, td["agent", "action"].unsqueeze(-1)) / 2
         assert torch.equal(td["next", "agent", "reward"], expected)
+
+    def test_the_step_of_a_wrapper_before_the_first_batch_is_always_the_same(self) -> None:
+        envs = [Linear() for _ in range(6)]
+        for env in envs:
+            make_env_batch(env)
+        first = [own.actions[0] for own in envs]
+        assert first == first[:1] * 6
 
     def test_agents_with_unequal_rewards_are_groups_of_their_own(self) -> None:
         env = Crowd()
