@@ -116,6 +116,10 @@ class AgentGroup:
         )
 
 
+Shapes = Mapping[Hashable, tuple[int, ...]]
+"""Shapes of rewards by agent; agents that are missing have one number."""
+
+
 def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
     """Return the groups of a PettingZoo environment, in the order of `possible_agents`.
 
@@ -144,9 +148,7 @@ def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
     return tuple(groups)
 
 
-def _mapped_groups(
-    env: Any, agents: list[Hashable], rewards: Mapping[Hashable, tuple[int, ...]]
-) -> tuple[AgentGroup, ...]:
+def _mapped_groups(env: Any, agents: list[Hashable], rewards: Shapes) -> tuple[AgentGroup, ...]:
     """Return the groups of the attribute `group_map`."""
     chosen = env.group_map
     is_map = isinstance(chosen, Mapping) and all(
@@ -189,53 +191,42 @@ def _group_name(agent: str) -> str:
     return name if name and number.isdecimal() else agent
 
 
-def _groups_of(
-    env: Any, name: str, agents: list[Hashable], rewards: Mapping[Hashable, tuple[int, ...]]
-) -> list[AgentGroup]:
-    def group(name: str, agents: Iterable[Hashable], one: Hashable) -> AgentGroup:
-        spaces_of_one = env.observation_space(one), env.action_space(one)
-        return _group(name, agents, *spaces_of_one, rewards[one])
-
-    groups = [group(name, agents, agent) for agent in agents]
+def _groups_of(env: Any, name: str, agents: list[Hashable], rewards: Shapes) -> list[AgentGroup]:
+    groups = [_group(env, name, agents, one, rewards) for one in agents]
     if all(own.signature == groups[0].signature for own in groups):
         return groups[:1]
-    return [group(str(agent), [agent], agent) for agent in agents]
+    return [_group(env, str(one), [one], one, rewards) for one in agents]
 
 
 def _group(
-    name: str,
-    agents: Iterable[Hashable],
-    observation: Space,
-    action: Space,
-    reward: tuple[int, ...],
+    env: Any, name: str, agents: Iterable[Hashable], one: Hashable, rewards: Shapes
 ) -> AgentGroup:
-    mask = observation.get(_ACTION_MASK) if isinstance(observation, spaces.Dict) else None
-    if not isinstance(mask, _MASKS):
-        return AgentGroup(name, tuple(agents), observation, None, action, reward)
-    assert isinstance(observation, spaces.Dict)
-    rest = {key: child for key, child in observation.items() if key != _ACTION_MASK}
-    return AgentGroup(name, tuple(agents), spaces.Dict(rest), mask, action, reward)
+    """Return a group of agents with the spaces of one of them."""
+    observation, mask = env.observation_space(one), None
+    if isinstance(observation, spaces.Dict) and isinstance(observation.get(_ACTION_MASK), _MASKS):
+        mask = observation[_ACTION_MASK]
+        rest = {key: child for key, child in observation.items() if key != _ACTION_MASK}
+        observation = spaces.Dict(rest)
+    reward = rewards.get(one, ONE_REWARD.shape)
+    return AgentGroup(name, tuple(agents), observation, mask, env.action_space(one), reward)
 
 
-def _reward_shapes(env: Any, agents: Sequence[Hashable]) -> dict[Hashable, tuple[int, ...]]:
-    """Return ``(k,)`` for agents with a `reward_space(agent)` of this shape, else ``(1,)``.
+def _reward_shapes(env: Any, agents: Sequence[Hashable]) -> Shapes:
+    """Return ``(k,)`` for each agent with a `reward_space(agent)` of this shape, k > 1.
 
     A wrapper may make one number of several rewards, so one step of a wrapped environment decides.
     """
     declare = getattr(env, "reward_space", None)
-    declared = [declare(agent) if callable(declare) else None for agent in agents]
-    shapes = [space.shape if isinstance(space, spaces.Box) else () for space in declared]
-    several = [len(shape) == 1 and shape[0] > 1 for shape in shapes]
-    if any(several) and getattr(env, "unwrapped", env) is not env:
-        rewards = _random_rewards(env)
-        several = [
-            is_several and np.ndim(rewards.get(agent, shape)) == 1
-            for agent, shape, is_several in zip(agents, shapes, several, strict=True)
-        ]
-    return {
-        agent: shape if is_several else ONE_REWARD.shape
-        for agent, shape, is_several in zip(agents, shapes, several, strict=True)
+    declared = {agent: declare(agent) for agent in agents} if callable(declare) else {}
+    shapes = {
+        agent: space.shape
+        for agent, space in declared.items()
+        if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] > 1
     }
+    if shapes and getattr(env, "unwrapped", env) is not env:
+        rewards = _random_rewards(env)
+        shapes = {own: shapes[own] for own in shapes if np.ndim(rewards.get(own, (0,))) == 1}
+    return shapes
 
 
 def _random_rewards(env: Any) -> Mapping[Hashable, Any]:
@@ -349,22 +340,12 @@ class GroupRow:
                 raise ValueError("they would be broadcast")
             self._reward[:] = values
         except (TypeError, ValueError, AttributeError):
-            self._refuse_rewards(rewards)
-
-    def _refuse_rewards(self, rewards: Any) -> None:
-        shape = self._no_reward.shape
-        each = f"{shape[0]} numbers" if shape else "one number"
-        got = describe(rewards)
-        if isinstance(rewards, Mapping):
-            values = {agent: rewards.get(agent, self._no_reward) for agent in self.agents}
-            wrong = [own for own, value in values.items() if not _has_shape(value, shape)]
-            agent = (wrong or self.agents)[0]
-            got = f"{describe(values[agent])} for {agent!r}"
-        raise ValueError(
-            f"reward: expected a dict with {each} per agent, got {got}; for several rewards per "
-            "agent, give the environment a method reward_space(agent) that returns a Box of shape "
-            "[k]"
-        ) from None
+            expected = f"{len(self._no_reward)} numbers" if self._no_reward.ndim else "one number"
+            raise ValueError(
+                f"reward: expected a dict with {expected} per agent, got {_described(rewards)}; "
+                "for several rewards per agent, give the environment a method reward_space(agent) "
+                "that returns a Box of shape [k]"
+            ) from None
 
     def write_mask(self, alive: Sequence[Hashable]) -> None:
         """Write which agents act."""
@@ -392,12 +373,10 @@ class GroupRow:
         return all(done), all(ended), all(cut)
 
 
-def _has_shape(value: Any, shape: tuple[int, ...]) -> bool:
-    """Return whether a value is a number, or an array of numbers, of this shape."""
-    try:
-        return np.asarray(value, np.float32).shape == shape
-    except (TypeError, ValueError):
-        return False
+def _described(values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        return describe(values)
+    return {agent: describe(value) for agent, value in values.items()}
 
 
 def _make_act(group: AgentGroup, place: int) -> Callable[[Sequence[Array]], Iterable[Any]]:

@@ -611,9 +611,8 @@ class TestRefused:
         collector = SyncDataCollector(
             partial(Broken, 0, "objectives"), policy_of("alike"), frames_per_batch=4
         )
-        with collector, refused(ValueError, "reward") as caught:
+        with collector, refused(ValueError, "reward"):
             collector.next()
-        assert agents[0] in str(caught.value)
 
     def test_turn_based_environments_that_cannot_be_converted(self) -> None:
         env = Crowd()
