@@ -295,14 +295,22 @@ class WeightSlab:
         )
 
 
-class _Parts:
-    """An exception that is pickled without its own `__reduce__` and `__init__`."""
+class _ErrorPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles exceptions, also in other exceptions, without passing `args` to their `__init__`.
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+    Args:
+        own: Whether to call a `__reduce__` that an exception's class defines.
+    """
 
-    def __reduce__(self) -> Any:
-        return from_parts, parts_of(self._error)
+    def __init__(self, file: io.BytesIO, own: bool) -> None:
+        super().__init__(file)
+        self._own = own
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if issubclass(kind, BaseException) and not (self._own and has_own_reduce(kind)):
+            return from_parts, parts_of(value)
+        return super().reducer_override(value)
 
 
 @dataclass(frozen=True)
@@ -322,13 +330,12 @@ class ErrorReport:
         """Return the report of the exception that is being handled."""
         _explain_missing_name(error)
         text, remote_traceback = described(error), traceback.format_exc()
-        # Plain pickling passes `args` to `__init__`, which may change them.
-        values = (error, _Parts(error)) if has_own_reduce(type(error)) else (_Parts(error),)
-        for value in values:
-            with contextlib.suppress(Exception):  # its __reduce__ may raise anything
-                pickled = cloudpickle.dumps(value)
-                cloudpickle.loads(pickled)
-                return cls(pickled, text, remote_traceback)
+        for own in (True, False):
+            with contextlib.suppress(Exception):  # a __reduce__ may raise anything
+                file = io.BytesIO()
+                _ErrorPickler(file, own).dump(error)
+                cloudpickle.loads(file.getvalue())
+                return cls(file.getvalue(), text, remote_traceback)
         return cls(None, text, remote_traceback)
 
     @property
