@@ -133,7 +133,15 @@ def _bare(error: BaseException) -> BaseException:
     try:
         return from_parts(*parts_of(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        return RuntimeError(described(error))
+
+
+def described(error: BaseException) -> str:
+    """Return class name and text of an exception; its `__str__` may raise."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} without a text: its __str__ raised an exception"
 
 
 Parts = tuple[type[BaseException], tuple[Any, ...], dict[str, Any]]
@@ -153,6 +161,12 @@ def from_parts(kind: type[BaseException], arguments: Any, state: Any) -> BaseExc
     for name, value in state.items():  # a class may refuse to set its attributes
         BaseException.__setattr__(own, name, value)
     return own
+
+
+def has_own_reduce(kind: type[BaseException]) -> bool:
+    """Return whether a class of exceptions defines how its instances are pickled."""
+    names = ("__reduce__", "__reduce_ex__", "__setstate__")
+    return any(getattr(kind, name) is not getattr(_builtin(kind), name) for name in names)
 
 
 def _builtin(kind: Any) -> Any:

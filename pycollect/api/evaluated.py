@@ -196,14 +196,15 @@ def rewards_of(td: TensorDictBase, key: Key) -> torch.Tensor:
     Raises:
         ValueError: The batch has no tensor of this key.
     """
-    rewards = td.get(key, None)
+    leaves = {as_key(own): value for own, value in td.items(True, True)}
+    rewards = leaves.get(key)
     if not isinstance(rewards, torch.Tensor):
-        others = [as_key(own) for own in td.keys(True, True) if as_key(own)[-1] == "reward"]
+        others = [show(own) for own in leaves if own[-1] == "reward"]
         raise ValueError(
             f"reward_keys: expected the key of a tensor in the batch, got {show(key)}"
-            + (f"; rewards are {', '.join(map(show, others))}" if others else "")
+            + (f"; rewards are {', '.join(others)}" if others else "")
         )
-    return rewards.flatten(2).sum(-1)
+    return rewards.reshape(*td.shape, -1).sum(-1)
 
 
 def check_kwargs(given: Any) -> None:

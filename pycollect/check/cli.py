@@ -9,6 +9,7 @@ import dataclasses
 import faulthandler
 import importlib
 import json
+import mmap
 import os
 import signal
 import sys
@@ -32,8 +33,8 @@ _HANG_SECONDS = 600.0
 _INTERRUPT_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
 _FIX_OF_EXIT = (
-    "Do not end the process in the environment. After a fatal signal, the traceback on stderr "
-    "names the line."
+    "Do not end the process in the environment. After a fatal signal or a timeout, the traceback "
+    "on stderr names the line."
 )
 
 
@@ -101,12 +102,13 @@ def _as_json(report: Any) -> str:
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Check the environment in a child process and print the report; return the exit code.
 
-    An environment may end its process, perhaps with exit code 0. The child therefore also sends its
-    exit code through a pipe. If torch is imported, a fork is not safe, and this process checks.
+    An environment may end its process, perhaps with exit code 0. The child therefore also writes
+    its exit code to shared memory. If torch is imported, a fork is not safe, and this process
+    checks.
     """
     if "torch" in sys.modules:
         return _check(parser, args)
-    receive, send = os.pipe()
+    result = mmap.mmap(-1, 1)  # the exit code plus 1, or 0 if the environment ended the child
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -118,9 +120,10 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             code = _check(parser, args)
         except KeyboardInterrupt:
             code = 130
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)  # of the parser
-        os.write(send, bytes([code]))
+        except SystemExit:  # of the parser
+            code = 2
+        finally:
+            result[0] = code + 1
         return code
     try:
         _, status = os.waitpid(child, 0)
@@ -129,13 +132,11 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
             time.sleep(0.05)
         raise
-    os.set_blocking(receive, False)
-    with contextlib.suppress(BlockingIOError):
-        if sent := os.read(receive, 1):
-            return sent[0]
+    if result[0]:
+        return result[0] - 1
     report = Draft(args.env)
     ended = os.waitstatus_to_exitcode(status)
-    how = f"exit code {ended}" if ended >= 0 else signal.Signals(-ended).name
+    how = f"exit code {ended}" if ended >= 0 else f"signal {-ended} ({signal.strsignal(-ended)})"
     report.add("crashes", f"the process ended with {how} during the check", fix=_FIX_OF_EXIT)
     print(_as_json(report) if args.json else report, flush=True)
     return 1
@@ -148,7 +149,7 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     if args.module is not None:
         try:
             importlib.import_module(args.module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             parser.error(f"--module: {type(error).__name__}: {error}")
     try:
         import gymnasium

@@ -125,7 +125,8 @@ def _collect(entry: Any, report: Draft, seconds: float, mode: Any, twice: bool) 
 def _rows_of(entry: Any) -> int:
     if isinstance(entry, list | tuple):
         return len(entry)
-    return max(1, int(getattr(entry, "num_envs", 1) or 1))
+    is_class = isinstance(entry, type)  # of which `num_envs` may be a property
+    return 1 if is_class else max(1, int(getattr(entry, "num_envs", 1) or 1))
 
 
 def _numeric(batch: TensorDictBase) -> dict[Any, torch.Tensor]:

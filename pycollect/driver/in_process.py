@@ -24,7 +24,7 @@ from pycollect.driver.delivery import Batch, blank_batch
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.policy_place import LivePolicy
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
-from pycollect.errors import WorkerError, is_interrupt
+from pycollect.errors import WorkerError, described, is_interrupt
 from pycollect.policy.device import PolicyStream
 from pycollect.worker.options import POST, PRE, PostHook
 from pycollect.worker.report import RolloutReport
@@ -158,8 +158,9 @@ class InProcess:
                     self._lose(issued, "incomplete")
                 raise
             self._lose(issued, "env_error")
-            text = f"worker 0 raised {type(error).__name__}: {error}"
-            failure = WorkerError(text, 0, 0, traceback.format_exc())
+            failure = WorkerError(
+                f"worker 0 raised {described(error)}", 0, 0, traceback.format_exc()
+            )
             failure.__cause__ = error.__cause__
             raise error from failure
 

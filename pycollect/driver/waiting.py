@@ -14,7 +14,14 @@ from pycollect.driver.options import RemoteOptions
 from pycollect.driver.policy_place import SERVER_DIED, PolicyPlace
 from pycollect.driver.records import StallDetector, WorkerRecord
 from pycollect.driver.workers import WorkerGroup
-from pycollect.errors import WorkerDied, WorkerError, is_interrupt, warn_user, without_frames
+from pycollect.errors import (
+    WorkerDied,
+    WorkerError,
+    described,
+    is_interrupt,
+    warn_user,
+    without_frames,
+)
 from pycollect.transport.messages import Rollout
 
 _SILENCE_SECONDS = 60.0
@@ -89,7 +96,7 @@ class WorkerWaiter:
             if not self._options.restart_on_error:
                 self._flow.ledger.lose(worker.index, worker.frames_in_flight, "env_error")
                 raise
-            text = f"worker {worker.index} raised {type(error).__name__}: {error}"
+            text = f"worker {worker.index} raised {described(error)}"
             self._group.replace(worker, _end_of(worker, text, error), "env_error")
         return None
 

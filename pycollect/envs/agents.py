@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,10 @@ class AgentGroup:
         )
 
 
+Shapes = Mapping[Hashable, tuple[int, ...]]
+"""Shapes of rewards by agent; agents that are missing have one number."""
+
+
 def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
     """Return the groups of a PettingZoo environment, in the order of `possible_agents`.
 
@@ -143,9 +148,7 @@ def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
     return tuple(groups)
 
 
-def _mapped_groups(
-    env: Any, agents: list[Hashable], rewards: Mapping[Hashable, tuple[int, ...]]
-) -> tuple[AgentGroup, ...]:
+def _mapped_groups(env: Any, agents: list[Hashable], rewards: Shapes) -> tuple[AgentGroup, ...]:
     """Return the groups of the attribute `group_map`."""
     chosen = env.group_map
     is_map = isinstance(chosen, Mapping) and all(
@@ -188,65 +191,62 @@ def _group_name(agent: str) -> str:
     return name if name and number.isdecimal() else agent
 
 
-def _groups_of(
-    env: Any, name: str, agents: list[Hashable], rewards: Mapping[Hashable, tuple[int, ...]]
-) -> list[AgentGroup]:
-    def group(name: str, agents: Iterable[Hashable], one: Hashable) -> AgentGroup:
-        spaces_of_one = env.observation_space(one), env.action_space(one)
-        return _group(name, agents, *spaces_of_one, rewards[one])
-
-    groups = [group(name, agents, agent) for agent in agents]
+def _groups_of(env: Any, name: str, agents: list[Hashable], rewards: Shapes) -> list[AgentGroup]:
+    groups = [_group(env, name, agents, one, rewards) for one in agents]
     if all(own.signature == groups[0].signature for own in groups):
         return groups[:1]
-    return [group(str(agent), [agent], agent) for agent in agents]
+    return [_group(env, str(one), [one], one, rewards) for one in agents]
 
 
 def _group(
-    name: str,
-    agents: Iterable[Hashable],
-    observation: Space,
-    action: Space,
-    reward: tuple[int, ...],
+    env: Any, name: str, agents: Iterable[Hashable], one: Hashable, rewards: Shapes
 ) -> AgentGroup:
-    mask = observation.get(_ACTION_MASK) if isinstance(observation, spaces.Dict) else None
-    if not isinstance(mask, _MASKS):
-        return AgentGroup(name, tuple(agents), observation, None, action, reward)
-    assert isinstance(observation, spaces.Dict)
-    rest = {key: child for key, child in observation.items() if key != _ACTION_MASK}
-    return AgentGroup(name, tuple(agents), spaces.Dict(rest), mask, action, reward)
+    """Return a group of agents with the spaces of one of them."""
+    observation, mask = env.observation_space(one), None
+    if isinstance(observation, spaces.Dict) and isinstance(observation.get(_ACTION_MASK), _MASKS):
+        mask = observation[_ACTION_MASK]
+        rest = {key: child for key, child in observation.items() if key != _ACTION_MASK}
+        observation = spaces.Dict(rest)
+    reward = rewards.get(one, ONE_REWARD.shape)
+    return AgentGroup(name, tuple(agents), observation, mask, env.action_space(one), reward)
 
 
-def _reward_shapes(env: Any, agents: Sequence[Hashable]) -> dict[Hashable, tuple[int, ...]]:
-    """Return ``(k,)`` for agents with a `reward_space(agent)` of this shape, else ``(1,)``.
+def _reward_shapes(env: Any, agents: Sequence[Hashable]) -> Shapes:
+    """Return ``(k,)`` for each agent with a `reward_space(agent)` of this shape, k > 1.
 
     A wrapper may make one number of several rewards, so one step of a wrapped environment decides.
     """
     declare = getattr(env, "reward_space", None)
-    declared = [declare(agent) if callable(declare) else None for agent in agents]
-    shapes = [space.shape if isinstance(space, spaces.Box) else () for space in declared]
-    several = [len(shape) == 1 and shape[0] > 1 for shape in shapes]
-    if any(several) and getattr(env, "unwrapped", env) is not env:
-        rewards = _random_rewards(env)
-        several = [
-            is_several and np.ndim(rewards.get(agent, shape)) == 1
-            for agent, shape, is_several in zip(agents, shapes, several, strict=True)
-        ]
-    return {
-        agent: shape if is_several else ONE_REWARD.shape
-        for agent, shape, is_several in zip(agents, shapes, several, strict=True)
+    declared = {agent: declare(agent) for agent in agents} if callable(declare) else {}
+    shapes = {
+        agent: space.shape
+        for agent, space in declared.items()
+        if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] > 1
     }
+    if shapes and getattr(env, "unwrapped", env) is not env:
+        rewards = _random_rewards(env)
+        shapes = {own: shapes[own] for own in shapes if np.ndim(rewards.get(own, (0,))) == 1}
+    return shapes
 
 
 def _random_rewards(env: Any) -> Mapping[Hashable, Any]:
-    observations = observation_of(reset_env(env, None))
-    actions = {}
+    """Return rewards of a step with random actions that are equal in every run.
+
+    Results that are no dicts count as empty; the first step of the collector refuses them.
+    """
+    observations, actions = _mapping(observation_of(reset_env(env, None))), {}
     for agent in env.agents:
-        space, mask = env.action_space(agent), None
-        if isinstance(space, spaces.Discrete) and isinstance(observations[agent], Mapping):
-            mask = observations[agent].get(_ACTION_MASK)
+        space, observation = copy.deepcopy(env.action_space(agent)), observations.get(agent)
+        space.seed(0)
+        mask = (
+            _mapping(observation).get(_ACTION_MASK) if isinstance(space, spaces.Discrete) else None
+        )
         actions[agent] = space.sample(None if mask is None else np.asarray(mask, np.int8))
-    rewards: Mapping[Hashable, Any] = step_values(env.step(actions))[1]
-    return rewards
+    return _mapping(step_values(env.step(actions))[1])
+
+
+def _mapping(value: Any) -> Mapping[Hashable, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _check_names(names: list[str], argument: str = "possible_agents") -> None:
@@ -335,22 +335,17 @@ class GroupRow:
         """Write the reward of each agent, or zero if it has none."""
         try:
             values = [rewards.get(agent, self._no_reward) for agent in self.agents]
-            if self._no_reward.ndim and any(np.ndim(value) != 1 for value in values):
-                raise ValueError("numbers would be broadcast")
+            shape = self._no_reward.shape
+            if shape and any(np.shape(value) != shape for value in values):
+                raise ValueError("they would be broadcast")
             self._reward[:] = values
         except (TypeError, ValueError, AttributeError):
-            self._refuse_rewards(rewards)
-
-    def _refuse_rewards(self, rewards: Any) -> None:
-        shape = self._no_reward.shape
-        each = f"{shape[0]} numbers" if shape else "one number"
-        got = rewards if not isinstance(rewards, Mapping) else rewards.get(self.agents[0], 0.0)
-        raise ValueError(
-            f"reward: expected a dict with {each} per agent, got {describe(got)}"
-            + (f" for {self.agents[0]!r}" if isinstance(rewards, Mapping) else "")
-            + "; for several rewards per agent, give the environment a method reward_space(agent) "
-            "that returns a Box of shape [k]"
-        ) from None
+            expected = f"{len(self._no_reward)} numbers" if self._no_reward.ndim else "one number"
+            raise ValueError(
+                f"reward: expected a dict with {expected} per agent, got {_described(rewards)}; "
+                "for several rewards per agent, give the environment a method reward_space(agent) "
+                "that returns a Box of shape [k]"
+            ) from None
 
     def write_mask(self, alive: Sequence[Hashable]) -> None:
         """Write which agents act."""
@@ -376,6 +371,12 @@ class GroupRow:
         for flag, values in zip(self._flags, (done, ended, cut), strict=True):
             flag[:] = values
         return all(done), all(ended), all(cut)
+
+
+def _described(values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        return describe(values)
+    return {agent: describe(value) for agent, value in values.items()}
 
 
 def _make_act(group: AgentGroup, place: int) -> Callable[[Sequence[Array]], Iterable[Any]]:

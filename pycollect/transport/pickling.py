@@ -21,7 +21,14 @@ from pycollect._core import Memory, shared_memory_why_not
 from pycollect.data.layout import torch_dtype
 from pycollect.data.upload import Packing
 from pycollect.data.weights import Weights, WeightSpec
-from pycollect.errors import WorkerError, from_parts, limits_named, parts_of
+from pycollect.errors import (
+    WorkerError,
+    described,
+    from_parts,
+    has_own_reduce,
+    limits_named,
+    parts_of,
+)
 from pycollect.transport.messages import Buffer, WorkerSpec
 
 _SHARED = (
@@ -288,14 +295,22 @@ class WeightSlab:
         )
 
 
-class _Parts:
-    """An exception that is pickled without its own `__reduce__` and `__init__`."""
+class _ErrorPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles exceptions, also in other exceptions, without passing `args` to their `__init__`.
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+    Args:
+        own: Whether to call a `__reduce__` that an exception's class defines.
+    """
 
-    def __reduce__(self) -> Any:
-        return from_parts, parts_of(self._error)
+    def __init__(self, file: io.BytesIO, own: bool) -> None:
+        super().__init__(file)
+        self._own = own
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if issubclass(kind, BaseException) and not (self._own and has_own_reduce(kind)):
+            return from_parts, parts_of(value)
+        return super().reducer_override(value)
 
 
 @dataclass(frozen=True)
@@ -314,12 +329,13 @@ class ErrorReport:
     def of(cls, error: BaseException) -> ErrorReport:
         """Return the report of the exception that is being handled."""
         _explain_missing_name(error)
-        text, remote_traceback = f"{type(error).__name__}: {error}", traceback.format_exc()
-        for value in (error, _Parts(error)):
-            with contextlib.suppress(Exception):  # its __reduce__ or __init__ may raise anything
-                pickled = cloudpickle.dumps(value)
-                cloudpickle.loads(pickled)
-                return cls(pickled, text, remote_traceback)
+        text, remote_traceback = described(error), traceback.format_exc()
+        for own in (True, False):
+            with contextlib.suppress(Exception):  # a __reduce__ may raise anything
+                file = io.BytesIO()
+                _ErrorPickler(file, own).dump(error)
+                cloudpickle.loads(file.getvalue())
+                return cls(file.getvalue(), text, remote_traceback)
         return cls(None, text, remote_traceback)
 
     @property

@@ -247,7 +247,15 @@ def test_nothing_is_asked_of_one_that_is_shut_down() -> None:
         evaluator.trigger_eval()
 
 
-@pytest.mark.parametrize("key", [("next", "reward"), ("next", "agent"), "score"])
+def test_a_reward_may_have_no_dimension_of_its_own() -> None:
+    with Evaluator(CountingEnv, lambda o: o[..., 0].long() * 0 + 1, reward_keys="action") as own:
+        result = own.evaluate()
+    assert result["eval/reward"] == result["eval/episode_length"]
+
+
+@pytest.mark.parametrize(
+    "key", [("next", "reward"), ("next", "agent"), ("next", "agent", "reward", "sum"), "score"]
+)
 def test_a_reward_that_the_batch_lacks(key: Any) -> None:
     with (
         Evaluator(Crowd, num_trajectories=1, reward_keys=key) as evaluator,

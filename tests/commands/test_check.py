@@ -79,6 +79,7 @@ SOUND: dict[str, Any] = {
     "keywords": envs.TakesAnyKeyword,
     "ends its processes": envs.EndsProcess,
     "next-step": vectors.Rows,
+    "costs of actions": vectors.CostsOfActions,
     "same-step": vectors.SameStepRows,
     "disabled": vectors.DisabledRows,
     "tensors": vectors.TensorRows,
@@ -97,6 +98,7 @@ ERRORS: dict[str, Sequence[Any]] = {
         vectors.UndeclaredMode,
         vectors.SaysNextStep,
         vectors.SaysNextStepInSilence,
+        vectors.SaysNextStepAndShowsNothing,
         vectors.SaysDisabled,
         vectors.NeverResets,
     ],
@@ -435,19 +437,35 @@ def test_an_environment_that_ends_the_process(end: str, tmp_path: Path) -> None:
     assert ("ends.py" in ended.stderr) == ("kill" in end)  # the line of a fatal signal
 
 
+@pytest.mark.slow  # a new process imports torch
+def test_a_report_that_cannot_be_printed_is_no_fault_of_the_environment() -> None:
+    command = [sys.executable, "-m", "pycollect", "check", "CartPole-v1", "--seconds", "0.1"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["NoSuchEnvironment-v0"], "env: "),
         (["CartPole-v1", "--module", "no_such_module"], "--module: "),
+        (["CartPole-v1", "--module", "exits"], "--module: "),
         (["CartPole-v1", "--vector", "0"], "--vector: "),
         (["CartPole-v1", "--seconds", "-1"], "seconds: "),
         (["--ignore", "no-such-code", "CartPole-v1"], "ignore: "),
     ],
 )
 def test_arguments_of_the_command(
-    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    (tmp_path / "exits.py").write_text("raise SystemExit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SystemExit) as stopped:
         main(["check", *arguments])
     assert stopped.value.code == 2

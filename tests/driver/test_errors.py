@@ -156,6 +156,18 @@ class TwoNumbersError(Exception):
         self.second = second
 
 
+class PrefixError(Exception):
+    """An error whose constructor changes its argument."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+class WithoutTextError(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("text")
+
+
 class RefusesPickleError(KeyError):
     def __reduce__(self) -> Any:
         raise TypeError("no pickle")
@@ -172,6 +184,18 @@ class TwoNumbersEnv(OwnErrorEnv):
     error = TwoNumbersError(1, 2)
 
 
+class PrefixEnv(OwnErrorEnv):
+    error = PrefixError(5)
+
+
+class NestedEnv(OwnErrorEnv):
+    error = ValueError("both", TwoNumbersError(1, 2), PrefixError(5))
+
+
+class WithoutTextEnv(OwnErrorEnv):
+    error = WithoutTextError("a")
+
+
 class RefusesPickleEnv(OwnErrorEnv):
     error = RefusesPickleError("a key")
 
@@ -179,27 +203,30 @@ class RefusesPickleEnv(OwnErrorEnv):
 @pytest.mark.parametrize(
     "way", [MULTI_STACK, pytest.param(ONE_ACTOR, marks=[pytest.mark.ray, pytest.mark.slow])]
 )
-@pytest.mark.parametrize("entry", [TwoNumbersEnv, RefusesPickleEnv])
+@pytest.mark.parametrize(
+    "entry", [TwoNumbersEnv, PrefixEnv, NestedEnv, WithoutTextEnv, RefusesPickleEnv]
+)
 def test_exceptions_that_cannot_be_made_of_their_arguments(way: Way, entry: Any) -> None:
     with (
         collecting(way, lambda w: entry, frames=T) as collector,
         pytest.raises(type(entry.error)) as caught,
     ):
         collector.next()
-    assert caught.value.args == entry.error.args
+    assert repr(caught.value.args) == repr(entry.error.args)
     assert vars(caught.value) == vars(entry.error)
     assert isinstance(caught.value.__cause__, WorkerError)
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-def test_exceptions_that_do_not_travel() -> None:
+@pytest.mark.parametrize(
+    "way", [MULTI_STACK, pytest.param(ONE_ACTOR, marks=[pytest.mark.ray, pytest.mark.slow])]
+)
+def test_exceptions_that_do_not_travel(way: Way) -> None:
     with (
-        collecting(ONE_ACTOR, lambda w: OddEnv, frames=T) as collector,
+        collecting(way, lambda w: OddEnv, frames=T) as collector,
         pytest.raises(WorkerError, match="1 is odd") as caught,
     ):
         collector.next()
-    assert caught.value.worker == 0
+    assert caught.value.worker in (0, 1)
     assert "1 is odd" in caught.value.remote_traceback
 
 

@@ -269,6 +269,28 @@ def collector_of(kind: str = "alike", policy: Any = None, **arguments: Any) -> S
     return SyncDataCollector(partial(Crowd, 0, kind), policy, **arguments)
 
 
+class Linear:
+    """A wrapper that returns the sum of each agent's rewards."""
+
+    def __init__(self) -> None:
+        self.env, self.actions = Crowd(kind="objectives"), list[Any]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    @property
+    def unwrapped(self) -> Any:
+        return self.env
+
+    def reset(self, **arguments: Any) -> Any:
+        return self.env.reset(**arguments)
+
+    def step(self, actions: Any) -> Any:
+        self.actions.append(actions)
+        observations, rewards, *rest = self.env.step(actions)
+        return observations, {key: own.sum() for key, own in rewards.items()}, *rest
+
+
 class TestLayout:
     def test_one_environment_may_be_passed_itself(self) -> None:
         env = Crowd()
@@ -311,29 +333,18 @@ class TestLayout:
         assert stats["episode_return"] == pytest.approx(np.mean(returns))
 
     def test_a_wrapper_may_make_one_number_of_several_rewards(self) -> None:
-        class Linear:
-            def __init__(self) -> None:
-                self.env = Crowd(kind="objectives")
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self.env, name)
-
-            @property
-            def unwrapped(self) -> Any:
-                return self.env
-
-            def reset(self, **arguments: Any) -> Any:
-                return self.env.reset(**arguments)
-
-            def step(self, actions: Any) -> Any:
-                observations, rewards, *rest = self.env.step(actions)
-                return observations, {key: own.sum() for key, own in rewards.items()}, *rest
-
         with SyncDataCollector(Linear, policy_of("alike"), frames_per_batch=3) as collector:
             td = collector.next()
         step, agent = td["next", "agent", "observation"][..., 2:].split(1, -1)
         expected = reward_of(agent, step, td["agent", "action"].unsqueeze(-1)) / 2
         assert torch.equal(td["next", "agent", "reward"], expected)
+
+    def test_the_step_of_a_wrapper_before_the_first_batch_is_always_the_same(self) -> None:
+        envs = [Linear() for _ in range(6)]
+        for env in envs:
+            make_env_batch(env)
+        first = [own.actions[0] for own in envs]
+        assert first == first[:1] * 6
 
     def test_agents_with_unequal_rewards_are_groups_of_their_own(self) -> None:
         env = Crowd()
@@ -565,7 +576,7 @@ class TestRefused:
                     make_env_batch(env)
 
     @pytest.mark.parametrize(
-        "what", ["agents gone", "no observation", "no dict", "no flags", "rewards", "numbers"]
+        "what", ["agents gone", "no observation", "no dict", "no flags", "rewards"]
     )
     def test_steps_that_contradict_themselves(self, what: str) -> None:
         class Broken(Crowd):
@@ -579,19 +590,28 @@ class TestRefused:
                     observations = list(observations.values())
                 elif what == "no flags":
                     flags = [False, False]
-                elif what == "numbers":
-                    self.kind, rewards = "leaves", dict.fromkeys(rewards, 1.0)
                 else:
                     rewards = {agent: [1.0, 2.0] for agent in rewards}
                 return observations, rewards, *flags, infos
 
         kind = TypeError if what in ("no dict", "no flags") else ValueError
-        names = {"no observation": "observation", "rewards": "reward", "numbers": "reward"}
-        name, shown = names.get(what, "step"), "objectives" if what == "numbers" else "alike"
-        collector = SyncDataCollector(
-            partial(Broken, 0, shown), policy_of("alike"), frames_per_batch=4
-        )
+        name = {"no observation": "observation", "rewards": "reward"}.get(what, "step")
+        collector = SyncDataCollector(Broken, policy_of("alike"), frames_per_batch=4)
         with collector, refused(kind, name):
+            collector.next()
+
+    @pytest.mark.parametrize("wrong", [1.0, np.ones(1), np.ones(3), None])
+    @pytest.mark.parametrize("agents", [("agent_1",), ("agent_0", "agent_1", "agent_2")])
+    def test_rewards_that_do_not_fit_their_space(self, wrong: Any, agents: tuple[str, ...]) -> None:
+        class Broken(Crowd):
+            def step(self, actions: Any) -> Any:
+                observations, rewards, *rest = super().step(actions)
+                return observations, rewards | dict.fromkeys(agents, wrong), *rest
+
+        collector = SyncDataCollector(
+            partial(Broken, 0, "objectives"), policy_of("alike"), frames_per_batch=4
+        )
+        with collector, refused(ValueError, "reward"):
             collector.next()
 
     def test_turn_based_environments_that_cannot_be_converted(self) -> None:

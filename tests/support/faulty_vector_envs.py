@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from faulty_envs import Sound
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
 
@@ -64,6 +64,15 @@ class Rows(VectorEnv):
         return {"final_obs": places}
 
 
+class CostsOfActions(VectorWrapper):
+    def __init__(self) -> None:
+        super().__init__(Rows())
+
+    def step(self, actions: Any) -> Any:
+        observation, reward, *rest = self.env.step(actions)
+        return observation, reward - np.square(actions).sum(1), *rest
+
+
 class SameStepRows(Rows):
     mode = declared = AutoresetMode.SAME_STEP
 
@@ -83,6 +92,18 @@ class SaysNextStep(SameStepRows):
 class SaysNextStepInSilence(SaysNextStep):
     def final(self, places: Any) -> dict[str, Any]:
         return {}
+
+
+class SaysNextStepAndShowsNothing(SaysNextStepInSilence):
+    """Only its rewards depend on actions."""
+
+    def reset(self, **arguments: Any) -> Any:
+        observation, info = super().reset(**arguments)
+        return np.zeros_like(observation), info
+
+    def step(self, actions: Any) -> Any:
+        observation, *rest = super().step(actions)
+        return np.zeros_like(observation), *rest
 
 
 class SaysDisabled(SameStepRows):
