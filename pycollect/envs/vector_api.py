@@ -56,13 +56,11 @@ class VectorApi:
             does.
         steps_rows: Whether the environment can step some rows without the others, as EnvPool can.
         overlaps: Whether `send` can begin a step and `receive` wait for it.
-        info_is_read: Whether entries of the info are recorded. Then `step_rows` expands it to all
-            rows.
+        info_is_read: Whether entries of the info are recorded; `step_rows` then expands them.
         reset_clears: Whether the first step after a reset of all rows is a real step in every row,
             even if episodes had just ended. Otherwise (AsyncVectorEnv without shared memory in
             NEXT_STEP mode), `reset` first makes steps until no row has just ended.
-        probed_reset_step: Whether an episode ended, and whether there was a reward, in a step of
-            `probe_resumes` that should only reset rows.
+        probed_reset_step: Whether `probe_resumes` saw an end, and a reward, in a step that resets.
         ended: Rows that ended in the last step, bool [P]. A caller that steps `env` directly must
             set it before `reset`, unless `reset_clears`.
         reset_info: Info of the last `reset` of all rows.

@@ -70,8 +70,7 @@ class Worker:
         options: WorkerOptions,
         incarnation: int = 0,
     ) -> None:
-        self.index = index
-        self.incarnation = incarnation
+        self.index, self.incarnation = index, incarnation
         self.options = options
         self.pre_collect_hook = options.pre_collect_hook
         self._generators: Generators | None = None
