@@ -1,5 +1,6 @@
 // SplitPlan and MultiStepPlan, compared with loops over single cells.
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 
@@ -101,10 +102,13 @@ const std::byte* element_of(const Array& source, const Dims& cell,
   return at(source.view, joined(cell, frame));
 }
 
+// Whether the padded form of a batch can be compared element by element within seconds.
+bool is_quick(const SplitPlan& plan) { return plan.count() * plan.longest() <= (1 << 13); }
+
 void check_split(Bytes& in, const SplitPlan& plan, const Reference& reference,
                  const Array& source) {
   const auto frame = source.view.shape.from(plan.batch().size());
-  const bool padded = in.one_in(2);
+  const bool padded = in.one_in(2) && is_quick(plan);
   const Dims lead = padded ? Dims{plan.count(), plan.longest()} : Dims{plan.frames()};
   const auto gather = [&](std::span<const ConstTensorView> sources,
                           std::span<const TensorView> targets) {
@@ -261,6 +265,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Bytes in(data, size);
   Dims batch = in.shape(2, 12);
   const int kind = in.byte();  // segments longer than a chunk of sums have more than 1,024 frames
+  for (int axis = 0; kind > 248 && axis < batch.size(); ++axis) {
+    batch[axis] = std::min<std::int64_t>(batch[axis], 2);
+  }
   batch.push_back(kind == 255 ? 2600 : kind > 248 ? 300 : kind % 20);
   Signals signals;
   const int given = in.below(3);
@@ -282,7 +289,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Array source(in, in.dtype(), joined(batch, in.shape(2, kind > 248 ? 4 : 12).from(0)),
                      Strides::any);
   check_split(in, plan, reference, source);
-  check_padding(in, plan, reference);
+  if (is_quick(plan)) {
+    check_padding(in, plan, reference);
+  }
   check_multistep(in, plan, reference, source);
   return 0;
 }
