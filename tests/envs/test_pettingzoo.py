@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -12,18 +11,12 @@ import numpy as np
 import pytest
 import torch
 from agent_envs import (
-    AGENTS,
     GROUPS,
     KINDS,
     Crowd,
-    acts,
-    choices,
+    Informed,
     crowd_fns,
-    flags_of,
-    is_shown,
-    length_of,
     reward_of,
-    several,
 )
 from collect_support import (
     ASYNC,
@@ -44,146 +37,13 @@ from collect_support import (
 from collect_support import (
     GROUPS as IN_GROUPS,
 )
+from crowd_oracle import FLAGS, CrowdOracle, choose, policy_of
 from gymnasium import spaces
-from raising import refused
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
 from pycollect import AsyncBatchedCollector, MultiStep, SyncDataCollector, split_trajectories
 from pycollect.envs.make import make_env_batch
-
-FLAGS = ("done", "terminated", "truncated")
-Cursor = tuple[int, int]
-
-
-def choose(observation: torch.Tensor) -> torch.Tensor:
-    """Return (episode + step + agent) % 3."""
-    return observation[..., 1:4].sum(-1).long() % 3
-
-
-def choose_allowed(mask: torch.Tensor) -> torch.Tensor:
-    return mask.long().argmax(-1)
-
-
-def policy_of(kind: str) -> Any:
-    if kind == "masked":
-        return TensorDictModule(choose_allowed, [("agent", "action_mask")], [("agent", "action")])
-    if kind == "different":
-        return act_apart
-    return TensorDictModule(choose, [("agent", "observation")], [("agent", "action")])
-
-
-def act_apart(td: TensorDictBase) -> TensorDictBase:
-    """Act on a TensorDict, as a plain function."""
-    where, step = td["scout", "observation", "where"], td["tank_1", "observation"]
-    td["scout", "action", "go"] = where[..., 1:3].double() / 100
-    td["scout", "action", "turn"] = where[..., 2].long() % 2
-    td["tank_0", "action"] = choose(td["tank_0", "observation"])
-    td["tank_1", "action"] = torch.stack([step % 2, step % 3], -1)
-    return td
-
-
-class CrowdOracle:
-    """Check every frame against a model of each environment.
-
-    Args:
-        kind: Kind of the environments.
-        policy: Whether `policy_of` acts; otherwise actions are random.
-        limit: Value of `max_frames_per_traj`.
-    """
-
-    def __init__(self, kind: str, policy: bool = True, limit: int = 0) -> None:
-        self.kind, self.policy, self.limit = kind, policy, limit
-        self.next: dict[int, Cursor] = {}  # environment number: (episode, step) of its next frame
-        self.ids: dict[Cursor, int] = {}
-        self.frames = 0
-
-    def check(self, rows: Sequence[tuple[Any, int, Any]]) -> None:
-        """Check one batch, in the form that `Way.rows` returns."""
-        for _, _, td in rows:
-            first = next(iter(GROUPS[self.kind]))
-            number, episode, step = self._at(td[0], first)
-            expected = self.next.get(number, (0, 0))
-            assert (episode, step) == expected, f"env {number}"
-            for frame in td.unbind(0):
-                self._frame(number, frame, first)
-        assert sorted(self.ids.values()) == list(range(len(self.ids)))
-
-    def _at(self, frame: Any, group: str) -> Cursor | Any:
-        shown = frame[group, "observation"]
-        if self.kind in ("different", "masked"):
-            shown = shown["where" if self.kind == "different" else "observation"]
-        return tuple(int(x) for x in shown[0][:3])
-
-    def _frame(self, number: int, frame: Any, first: str) -> None:
-        episode, step = self.next.get(number, (0, 0))
-        assert self._at(frame, first) == (number, episode, step)
-        cut = step + 1 == self.limit
-        for group, agents in GROUPS[self.kind].items():
-            for i, agent in enumerate(agents):
-                index = AGENTS[self.kind].index(agent)
-                at, place = (number, episode, step), f"{agent} of {(number, episode, step)}"
-                self._shown(frame[group][i], agent, index, at, False, place)
-                self._shown(frame["next", group][i], agent, index, (*at[:2], step + 1), cut, place)
-                self._reward(frame, group, i, index, (episode, step), place)
-        self._root(number, frame, (episode, step), cut)
-        over = step + 1 == length_of(episode) or cut
-        self.next[number] = (episode + 1, 0) if over else (episode, step + 1)
-        self.frames += 1
-
-    def _shown(
-        self, td: Any, agent: str, index: int, at: tuple[int, int, int], cut: bool, place: str
-    ) -> None:
-        number, episode, step = at
-        there = is_shown(self.kind, index, episode, step)
-        plain = [number, episode, step, index] if there else [0, 0, 0, 0]
-        observation = td["observation"]
-        if self.kind == "masked":
-            assert observation["observation"].tolist() == plain, place
-            allowed = choices(index, step) if acts(self.kind, index, episode, step) else [True] * 3
-            assert td["action_mask"].tolist() == allowed, place
-        elif agent == "scout":
-            assert observation["where"].tolist() == plain, place
-            assert int(observation["deep", "step"]) == step, place
-        elif agent == "tank_1":
-            assert int(observation) == step, place
-        else:
-            assert observation.tolist() == plain, place
-        assert bool(td["mask"]) == acts(self.kind, index, episode, step), place
-        terminated, truncated = flags_of(self.kind, index, episode, step)
-        truncated |= cut
-        assert td["terminated"].tolist() == [terminated], place
-        assert td["truncated"].tolist() == [truncated], place
-        assert td["done"].tolist() == [terminated or truncated], place
-
-    def _reward(self, frame: Any, group: str, i: int, index: int, at: Cursor, place: str) -> None:
-        episode, step = at
-        expected = 0.0
-        if is_shown(self.kind, index, episode, step + 1):
-            acted = acts(self.kind, index, episode, step)
-            action = frame[group, "action"][i]
-            values = action.values(True, True) if isinstance(action, TensorDictBase) else [action]
-            total = float(sum(value.sum() for value in values))
-            expected = reward_of(index, step + 1, total if acted else 0.0)
-            if acted and self.policy and group == "agent" and self.kind != "masked":
-                assert int(action) == (episode + step + index) % 3, place
-        rewards = several(expected) if self.kind == "objectives" else [expected]
-        assert frame["next", group, "reward"][i].tolist() == pytest.approx(rewards), place
-
-    def _root(self, number: int, frame: Any, at: Cursor, cut: bool) -> None:
-        episode, step = at
-        over = step + 1 == length_of(episode)
-        terminated = over and episode % 2 == 0
-        truncated = cut or (over and episode % 2 == 1)
-        expected = {"terminated": terminated, "truncated": truncated, "done": over or cut}
-        for flag in FLAGS:
-            assert frame[flag].tolist() == [False]
-            assert frame["next", flag].tolist() == [expected[flag]], (number, at, flag)
-        if self.limit:
-            assert frame["step_count"].tolist() == [step]
-            assert frame["next", "step_count"].tolist() == [step + 1]
-        own = int(frame["collector", "traj_ids"])
-        assert self.ids.setdefault((number, episode), own) == own
 
 
 def check(
@@ -429,26 +289,7 @@ def _same(env: Crowd) -> Crowd:
     return env
 
 
-class Informed(Crowd):
-    """A crowd whose infos have numbers: a float, two ints, and a text."""
-
-    def step(self, actions: Any) -> Any:
-        *values, infos = super().step(actions)
-        for agent in infos:
-            place = self.possible_agents.index(agent)
-            infos[agent] = {
-                "note": self.steps + 10.0 * place,
-                "deep": {"pair": np.array([self.episode, place])},
-                "name": agent,
-            }
-            if not self.agents:
-                infos[agent]["last"] = self.steps
-        return *values, infos
-
-
 INFOS = {("agent", "note"): torch.float32, ("agent", "deep", "pair"): None}
-
-
 SLOW_WAYS = [
     pytest.param(way, marks=[*marks_of(way), pytest.mark.slow]) for way in (CENTRAL, STACK)
 ]
@@ -523,153 +364,6 @@ def test_groups_of_the_environments_choice(way: Way) -> None:
                 agents, following, frame[name, "action"], frame["next", name, "reward"], strict=True
             ):
                 assert reward == reward_of(int(index), int(step), float(action)), agent
-
-
-class TestRefused:
-    def test_lists_of_unlike_environments(self) -> None:
-        with refused(ValueError, "create_env_fn"):
-            make_env_batch([partial(Crowd, 0, "alike"), partial(Crowd, 0, "different")])
-
-    def test_lists_with_environments_of_gymnasium(self) -> None:
-        from envs_for_tests import CountingEnv
-
-        for fns in ([Crowd, CountingEnv], [CountingEnv, Crowd]):
-            with refused(TypeError, "create_env_fn"):
-                make_env_batch(fns)
-
-    def test_one_environment_in_two_places(self) -> None:
-        env = Crowd()
-        with refused(ValueError, "create_env_fn"):
-            make_env_batch([lambda: env, lambda: env])
-
-    @pytest.mark.parametrize("names", [[], ["done"], ["_hidden"], ["a", "b", "a"]])
-    def test_names_of_agents(self, names: list[str]) -> None:
-        env = Crowd()
-        env.possible_agents = names
-        with refused(ValueError, "possible_agents" if names else "create_env_fn"):
-            make_env_batch(env)
-
-    def test_an_environment_without_possible_agents(self) -> None:
-        base = type("ParallelEnv", (), {"__module__": "pettingzoo.utils.env"})
-        with refused(ValueError, "create_env_fn") as caught:
-            make_env_batch(type("Mine", (base,), {}))
-        assert "possible_agents" in str(caught.value)
-
-    def test_agents_that_were_not_announced(self) -> None:
-        class Strangers(Crowd):
-            def step(self, actions: Any) -> Any:
-                result = super().step(actions)
-                self.agents = [*self.agents, "stranger"]
-                return result
-
-        collector = SyncDataCollector(Strangers, policy_of("alike"), frames_per_batch=4)
-        with collector, refused(ValueError, "possible_agents") as caught:
-            collector.next()
-        assert "stranger" in str(caught.value)
-
-    def test_spaces_without_a_fixed_shape(self) -> None:
-        env = Crowd()
-        for name in ("observation_space", "action_space"):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(env, name, lambda agent: spaces.Text(5))
-                with refused(ValueError, name):
-                    make_env_batch(env)
-
-    @pytest.mark.parametrize(
-        "what", ["agents gone", "no observation", "no dict", "no flags", "rewards"]
-    )
-    def test_steps_that_contradict_themselves(self, what: str) -> None:
-        class Broken(Crowd):
-            def step(self, actions: Any) -> Any:
-                observations, rewards, *flags, infos = super().step(actions)
-                if what == "agents gone":
-                    self.agents = []
-                elif what == "no observation":
-                    del observations["agent_1"]
-                elif what == "no dict":
-                    observations = list(observations.values())
-                elif what == "no flags":
-                    flags = [False, False]
-                else:
-                    rewards = {agent: [1.0, 2.0] for agent in rewards}
-                return observations, rewards, *flags, infos
-
-        kind = TypeError if what in ("no dict", "no flags") else ValueError
-        name = {"no observation": "observation", "rewards": "reward"}.get(what, "step")
-        collector = SyncDataCollector(Broken, policy_of("alike"), frames_per_batch=4)
-        with collector, refused(kind, name):
-            collector.next()
-
-    @pytest.mark.parametrize("wrong", [1.0, np.ones(1), np.ones(3), None])
-    @pytest.mark.parametrize("agents", [("agent_1",), ("agent_0", "agent_1", "agent_2")])
-    def test_rewards_that_do_not_fit_their_space(self, wrong: Any, agents: tuple[str, ...]) -> None:
-        class Broken(Crowd):
-            def step(self, actions: Any) -> Any:
-                observations, rewards, *rest = super().step(actions)
-                return observations, rewards | dict.fromkeys(agents, wrong), *rest
-
-        collector = SyncDataCollector(
-            partial(Broken, 0, "objectives"), policy_of("alike"), frames_per_batch=4
-        )
-        with collector, refused(ValueError, "reward"):
-            collector.next()
-
-    def test_turn_based_environments_that_cannot_be_converted(self) -> None:
-        env = Crowd()
-        env.agent_iter = lambda: iter(())  # type: ignore[attr-defined]
-        with refused(ValueError, "create_env_fn") as caught:
-            make_env_batch(env)
-        assert "PettingZooWrapper" in str(caught.value)
-
-    def test_action_masks_in_infos(self) -> None:
-        class Informed(Crowd):
-            def reset(self, seed: int | None = None, options: Any = None) -> Any:
-                observations, _ = super().reset(seed, options)
-                return observations, {"agent_1": {"action_mask": np.ones(3, np.int8)}}
-
-        env = make_env_batch(Informed)
-        with refused(ValueError, "action_mask"):
-            env.reset()
-
-    @pytest.mark.parametrize(
-        "keys",
-        [
-            {("note",): None},
-            {("other", "note"): None},
-            {("agent", "reward"): None},
-            {("agent", "action"): "float32"},
-            {("agent", "absent"): None},
-            {("agent", "name"): None},
-        ],
-    )
-    def test_info_keys(self, keys: Any) -> None:
-        with refused(ValueError, "info_keys"):
-            make_env_batch(Informed, info_keys=keys)
-
-    @pytest.mark.parametrize(
-        "chosen",
-        [
-            ["agent_0"],
-            {"all": "agent_0"},
-            {"all": ["agent_0", "agent_1"]},
-            {"all": ["agent_0", "agent_1", "agent_2"], "more": ["agent_2"]},
-            {"done": ["agent_0", "agent_1", "agent_2"]},
-            {1: ["agent_0", "agent_1", "agent_2"]},
-            {"": ["agent_0", "agent_1", "agent_2"]},
-            {"all": [["agent_0"], "agent_1", "agent_2"]},
-        ],
-    )
-    def test_group_maps(self, chosen: Any) -> None:
-        env = Crowd()
-        env.group_map = chosen  # type: ignore[attr-defined]
-        with refused(ValueError, "group_map"):
-            make_env_batch(env)
-
-    def test_groups_of_unlike_agents(self) -> None:
-        env = Crowd(kind="different")
-        env.group_map = {"all": list(AGENTS["different"])}  # type: ignore[attr-defined]
-        with refused(ValueError, "group_map"):
-            make_env_batch(env)
 
 
 def test_turn_based_environments_are_converted_by_pettingzoo(

@@ -174,3 +174,20 @@ def several(reward: float) -> Any:
 
 def crowd_fns(kind: str, worker: int, count: int = 3) -> list[Callable[[], Crowd]]:
     return [partial(Crowd, 10 * worker + p, kind) for p in range(count)]
+
+
+class Informed(Crowd):
+    """A crowd whose infos have numbers: a float, two ints, and a text."""
+
+    def step(self, actions: Any) -> Any:
+        *values, infos = super().step(actions)
+        for agent in infos:
+            place = self.possible_agents.index(agent)
+            infos[agent] = {
+                "note": self.steps + 10.0 * place,
+                "deep": {"pair": np.array([self.episode, place])},
+                "name": agent,
+            }
+            if not self.agents:
+                infos[agent]["last"] = self.steps
+        return *values, infos

@@ -1,16 +1,36 @@
-"""Vector environments that count, with torch tensors or numpy arrays."""
+"""Vector environments that count, with torch tensors or numpy arrays, and batches of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from tensordict import TensorDictBase
+
+import pycollect
 
 ENVS = 5
+STEPS = 7
+ARGUMENTS: list[dict[str, Any]] = [
+    {},
+    {"set_truncated": True},
+    {"compact_obs": True, "track_policy_version": True},
+    {"max_frames_per_traj": 4},
+    {"reset_at_each_iter": True},
+    {"split_trajs": True},
+    {"drop_uncollected": True},
+    {"postproc": pycollect.MultiStep(0.5, 2)},
+    {"observation_dtype": torch.float16},
+    {"init_random_frames": 20},
+    {"trajs_per_batch": 3, "max_frames_per_traj": 6},
+]
+Result = tuple[list[TensorDictBase], dict[str, Any], dict[str, Any]]
 
 
 class CountingTensors(VectorEnv[Any, Any, Any]):
@@ -118,3 +138,34 @@ class CountingArrays(VectorEnv[Any, Any, Any]):
                 [None if own is None else own.numpy() for own in final] + [None], object
             )[:-1]
         return *(value.numpy() for value in values), info
+
+
+def record_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record tensors on the CPU as those on another device are recorded."""
+    monkeypatch.setattr("pycollect.envs.make_vector.CPU", None)
+
+
+def doubling(observation: torch.Tensor) -> torch.Tensor:
+    return (observation[:, 1:] % 3) * 2
+
+
+def collected(make: Callable[[], Any], policy: Any, count: int = 4, **arguments: Any) -> Result:
+    given = {"frames_per_batch": STEPS * ENVS, "total_frames": count * STEPS * ENVS, **arguments}
+    with pycollect.SyncDataCollector(make, policy, **given) as collector:
+        collector.set_seed(3)
+        batches = [batch.cpu().clone() for batch in collector]
+        return batches, collector.stats(), collector.ledger()
+
+
+def assert_same(ours: Result, theirs: Result) -> None:
+    (batches, stats, ledger), (expected, their_stats, their_ledger) = ours, theirs
+    assert ledger == their_ledger
+    for key in ("frames", "episodes", "episode_return", "episode_length"):
+        assert stats.get(key) == pytest.approx(their_stats.get(key)), key
+    for batch, other in zip(batches, expected, strict=True):
+        assert batch.shape == other.shape
+        assert batch.names == other.names
+        assert set(batch.keys(True, True)) == set(other.keys(True, True))
+        for key in other.keys(True, True):
+            assert batch[key].dtype is other[key].dtype, key
+            torch.testing.assert_close(batch[key], other[key], rtol=0, atol=0, msg=str(key))
