@@ -261,6 +261,10 @@ class Memory:
         """
 
     @staticmethod
+    def share_copy(data: bytes | npt.NDArray[np.uint8]) -> Memory:
+        """Copy contiguous bytes into new shared memory; raises as `share` does."""
+
+    @staticmethod
     def attach(address: _Address) -> Memory:
         """Map another process's shared memory, until its last holder here releases it.
 

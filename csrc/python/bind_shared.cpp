@@ -20,6 +20,17 @@ std::optional<Address> address_of(const Memory& memory) {
   return address ? std::optional(to_python(*address)) : std::nullopt;
 }
 
+std::shared_ptr<Memory> copy_of(const py::buffer& data) {
+  const py::buffer_info view = data.request();
+  if (PyBuffer_IsContiguous(view.view(), 'C') == 0) {
+    throw std::invalid_argument("data: expected contiguous bytes");
+  }
+  const std::span bytes(static_cast<const std::byte*>(view.ptr),
+                        static_cast<std::size_t>(view.size * view.itemsize));
+  const py::gil_scoped_release release;
+  return share_copy(bytes);
+}
+
 std::shared_ptr<Memory> attach(const Address& address) {
   return attach_memory(from_python(address));
 }
@@ -56,6 +67,7 @@ void bind_shared(py::module_& module) {
   py::class_<Memory, std::shared_ptr<Memory>>(module, "Memory", "A block of host memory.")
       .def_static("share", &share_memory, py::arg("bytes"),
                   py::call_guard<py::gil_scoped_release>(), "Create shared memory without a name.")
+      .def_static("share_copy", &copy_of, py::arg("data"), "Copy bytes into new shared memory.")
       .def_static("attach", &attach, py::arg("address"), py::call_guard<py::gil_scoped_release>(),
                   "Map another process's shared memory.")
       .def_property_readonly("bytes", &Memory::bytes)

@@ -9,11 +9,11 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from pycollect._core import Memory
+from pycollect._core import Memory, shared_memory_why_not
 from pycollect.data.weights import NO_WEIGHTS, Weights, WeightSpec
 from pycollect.driver.records import WorkerRecord
 from pycollect.transport.messages import Buffer
-from pycollect.transport.pickling import SharedValue, WeightSlab, array_of, new_memory
+from pycollect.transport.pickling import SharedValue, WeightSlab, array_of, share
 
 _Sent = dict[str, tuple[int, SharedValue]]
 
@@ -235,6 +235,6 @@ class WeightSender:
         if form not in self._slabs:
             self._slabs[form] = WeightSlab(form)
         slab = self._slabs[form]
-        value = new_memory(slab.bytes(weights))
-        slab.pack(weights, array_of(value))
-        return value
+        buffer = np.empty(slab.bytes(weights), np.uint8)
+        slab.pack(weights, buffer)
+        return buffer if shared_memory_why_not() else share(buffer)

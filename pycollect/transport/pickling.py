@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from pycollect._core import Memory, shared_memory_why_not
+from pycollect._core import Memory
 from pycollect.data.layout import torch_dtype
 from pycollect.data.upload import Packing
 from pycollect.data.weights import Weights, WeightSpec
@@ -157,18 +157,10 @@ def unpack(message: bytes) -> Any:
     return pickle.loads(Memory.attach(value).array().data)
 
 
-def share(data: Any) -> Memory:
-    """Copy one-dimensional data with the buffer protocol into shared memory."""
-    view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-    memory = new_shared(view.nbytes)
-    memory.array()[:] = view
-    return memory
-
-
-def new_shared(size: int) -> Memory:
-    """Allocate that many bytes of shared memory."""
-    with limits_named(f"shared memory of {size} bytes"):
-        return Memory.share(size)
+def share(data: bytes | Buffer) -> Memory:
+    """Copy bytes into shared memory."""
+    with limits_named(f"shared memory of {len(data)} bytes"):
+        return Memory.share_copy(data)
 
 
 Shareable: TypeAlias = bytes | Buffer | Memory
@@ -214,11 +206,6 @@ class SharedValue:
         assert self._store is not None, "store: expected one, as not all workers share memory"
         value = self._value
         return self._store(value if isinstance(value, bytes) else array_of(value))
-
-
-def new_memory(size: int) -> Memory | Buffer:
-    """Allocate memory of that many bytes, shared if this process can share memory."""
-    return np.empty(size, np.uint8) if shared_memory_why_not() else new_shared(size)
 
 
 def array_of(value: Memory | Buffer) -> Buffer:

@@ -10,6 +10,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "pycollect/detail/memory_limits.h"
 #include "pycollect/shared_memory.h"
@@ -69,6 +70,17 @@ TEST_CASE("attached memory is the same memory, and outlives its creator's refere
   ours.reset();
   CHECK(theirs->data()[9999] == std::byte{7});
   CHECK_THROWS_AS(attach_memory(address), SharedMemoryError);
+}
+
+TEST_CASE("a copy of bytes can be attached, also of none") {
+  std::vector<std::byte> bytes(10000, std::byte{5});
+  const auto memory = share_copy(bytes);
+  bytes.assign(bytes.size(), std::byte{6});
+  CHECK(memory->bytes() == 10000);
+  CHECK(memory->data()[9999] == std::byte{5});
+  const auto attached = attach_memory(*memory->address());
+  CHECK(attached->data()[9999] == std::byte{5});
+  CHECK(attach_memory(*share_copy({})->address())->bytes() == 0);
 }
 
 TEST_CASE("shared memory is private to its user, has a fixed size, and leaks no descriptor") {

@@ -15,7 +15,7 @@ from raising import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from pycollect.transport.pickling import new_shared
+from pycollect.transport.pickling import share
 
 T = 4
 ONE = ENTRIES["one"]
@@ -201,8 +201,9 @@ def test_each_worker_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> Non
     puts = []
     policy, other = constant_policy(), constant_policy()
     with collecting(SYNC, ONE, policy, frames=T, track_policy_version=True) as collector:
-        shared = "pycollect.transport.pickling.new_shared"
-        monkeypatch.setattr(shared, lambda size: (puts.append(size), new_shared(size))[1])
+        monkeypatch.setattr(
+            "pycollect.driver.sending.share", lambda data: (puts.append(data), share(data))[1]
+        )
         assert collector.policy_lag == {0: 0, 1: 0}
         assert seen(collector.next()) == {(0.0, 0)}
         for version, form in enumerate(("module", "tensordict", "state dict"), 1):

@@ -144,7 +144,10 @@ std::string shared_memory_why_not() {
   return "";
 }
 
-std::shared_ptr<Memory> share_memory(std::int64_t bytes) {
+namespace {
+
+// Creates shared memory whose pages are not allocated yet.
+std::shared_ptr<Memory> reserve(std::int64_t bytes) {
   const std::int64_t size = whole_pages(std::max<std::int64_t>(bytes, 1));
   check_available(size);
   File file = create_file();
@@ -158,8 +161,28 @@ std::shared_ptr<Memory> share_memory(std::int64_t bytes) {
   const SharedAddress address{getpid(), file.fd(), status_of(file).st_ino, 0, bytes};
   std::byte* data = map(file.fd(), 0, size, 0);
   auto lent = std::make_shared<SharedFile>(std::move(file));
-  auto memory = std::make_shared<Memory>(data, bytes, unmapping(size, std::move(lent)), address);
-  touch(data, size);
+  return std::make_shared<Memory>(data, bytes, unmapping(size, std::move(lent)), address);
+}
+
+}  // namespace
+
+std::shared_ptr<Memory> share_memory(std::int64_t bytes) {
+  auto memory = reserve(bytes);
+  touch(memory->data(), whole_pages(std::max<std::int64_t>(bytes, 1)));
+  return memory;
+}
+
+std::shared_ptr<Memory> share_copy(std::span<const std::byte> bytes) {
+  auto memory = reserve(static_cast<std::int64_t>(bytes.size()));
+  const auto fd = static_cast<int>(memory->address()->fd);
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+    if (written >= 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(written));
+    } else if (errno != EINTR) {
+      throw failed("write of " + std::to_string(bytes.size()) + " bytes");
+    }
+  }
   return memory;
 }
 
