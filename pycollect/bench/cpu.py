@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,12 +21,17 @@ from pycollect.data.devices import CPU
 LOOP = "plain loop"
 _FRAMES = 2000  # of a round in this process
 _STEPS = 400  # of each process in a round
-_QUICK, _WHOLE = 0.1, 2.0  # seconds of each case
+_QUICK, _WHOLE = 0.1, 2.0  # seconds of each row
+_TURNS = 3
 _Make = Callable[[], Any]
+_Collector = tuple[Row, Callable[..., Stream]]
+"""Row of a collector, without its duration, and a function that makes the collector's stream."""
+_Side = Callable[[float], float]
+"""Runs rounds for about that many seconds; returns the median duration of a round."""
 
 
 def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[list[Row]]:
-    """Yield the rows of a plain loop, of collectors in this process, and of worker processes.
+    """Yield the rows of a plain loop and of collectors, in this process and in worker processes.
 
     Raises:
         ValueError: The environment cannot be made.
@@ -36,64 +42,87 @@ def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[lis
         make().close()
     except Error as error:
         raise ValueError(f"--env: {error}") from error
-    alone = _loop_seconds(make, _FRAMES, seconds)
-    yield [Row(LOOP, seconds=alone, frames=_FRAMES, note="keeps nothing")]
-    yield _compared(make, "SyncDataCollector", "in process", _FRAMES, LOOP, seconds)
+    loop = Row(LOOP, frames=_FRAMES, note="keeps nothing")
+    collectors = _two("SyncDataCollector", make, loop, "in process")
+    yield _raced(loop, _loop_side(make), collectors, seconds)
     for number in workers:
         where = f"{number} process{'es' if number > 1 else ''}"
-        limit, frames, envs = f"{LOOP}s, {where}", _STEPS * number, [make] * number
-        together = _loops_seconds(make, number, seconds)
-        rows = _compared(envs, "MultiSyncDataCollector", where, frames, limit, seconds)
-        stream = partial(ours, "MultiaSyncDataCollector", envs)
-        name = f"pycollect, async, {where}"
-        yield [
-            Row(limit, seconds=together, frames=frames, note="keep nothing"),
-            *rows[:3],
-            *_rows(stream, name, _STEPS, seconds, limit, f"TorchRL, {where}"),
-            *rows[3:],
-        ]
+        envs = [make] * number
+        loop = Row(f"{LOOP}s, {where}", frames=_STEPS * number, note="keep nothing")
+        collectors = _two("MultiSyncDataCollector", envs, loop, where)
+        row = replace(collectors[0][0], name=f"pycollect, async, {where}", frames=_STEPS)
+        collectors.insert(1, (row, partial(ours, "MultiaSyncDataCollector", envs)))
+        yield _raced(loop, _loops_side(make, number), collectors, seconds)
 
 
-def _compared(
-    env: Any, collector: str, where: str, frames: int, limit: str, seconds: float
-) -> list[Row]:
-    """Return the rows of our collector and of TorchRL's."""
-    peer = f"TorchRL, {where}"
-    rows = _rows(partial(ours, collector, env), f"pycollect, {where}", frames, seconds, limit, peer)
-    if reason := lacks("torchrl"):
-        return rows + [missing(name, reason) for name in _names(peer)]
-    return rows + _rows(partial(torchrls, collector, env), peer, frames, seconds)
+def _two(kind: str, env: Any, loop: Row, where: str) -> list[_Collector]:
+    """Return our collector and TorchRL's."""
+    peer = Row(f"TorchRL, {where}", frames=loop.frames)
+    own = Row(f"pycollect, {where}", frames=loop.frames, limit=loop.name, peer=peer.name)
+    return [(own, partial(ours, kind, env)), (peer, partial(torchrls, kind, env))]
 
 
-def _rows(
-    stream: Callable[..., Stream],
-    name: str,
-    frames: int,
+def _raced(
+    loop: Row,
+    loop_side: AbstractContextManager[_Side],
+    collectors: Sequence[_Collector],
     seconds: float,
-    limit: str | None = None,
-    peer: str | None = None,
 ) -> list[Row]:
-    """Return three rows: the rate, and the time to the first batch of two collectors in turn."""
-    start = partial(stream, read=count, frames_per_batch=frames)
-    first, _ = _run(start(), 0.0)
-    again, rate = _run(start(), seconds)
-    peers = _names(peer) if peer is not None else (None,) * 3
-    rows = [
-        Row(own, seconds=took, peer=other)
-        for own, took, other in zip(_names(name), (rate, first, again), peers, strict=True)
+    """Measure a loop and collectors in turn, because the speed of a machine changes.
+
+    Args:
+        loop: Row of the loop, without its duration.
+        loop_side: Opens the loop.
+        collectors: Our collectors, then TorchRL's.
+        seconds: Time for each of them.
+
+    Returns:
+        The row of the loop. Then three rows for each collector: its rate, and the times to the
+        first batch of two of them, one after the other.
+    """
+    reason = lacks("torchrl")
+    present = collectors[:-1] if reason else collectors
+    with ExitStack() as opened:
+        sides, firsts = [opened.enter_context(loop_side)], []
+        for row, make in present:
+            start = partial(make, read=count, frames_per_batch=row.frames)
+            with _collector_side(start()) as (first, _):
+                pass
+            again, side = opened.enter_context(_collector_side(start()))
+            firsts.append((first, again))
+            sides.append(side)
+        turns = [[side(seconds / _TURNS) for side in sides] for _ in range(_TURNS)]
+    took, *each = (statistics.median(own) for own in zip(*turns, strict=True))
+    rows = [replace(loop, seconds=took)]
+    for (row, _), rate, both in zip(present, each, firsts, strict=True):
+        rows.append(replace(row, seconds=rate))
+        names, peers = _first_names(row.name), _first_names(row.peer) if row.peer else (None, None)
+        rows += [
+            Row(name, seconds=first, peer=peer)
+            for name, first, peer in zip(names, both, peers, strict=True)
+        ]
+    absent = collectors[len(present) :]
+    return rows + [
+        missing(name, reason) for row, _ in absent for name in (row.name, *_first_names(row.name))
     ]
-    return [replace(rows[0], frames=frames, limit=limit), *rows[1:]]
 
 
-def _names(name: str) -> tuple[str, str, str]:
-    return name, f"{name}, first batch", f"{name}, first batch again"
+def _first_names(name: str) -> tuple[str, str]:
+    return f"{name}, first batch", f"{name}, first batch again"
 
 
-def _run(stream: Stream, seconds: float) -> tuple[float, float]:
-    """Return the seconds until a collector's first batch, and then of a batch."""
+@contextmanager
+def _collector_side(stream: Stream) -> Iterator[tuple[float, _Side]]:
+    """Start a collector; yield the seconds until its first batch, and its side."""
     with closing(stream):
         batch = partial(next, stream)
-        return seconds_of(batch, CPU), median_seconds(batch, seconds, CPU)
+        yield seconds_of(batch, CPU), lambda seconds: median_seconds(batch, seconds, CPU)
+
+
+@contextmanager
+def _loop_side(make: _Make) -> Iterator[_Side]:
+    with closing(_loop(make, _FRAMES)) as stream:
+        yield lambda seconds: median_seconds(partial(next, stream), seconds, CPU)
 
 
 def _loop(make: _Make, frames: int) -> Stream:
@@ -108,28 +137,32 @@ def _loop(make: _Make, frames: int) -> Stream:
             yield frames
 
 
-def _loop_seconds(make: _Make, frames: int, seconds: float) -> float:
-    with closing(_loop(make, frames)) as stream:
+@contextmanager
+def _loops_side(make: _Make, number: int) -> Iterator[_Side]:
+    """Open loops in simultaneous processes, which together take the steps of one round."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(number, _open_loop, (make, context.Barrier(number))) as pool:
+
+        def side(seconds: float) -> float:
+            took = pool.map(_loop_with_others, [seconds] * number, chunksize=1)
+            return number / sum(1 / own for own in took)
+
+        yield side
+
+
+_round: Callable[[float], float]  # in a process of the pool
+
+
+def _open_loop(make: _Make, ready: Any) -> None:
+    global _round
+    stream = _loop(make, _STEPS)
+
+    def timed(seconds: float) -> float:
+        ready.wait()
         return median_seconds(partial(next, stream), seconds, CPU)
 
-
-def _loops_seconds(make: _Make, number: int, seconds: float) -> float:
-    """Return the time in which simultaneous processes take the steps of one round."""
-    context = multiprocessing.get_context("spawn")
-    ready = context.Barrier(number)
-    with context.Pool(number, _meet_at, (ready,)) as pool:
-        took = pool.starmap(_loop_with_others, [(make, seconds)] * number, chunksize=1)
-    return number / sum(1 / own for own in took)
+    _round = timed
 
 
-_ready: Any = None
-
-
-def _meet_at(ready: Any) -> None:
-    global _ready
-    _ready = ready
-
-
-def _loop_with_others(make: _Make, seconds: float) -> float:
-    _ready.wait()
-    return _loop_seconds(make, _STEPS, seconds)
+def _loop_with_others(seconds: float) -> float:
+    return _round(seconds)
