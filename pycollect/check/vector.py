@@ -25,7 +25,7 @@ from pycollect.check.walk import (
 )
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
-from pycollect.envs.base import BoolArray, step_values
+from pycollect.envs.base import BoolArray, is_wrapped, step_values
 from pycollect.envs.info_rows import final_observations, is_list
 from pycollect.envs.make import check_vector_attributes
 from pycollect.envs.make_vector import (
@@ -294,7 +294,7 @@ def check_reset_step(vector: Vector) -> None:
     row = int(np.flatnonzero(_ended(kept[end][1:]))[0])
     api = vector.api
     # A wrapper may add a cost of the action to every reward.
-    count = 2 if getattr(vector.env, "unwrapped", vector.env) is vector.env else 1
+    count = 1 if is_wrapped(vector.env) else 2
 
     def compared(observation: Any, *reward: Any) -> tuple[Any, ...]:
         return _row((*_entries(vector, observation), *reward), row)

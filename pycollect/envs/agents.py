@@ -13,7 +13,7 @@ from gymnasium import spaces
 from pycollect._core import Leaf
 from pycollect.data.frame import FLAGS, ONE_REWARD
 from pycollect.data.layout import Key, Node, show
-from pycollect.envs.base import observation_of, reset_env, step_values
+from pycollect.envs.base import is_wrapped, observation_of, reset_env, step_values
 from pycollect.envs.single import make_act, make_observe
 from pycollect.envs.spaces import (
     RESERVED_KEYS,
@@ -223,7 +223,7 @@ def _reward_shapes(env: Any, agents: Sequence[Hashable]) -> Shapes:
         for agent, space in declared.items()
         if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] > 1
     }
-    if shapes and getattr(env, "unwrapped", env) is not env:
+    if shapes and is_wrapped(env):
         rewards = _random_rewards(env)
         shapes = {own: shapes[own] for own in shapes if np.ndim(rewards.get(own, (0,))) == 1}
     return shapes

@@ -327,8 +327,13 @@ def random_step(env: EnvBatch) -> tuple[Arrays, Any, Any, Any]:
     return env.step(actions[0] if len(actions) == 1 else actions)
 
 
-def reset_env(env: Any, seed: Any = None) -> Any:
-    """Reset an environment, with a seed if one is given.
+def is_wrapped(env: Any) -> bool:
+    """Return whether wrappers, which may change observations and rewards, are around an env."""
+    return getattr(env, "unwrapped", env) is not env
+
+
+def reset_env(env: Any, seed: Any) -> Any:
+    """Reset an environment, with a seed unless that is ``None``.
 
     If `reset` has no parameter `seed`, call the environment's method `seed`, as TorchRL does.
 

@@ -14,17 +14,16 @@ from pycollect.data.layout import show, torch_dtype
 from pycollect.envs.arrays import NumpyVectorEnv, as_tensor, mapped
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.envs.info_rows import final_observations, is_list
-from pycollect.envs.spaces import (
-    make_flatten,
-    make_unflatten,
-)
+from pycollect.envs.spaces import make_flatten, make_unflatten
 from pycollect.envs.vector import (
     OBSERVATION_VALID,
     OTHER_FINAL,
     SameStepEnvBatch,
     VectorEnvBatch,
     check_final_rows,
+    check_reset_step,
     lacks_final,
+    refuse_mode,
 )
 
 Tensors = tuple[torch.Tensor, ...]
@@ -189,9 +188,9 @@ class TensorVectorEnv(EnvBatch):
             if not differs:
                 host.warn_of_overwritten()
         elif differs:
-            host.refuse_mode(OTHER_FINAL)
+            refuse_mode(host.api.env, OTHER_FINAL)
         else:
-            host.check_reset_step(has_ended, has_reward)
+            check_reset_step(host.api.env, has_ended, has_reward)
 
     def _final(self, info: Any, following: Tensors, ended: torch.Tensor) -> Tensors | None:
         """Return terminal observations in the rows that `ended`, or ``None`` if there are none."""
