@@ -31,8 +31,7 @@ class PolicyInputs:
         current: Current observation by key. It may contain more entries.
         extras: Extras of the current observation, updated like `current`.
         counts_steps: Whether the recorder counts steps, see `CollectorEntries`.
-        cast: Casts of observations, which the policy reads as batches contain them. Defaults to
-            ``None``: no casts.
+        cast: Casts of observations, which the policy reads as batches contain them.
 
     Attributes:
         lead: Batch dimensions of every tensor, as of the environment: (), (P,), or for example
@@ -52,7 +51,7 @@ class PolicyInputs:
         extras: ExtraValues | None,
         counts_steps: bool,
         device: torch.device,
-        cast: ObservationCast | None = None,
+        cast: ObservationCast | None,
     ) -> None:
         self.env = env
         self._device = device

@@ -10,7 +10,6 @@ import torch
 from gymnasium import spaces
 
 from pycollect._core import Leaf
-from pycollect.data.devices import CPU
 from pycollect.data.extras import Kind
 from pycollect.data.layout import Key, dtype_name, is_delivered, show, torch_dtype
 from pycollect.envs.base import EnvSpec
@@ -182,7 +181,7 @@ def _is_taken(key: Key, observation: set[Key], extras: set[Key], env: EnvSpec) -
 
 
 def output_leaves(
-    values: Mapping[Key, torch.Tensor], env: EnvSpec, device: torch.device = CPU
+    values: Mapping[Key, torch.Tensor], env: EnvSpec, device: torch.device
 ) -> tuple[Leaf, ...]:
     """Return the leaves to record, in the order of `values`, the outputs of a first call.
 

@@ -29,13 +29,11 @@ Forms: TypeAlias = dict[Key, Sequence[StateForm]]
 """The states of a policy by key, with the forms that each may have."""
 
 
-def to_program(
-    policy: Any, env: EnvSpec, trusted: bool = False, states: Iterable[Any] = ()
-) -> Program | None:
+def to_program(policy: Any, env: EnvSpec, trusted: bool, states: Iterable[Any]) -> Program | None:
     """Return the policy as a program, or ``None`` if it has to be called with a TensorDict.
 
     Args:
-        trusted: Value of `trust_policy`: the policy takes a TensorDict (default: ``False``).
+        trusted: Value of `trust_policy`: the policy takes a TensorDict.
         states: Keys of `policy_state`; a policy over tensors reads them as it reads observations.
     """
     observation = [leaf.key for leaf in env.observation]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pycollect._core import Layout, Leaf, Recorder, RolloutControl, Slab
-from pycollect.data.devices import indexed
+from pycollect.data.devices import CPU, indexed
 from pycollect.data.extras import Extras
 from pycollect.data.frame import BatchLeaves, NoLeaves
 from pycollect.data.layout import Key
@@ -20,7 +20,7 @@ from pycollect.policy.calling import CallOptions
 from pycollect.policy.inputs import make_current, write_current
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.remote import RemotePolicy, RemoteRunner
-from pycollect.policy.runner import PolicyRunner, make_policy_runner
+from pycollect.policy.runner import PolicyRunner
 from pycollect.worker.captured import CapturedRollout
 from pycollect.worker.device_recorder import DeviceRecorder
 from pycollect.worker.extras_recorder import ExtrasRecorder
@@ -67,30 +67,39 @@ class EnvGroup:
             self._call_options = replace(self._call_options, in_captured_rollout=True)
         self._captured: CapturedRollout | None = None
         with torch.no_grad():
-            self.runner: Runner = make_policy_runner(
-                policy,
-                env,
-                self._current,
-                policy_state=options.policy_state,
-                extras=self._extras.current,
-                cast=options.cast,
-                counts_steps=bool(cut),
-                call_options=self._call_options,
-                device=device,
-                output_device=indexed(env.spec.device) if env.spec.device_keys else None,
-                explicit_device=options.devices.policy_device is not None,
-            )
+            self.runner = self._make_runner(policy)
         if isinstance(self.runner, RemoteRunner):
             self._current = self.runner.current
         self._extras.outputs = self.runner.extra_outputs
-        self.random = self._random_runner()
+        if isinstance(self.runner, RandomRunner):
+            self.random = self.runner
+        else:
+            outputs = (*self.runner.outputs, *self._passed_on)
+            self.random = RandomRunner(env, outputs, self._current)
         self.leaves = self._leaves()
 
-    def _random_runner(self) -> RandomRunner:
-        if isinstance(self.runner, RandomRunner):
-            return self.runner
-        outputs = (*self.runner.outputs, *self._passed_on)
-        return RandomRunner(self.env, outputs=outputs, current=self._current)
+    def _make_runner(self, policy: Any) -> Runner:
+        spec, options, counts_steps = self.env.spec, self._options, bool(self._cut)
+        state, cast, call_options = options.policy_state, options.cast, self._call_options
+        if policy is None:
+            if state:
+                raise ValueError("policy_state: policy=None has no states; omit policy_state")
+            return RandomRunner(self.env)
+        if isinstance(policy, RemotePolicy):
+            return policy.runner(spec, self._current, state, counts_steps, call_options, cast)
+        return PolicyRunner(
+            policy,
+            spec,
+            self._current,
+            policy_state=state,
+            extras=self._extras.current,
+            counts_steps=counts_steps,
+            call_options=call_options,
+            device=self._device,
+            output_device=indexed(spec.device) if spec.device_keys else CPU,
+            explicit_device=options.devices.policy_device is not None,
+            cast=cast,
+        )
 
     def _leaves(self) -> BatchLeaves:
         spec, options, runner = self.env.spec, self._options, self.runner
