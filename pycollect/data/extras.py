@@ -18,7 +18,14 @@ from tensordict import (
 )
 
 from pycollect.data.layout import Key
-from pycollect.data.objects import Cells, cells_of, object_stack, private_copies, value_of
+from pycollect.data.objects import (
+    Cells,
+    cells_of,
+    is_object,
+    object_stack,
+    private_copies,
+    value_of,
+)
 
 Extras: TypeAlias = dict[Key, Cells]
 """Extras of a rollout or a batch by key, including "next"; ``None`` in cells without a frame."""
@@ -297,7 +304,7 @@ def write_values(td: TensorDictBase, key: Key, values: list[Any], envs: tuple[in
     cells = cells_of(values, envs)
     if isinstance(first, torch.Tensor):
         td.set(key, torch.stack(values).reshape(*envs, *first.shape))
-    elif isinstance(first, TensorDictBase) and not _is_object(first):
+    elif isinstance(first, TensorDictBase) and not is_object(first):
         node, existing = _nodes(cells, None), td.get(key, None)
         if existing is None:
             td.set(key, node)
@@ -320,7 +327,7 @@ def _has_extras(td: TensorDictBase) -> bool:
     if isinstance(td, LazyStackedTensorDict):
         return True
     return any(
-        _is_object(value)
+        is_object(value)
         or is_tensorclass(value)
         or (isinstance(value, TensorDictBase) and _has_extras(value))
         for value in td.values()
@@ -338,7 +345,7 @@ def _dense(
         if value is None:
             cells = _ragged_cells(node, name)
             extras_batch.extras[key], extras_batch.kinds[key] = cells, _ragged_extra(key, cells)
-        elif _is_object(value):
+        elif is_object(value):
             extras_batch.extras[key] = _cells(value, lead)
             extras_batch.kinds[key] = Extra(key)
         elif isinstance(value, LazyStackedTensorDict) and value.stack_dim >= ndim:
@@ -355,10 +362,6 @@ def _dense(
         else:
             dense.set(name, value)
     return dense
-
-
-def _is_object(value: Any) -> bool:
-    return bool(getattr(value, "_is_non_tensor", False))
 
 
 def _names(node: TensorDictBase) -> list[str]:

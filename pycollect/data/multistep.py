@@ -25,7 +25,6 @@ from pycollect.data.tensordicts import (
     flatten,
     is_plain,
     meta_keys,
-    refuse_non_tensors,
     spare_memory,
 )
 
@@ -186,8 +185,7 @@ class MultiStep(torch.nn.Module):
         source = td.get("next", None)
         if source is None:
             raise KeyError('tensordict: expected an entry "next", got none')
-        leaves, _, others = flatten(source)
-        refuse_non_tensors(others)
+        leaves, _ = flatten(source)
         flags = leaves.get(as_key(self.done_key or "done"))
         if flags is not None and not extras_batch and flags_are_separate(td, flags.shape):
             return flag_by_flag(self.forward, td, flags.shape)

@@ -43,6 +43,11 @@ def cells_of(values: Sequence[Any], shape: Sequence[int]) -> Cells:
     return cells.reshape(tuple(shape))
 
 
+def is_object(entry: Any) -> bool:
+    """Return whether an entry of a TensorDict, or its class, is NonTensorData or a stack of it."""
+    return bool(getattr(entry, "_is_non_tensor", False))
+
+
 def value_of(entry: Any) -> Any:
     """Return the value of one cell: the object inside NonTensorData, or the entry itself."""
     if isinstance(entry, NonTensorData) and not entry.batch_size:

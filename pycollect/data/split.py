@@ -22,7 +22,6 @@ from pycollect.data.tensordicts import (
     flatten,
     is_plain,
     meta_keys,
-    refuse_non_tensors,
     restore_nested,
     spare_memory,
 )
@@ -262,8 +261,7 @@ def split_with_plan(
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")
     td, extras_batch = without_extras(td)
-    leaves, nested, others = flatten(td)
-    refuse_non_tensors(others)
+    leaves, nested = flatten(td)
     ids_key, mask_key = meta_keys(td, prefix, trajectory_key)
     known = {**leaves, **(signals or {})}
     ids = known.get(ids_key)

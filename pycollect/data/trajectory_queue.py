@@ -16,7 +16,7 @@ from pycollect.data.frame import TRAJ_IDS
 from pycollect.data.layout import Key, dotted
 from pycollect.data.slabs import to_tensordict
 from pycollect.data.split import split_trajectories, split_with_plan
-from pycollect.data.tensordicts import any_done, flatten, refuse_non_tensors, restore_nested
+from pycollect.data.tensordicts import any_done, flatten, restore_nested
 
 Worker = Hashable
 
@@ -203,9 +203,7 @@ class _Chunk:
     @classmethod
     def of(cls, td: TensorDictBase) -> _Chunk:
         dense, extras_batch = without_extras(td)
-        leaves, nested, others = flatten(dense)
-        refuse_non_tensors(others)
-        return cls(leaves, nested, dense.device, extras_batch)
+        return cls(*flatten(dense), dense.device, extras_batch)
 
     def part(self, start: int, stop: int) -> _Chunk:
         """Return a copy of the frames [start, stop)."""

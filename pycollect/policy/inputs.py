@@ -14,6 +14,7 @@ from pycollect.data.cast import ObservationCast
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, with_current
 from pycollect.data.layout import Key, as_key, is_delivered, torch_dtype
+from pycollect.data.objects import is_object
 from pycollect.envs.base import Arrays, EnvSpec
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.program.compile import Act, Finishers
@@ -225,7 +226,7 @@ def returned(policy: Callable[..., Any], td: TensorDictBase) -> TensorDictBase:
 
 def _is_leaf(kind: type) -> bool:
     """Return whether a class is a leaf: tensors, and other data, which may have to be refused."""
-    return issubclass(kind, torch.Tensor) or bool(getattr(kind, "_is_non_tensor", False))
+    return issubclass(kind, torch.Tensor) or is_object(kind)
 
 
 def make_current(spec: EnvSpec) -> dict[Key, torch.Tensor]:
