@@ -6,14 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 
 from pycollect.envs.spaces import Array, Space, leaf_spaces
 
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Draw: TypeAlias = Callable[[tuple[int, ...], np.random.Generator], Array]
-
 
 Rng: TypeAlias = np.random.Generator | Sequence[np.random.Generator]
 """One generator for all environments, or one per environment."""
@@ -114,9 +111,7 @@ def _draw_uniform(low: Array, high: Array, dtype: np.dtype[Any]) -> Draw:
     return draw
 
 
-def _draw_mixed(
-    space: spaces.Box, below: BoolArray, above: BoolArray, dtype: np.dtype[Any]
-) -> Draw:
+def _draw_mixed(space: spaces.Box, below: Array, above: Array, dtype: np.dtype[Any]) -> Draw:
     """Draw from a Box with unbounded coordinates, according to the bounds of each coordinate."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     if dtype.kind != "f":

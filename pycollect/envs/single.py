@@ -45,23 +45,6 @@ from pycollect.envs.spaces import (
 )
 
 
-class Tap:
-    """Keeps the info of each step."""
-
-    def __init__(self) -> None:
-        self.info: Any = {}
-
-    def wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `step`, or a function that returns a step's result, so that it keeps the info."""
-
-        def tapped(*args: Any) -> Any:
-            result = step(*args)
-            self.info = result[4]
-            return result
-
-        return tapped
-
-
 class SingleEnv(EnvBatch):
     """One environment with any supported spaces.
 
@@ -105,9 +88,16 @@ class SingleEnv(EnvBatch):
         self.to_arrays = observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        tap = Tap()
-        self.step_env = tap.wrap(self.step_env)
-        return lambda key: [entry_of(tap.info, key)]
+        step, info = self.step_env, None
+
+        def step_and_keep_info(action: Any) -> Any:
+            nonlocal info
+            result = step(action)
+            info = result[4]
+            return result
+
+        self.step_env = step_and_keep_info
+        return lambda key: [entry_of(info, key)]
 
     def current_extras(self) -> ExtraValues:
         pairs = zip(self.spec.extras, self.extra_values, strict=True)

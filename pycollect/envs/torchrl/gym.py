@@ -15,6 +15,7 @@ from torchrl.data import Binary, Bounded, Categorical, OneHot, Unbounded
 from torchrl.envs import GymEnv, GymWrapper
 
 from pycollect._core import Leaf
+from pycollect.data.frame import FLAGS, ONE_REWARD
 from pycollect.data.layout import Key
 from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, seed_each
 from pycollect.envs.random_actions import Sampler
@@ -33,8 +34,6 @@ Decode = Callable[[Leaf], Take | None]
 Encode = Callable[[Any], Any]
 
 _REPLACEABLE = ("_reset", "_step", "read_action", "read_done", "read_obs", "read_reward")
-_FLAGS = {Leaf((name,), "bool", (1,)) for name in ("done", "terminated", "truncated")}
-_REWARD = (Leaf(("reward",), "float32", (1,)),)
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,8 @@ def inner_spec(env: Any) -> InnerSpec | None:
 
 def _flags_and_reward_are_standard(env: Any) -> bool:
     flags = set(spec_leaves(env.full_done_spec, env.batch_size))
-    return flags == _FLAGS and spec_leaves(env.full_reward_spec, env.batch_size) == _REWARD
+    has_flags = flags == {Leaf((flag,), "bool", (1,)) for flag in FLAGS}
+    return has_flags and spec_leaves(env.full_reward_spec, env.batch_size) == (ONE_REWARD,)
 
 
 def _action(env: Any, space: gymnasium.Space[Any]) -> tuple[Leaf, Decode] | None:
