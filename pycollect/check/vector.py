@@ -297,7 +297,7 @@ def check_reset_step(vector: Vector) -> None:
     count = 1 if is_wrapped(vector.env) else 2
 
     def compared(observation: Any, *reward: Any) -> tuple[Any, ...]:
-        return _row((*_entries(vector, observation), *reward), row)
+        return tuple(np.array(leaf[row]) for leaf in (*_entries(vector, observation), *reward))
 
     expected = compared(*kept[end + 1][:count])
     for trial in range(_TRIES):
@@ -318,10 +318,6 @@ def check_reset_step(vector: Vector) -> None:
                 "DISABLED if the caller has to reset.",
             )
             return
-
-
-def _row(leaves: tuple[Any, ...], row: int) -> tuple[Any, ...]:
-    return tuple(np.array(leaf[row]) for leaf in leaves)
 
 
 def check_mask(vector: Vector) -> None:

@@ -16,7 +16,6 @@ from pycollect.data.frame import BatchLeaves, NoLeaves
 from pycollect.data.layout import Key
 from pycollect.envs.base import Arrays, AutoresetCalls, EnvBatch
 from pycollect.envs.tensors import TensorVectorEnv
-from pycollect.policy.calling import CallOptions
 from pycollect.policy.inputs import make_current, write_current
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.remote import RemotePolicy, RemoteRunner
@@ -62,7 +61,9 @@ class EnvGroup:
         write_current(self._current, self._first)
         self._extras = ExtrasRecorder(env)
         self._extras.restart()
-        self._call_options, self._device = _calling_of(policy, options, device), device
+        self._call_options, self._device = options.call_options, device
+        if not isinstance(policy, RemotePolicy):  # whose process checks its options itself
+            self._call_options = self._call_options.for_device(device)
         if self._can_capture:
             self._call_options = replace(self._call_options, in_captured_rollout=True)
         self._captured: CapturedRollout | None = None
@@ -363,15 +364,6 @@ class EnvGroup:
             reset_done = self._extras.wrap_reset_done(reset_done)
         done[list(rows)] = True
         self._records.reset(reset_done(done))
-
-
-def _calling_of(policy: Any, options: WorkerOptions, device: torch.device) -> CallOptions:
-    """Return the options of policy calls; a remote policy's are checked in its own process."""
-    return (
-        options.call_options
-        if isinstance(policy, RemotePolicy)
-        else options.call_options.for_device(device)
-    )
 
 
 def _taking_tensors(

@@ -14,8 +14,12 @@ from pycollect.data.layout import Key, is_delivered, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray
 from pycollect.envs.tensors import TensorVectorEnv, Transition, rows_like, with_rows_of
 from pycollect.worker.captured import KeptSteps, PackedBatch, packed
-from pycollect.worker.device_batches import DONE, REWARD, TERMINATED, TRUNCATED, DeviceBatches
 from pycollect.worker.device_trajectories import (
+    DONE,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    DeviceBatches,
     DeviceTrajectories,
     PendingCounts,
     Rollout,
@@ -87,7 +91,8 @@ class TensorRecorder:
         self._late: PendingCounts | None = None
         self._assembly = DeviceBatches(leaves, spec, set_truncated)
         self._episodes: list[Episode] = []
-        self._skips, self._lacks_final = self._flags(), self._flags()
+        self._skips = torch.zeros(spec.num_envs, dtype=torch.bool, device=spec.device)
+        self._lacks_final = torch.zeros_like(self._skips)
         self._may_lack_final = False
         self._counts = torch.zeros(spec.num_envs, dtype=torch.int64, device=spec.device)
         self._waits = env.waits_for_device(cut)
@@ -95,9 +100,6 @@ class TensorRecorder:
         self._version = 0
         self.done: BoolArray = np.zeros(spec.num_envs, np.bool_)
         self.frames = 0
-
-    def _flags(self) -> torch.Tensor:
-        return torch.zeros(self._envs, dtype=torch.bool, device=self.device)
 
     @property
     def trajectories(self) -> int:
@@ -382,10 +384,8 @@ class TensorRecorder:
     def abandon(self) -> None:
         """Drop an open rollout; see :class:`Recorder`."""
         if self._slab is not None and not self._is_complete:
-            frames = self._step * self._envs
-            if self._valid is not None:
-                frames = int(self._valid[: self._step].sum())
-            self.frames += frames
+            steps, valid = self._step, self._valid
+            self.frames += steps * self._envs if valid is None else int(valid[:steps].sum())
         self._slab = None
 
 
