@@ -146,7 +146,7 @@ def _with_affinity(entry: Any, mask: Sequence[int] | None) -> Any:
     if mask is None:
         return entry
     if isinstance(entry, list):
-        return [partial(_make_on_cpus, tuple(mask), own) for own in entry]
+        return [partial(_make_on_cpus, tuple(mask), make) for make in entry]
     return partial(_make_on_cpus, tuple(mask), entry)
 
 

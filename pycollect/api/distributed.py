@@ -144,7 +144,7 @@ def check_visible_devices(value: Any, ranks: int) -> None:
         )
     try:
         numbers = [("cuda", own) if isinstance(own, int) else (own,) for own in value]
-        devices = [torch.device(*own) for own in numbers]
+        devices = [torch.device(*number) for number in numbers]
     except (RuntimeError, TypeError) as error:
         text = str(error).partition("\n")[0]
         raise ValueError(f"visible_devices: expected devices, got {value!r}: {text}") from error

@@ -94,7 +94,7 @@ class LaunchedCollector(ScheduledCollector):
     @property
     def device(self) -> Places:
         """Each worker's default for the three other devices, or ``None``."""
-        return tuple(own.default for own in self._devices_of_each)
+        return tuple(devices.default for devices in self._devices_of_each)
 
     def local_policy(self) -> Any:
         """Return the policy that the collector was made with, by TorchRL's name.
@@ -214,7 +214,6 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
     def _central(
         self, given: Arguments, kind: WorkerKind, workers: int, sync: bool
     ) -> Central | None:
-        """Return the settings of central inference, or ``None`` if workers have copies."""
         central = Central.of(given, workers, sync=sync)
         if central is None:
             return None

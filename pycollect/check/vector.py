@@ -138,7 +138,7 @@ class _Ends:
         """Note the flags of a step; return the rows that ended."""
         ended = _ended(values)
         self._ages = np.where(self._resetting, 0, self._ages + 1)
-        flags = [np.ravel(own).astype(bool).tolist() for own in values[1:3]]
+        flags = [np.ravel(flag).astype(bool).tolist() for flag in values[1:3]]
         for row in np.flatnonzero(ended & ~self._resetting):
             self._walk.lengths.append(int(self._ages[row]))
             self._walk.ends.append((flags[0][row], flags[1][row]))
@@ -223,12 +223,12 @@ def _check_buffer(visit: Visit, report: Draft) -> None:
 
 def check_different_rows(vector: Vector) -> None:
     """Rows with different seeds and actions have different observations."""
-    observed = [_entries(vector, own[0]) for own in vector.walk.kept[1:]]
+    observed = [_entries(vector, result[0]) for result in vector.walk.kept[1:]]
     if len(observed) < _SAME_ROWS or not observed[0] or vector.api.num_envs < 2:
         return
-    actions_differ = any((own != own[:1]).any() for act in vector.walk.actions for own in act)
-    changes = any(not is_equal(observed[0], own) for own in observed)
-    rows_are_equal = all((own == own[:1]).all() for entries in observed for own in entries)
+    actions_differ = any((leaf != leaf[:1]).any() for act in vector.walk.actions for leaf in act)
+    changes = any(not is_equal(observed[0], entries) for entries in observed)
+    rows_are_equal = all((leaf == leaf[:1]).all() for entries in observed for leaf in entries)
     if actions_differ and changes and rows_are_equal:
         vector.report.add(
             "same-rows",
@@ -288,7 +288,7 @@ def check_reset_step(vector: Vector) -> None:
     ):
         return
     kept = vector.walk.kept
-    end = next((i for i, own in enumerate(kept[1:-1], 1) if _ended(own[1:]).any()), None)
+    end = next((i for i, result in enumerate(kept[1:-1], 1) if _ended(result[1:]).any()), None)
     if end is None:
         return
     row = int(np.flatnonzero(_ended(kept[end][1:]))[0])

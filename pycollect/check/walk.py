@@ -287,9 +287,9 @@ def compare(report: Draft, walks: tuple[Walk, Walk], name: str, before: dict[str
 
 def global_generators() -> dict[str, Any]:
     """Return hashes of the states of the global random generators."""
-    own = np.random.get_state()
+    state = np.random.get_state()
     return {
-        "np.random": (own[1].tobytes(), own[2]) if isinstance(own, tuple) else own,
+        "np.random": (state[1].tobytes(), state[2]) if isinstance(state, tuple) else state,
         "random": hash(random.getstate()),
         "torch": torch.get_rng_state().numpy().tobytes(),
     }
@@ -303,7 +303,7 @@ def check_times(subject: Checked) -> None:
         return
     middle, total = median(steps), sum(steps)
     report.frames = max(1, min(report.frames, int(subject.seconds / 3 / middle)))
-    slow = [own for own in steps if own > max(_SLOW * middle, _PREEMPTED)]
+    slow = [seconds for seconds in steps if seconds > max(_SLOW * middle, _PREEMPTED)]
     share = sum(slow) / total
     report.facts["steps"] = f"{len(steps)}, and {len(subject.walk.ends)} ends of episodes"
     report.facts["time per step"] = (

@@ -254,7 +254,7 @@ class Profiled:
         if config is None:
             return
         ids = [index for index in config.workers if index in self._source.policy_lag]
-        self._profilers = [ProfilerHook(config, own, hook) for own in ids]
+        self._profilers = [ProfilerHook(config, index, hook) for index in ids]
         for index, profiler in zip(ids, self._profilers, strict=True):
             self._source.set_hook(POST, profiler, [index])
 
@@ -263,7 +263,7 @@ class Profiled:
 
         Torch's profiler must be stopped by the thread that started it.
         """
-        if not self._source.is_remote and not all(own.is_over for own in self._profilers):
+        if not self._source.is_remote and not all(profiler.is_over for profiler in self._profilers):
             raise RuntimeError(
                 "start: a background thread cannot run an unfinished profile; finish it first, or "
                 "call disable_profile()"
@@ -275,14 +275,16 @@ class Profiled:
         if config is None or self._flow.closed:  # shutdown() has stopped the profilers
             return
         present = self._source.policy_lag
-        self._source.call(_stop_profiler, {own: () for own in config.workers if own in present})
+        self._source.call(
+            _stop_profiler, {index: () for index in config.workers if index in present}
+        )
         self._stop_profilers()
         self._source.set_hook(POST, self.post_collect_hook)
 
     def _stop_profilers(self) -> None:
         """Stop the profilers that run in this process."""
-        for own in self._profilers:
-            own.close()
+        for profiler in self._profilers:
+            profiler.close()
 
 
 def _stop_profiler(worker: Any) -> None:

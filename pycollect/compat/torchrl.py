@@ -57,7 +57,7 @@ class OwnAttributes:
         if name[:1] != "_" and not any(
             name in vars(kind) or name in inspect.get_annotations(kind) for kind in cls.__mro__
         ):
-            members = inspect.getmembers(cls, lambda own: isinstance(own, property))
+            members = inspect.getmembers(cls, lambda member: isinstance(member, property))
             settable = [name for name, own in members if name[0] != "_" and own.fset is not None]
             near = difflib.get_close_matches(name, settable, n=1, cutoff=0.8)
             if near or cls.__module__.startswith("pycollect."):

@@ -138,8 +138,8 @@ def from_plain(plain: Any, place: str) -> GeneratorState | NestState:
     if isinstance(plain, Mapping) and isinstance(plain.get("processes"), list):
         return NestState(
             tuple(
-                GeneratorState.from_plain(own, f"{place}, 'processes', {number}")
-                for number, own in enumerate(plain["processes"])
+                GeneratorState.from_plain(process, f"{place}, 'processes', {number}")
+                for number, process in enumerate(plain["processes"])
             )
         )
     return GeneratorState.from_plain(plain, place)
@@ -202,7 +202,7 @@ def _whole_mt19937(plain: Any) -> dict[str, Any]:
 
 
 def _read_actions(plain: Any) -> tuple[dict[str, Any], ...]:
-    return tuple(dict(_action_generator(_whole(own)).bit_generator.state) for own in plain)
+    return tuple(dict(_action_generator(_whole(state)).bit_generator.state) for state in plain)
 
 
 def _whole(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,6 @@ def flag_by_flag(
 
 
 def _nodes(td: TensorDictBase) -> list[str | tuple[str, ...]]:
-    """Return the keys of nested TensorDicts."""
     leaves = set(td.keys(True, True))
     return [key for key in td.keys(True) if key not in leaves]
 
@@ -348,5 +347,4 @@ class _Ahead:
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a sum of rewards of this dtype."""
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()

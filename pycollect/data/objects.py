@@ -103,8 +103,8 @@ class _LateStack(NonTensorStack):  # type: ignore[misc]
         cells = (vars(self).get("_cells") or [None])[0]
         if cells is None or args or kwargs or not set(map(type, cells.flat)) <= PLAIN_TYPES:
             _make_parts(self)
-            own = {"as_linked_list": True} if as_linked_list else {}
-            return NonTensorStack.tolist(self, *args, **own, **kwargs)
+            option = {"as_linked_list": True} if as_linked_list else {}
+            return NonTensorStack.tolist(self, *args, **option, **kwargs)
         return _linked(cells, self) if as_linked_list else cells.tolist()
 
 

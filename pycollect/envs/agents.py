@@ -149,7 +149,6 @@ def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
 
 
 def _mapped_groups(env: Any, agents: list[Hashable], rewards: Shapes) -> tuple[AgentGroup, ...]:
-    """Return the groups of the attribute `group_map`."""
     chosen = env.group_map
     is_map = isinstance(chosen, Mapping) and all(
         isinstance(name, str) and name and isinstance(members, list | tuple) and members

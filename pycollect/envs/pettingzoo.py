@@ -318,7 +318,6 @@ class PettingZooEnvs(EnvBatch):
 
 
 def _agents_sampler(groups: Sequence[AgentGroup], num_envs: int, batched: bool) -> Sampler:
-    """Return a function that draws random actions of all agents."""
     samplers = [ActionSampler(group.action_space, len(group.agents), True) for group in groups]
 
     def draw(steps: int, rng: Rng) -> tuple[Array, ...]:

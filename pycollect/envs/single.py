@@ -156,7 +156,6 @@ class CallablesEnv(EnvBatch):
         self._allocate()
 
     def _allocate(self) -> None:
-        """Allocate buffers for the observations."""
         spec = self.spec
         self._buffers = tuple(
             np.zeros((*spec.rows, *leaf.shape), leaf.dtype) for leaf in spec.observation

@@ -174,14 +174,13 @@ def make_flatten(space: Space, extras: bool = False) -> Callable[[Any], tuple[An
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         return _flatten_children(
-            [(k, str(k), _flatten_child(s, extras)) for k, s in named if has_any(s, extras)]
+            [
+                (key, str(key), make_flatten(child, extras) if isinstance(child, _NESTS) else None)
+                for key, child in named
+                if has_any(child, extras)
+            ]
         )
     return (lambda value: (value,)) if has_any(space, extras) else (lambda value: ())
-
-
-def _flatten_child(space: Space, extras: bool) -> Callable[[Any], tuple[Any, ...]] | None:
-    nested = isinstance(space, spaces.Dict | spaces.Tuple)
-    return make_flatten(space, extras) if nested else None
 
 
 def has_any(space: Space, extras: bool) -> bool:

@@ -172,7 +172,9 @@ class TensorDictCall:
         """Return the keys of entries that are not inputs of the policy."""
         keys: Iterable[Any] = out.keys(include_nested=True, leaves_only=True, is_leaf=_is_leaf)
         new = (key for key in map(as_key, keys) if key not in self._inputs.tensors)
-        return [key for key in new if not any(key[: len(own)] == own for own in self._env_keys)]
+        return [
+            key for key in new if not any(key[: len(extra)] == extra for extra in self._env_keys)
+        ]
 
     def act(
         self,

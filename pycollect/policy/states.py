@@ -205,8 +205,8 @@ def check_policy_state(value: Any) -> Mapping[Any, Any] | None:
         return None
     if not isinstance(value, Mapping):
         raise TypeError(f"policy_state: expected a dict of shapes, got {type(value).__name__}")
-    for key, own in value.items():
-        _check_value(key, own)
+    for key, form in value.items():
+        _check_value(key, form)
     return value
 
 

@@ -203,7 +203,9 @@ class EnvGroup:
             skips_after_done=spec.skips_after_done or falls_behind,
             leaves_out_dummies=falls_behind,
             set_truncated=self._options.set_truncated,
-            states=[(own.leaf.key, own.current, own.initial, own.recorded) for own in states],
+            states=[
+                (state.leaf.key, state.current, state.initial, state.recorded) for state in states
+            ],
             is_init=runner.is_init,
             step_count=runner.step_count,
             given=given,

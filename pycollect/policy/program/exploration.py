@@ -283,7 +283,6 @@ def _widened(tensor: torch.Tensor, ndim: int) -> torch.Tensor:
 
 
 def _spec_of(module: Any) -> Any:
-    """Return the action's spec."""
     spec = module._spec
     if spec is None or module.out_keys[0] not in spec.keys(True):
         raise CannotUnwrapError(f"{type(module).__name__} without a spec of its action")
@@ -312,8 +311,8 @@ def _random_actions(spec: Any, shape: torch.Size) -> Callable[[], torch.Tensor]:
     """
 
     def draw_by_spec() -> torch.Tensor:
-        own = spec if spec.shape == shape else spec.expand(shape)
-        drawn: torch.Tensor = own.rand()
+        expanded = spec if spec.shape == shape else spec.expand(shape)
+        drawn: torch.Tensor = expanded.rand()
         return drawn
 
     kind = type(spec).__name__
