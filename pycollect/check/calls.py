@@ -110,7 +110,7 @@ def _refusal(error: BaseException) -> str:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Interrupt the block after some time. In other threads than the main one, never."""
+    """Interrupt the block after some time; only the main thread can do so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -238,7 +238,7 @@ def _visit(walk: Walk, visit: Visit, observers: Sequence[Observer]) -> None:
 def timed(seconds: list[float], call: Callable[[], Any]) -> Any:
     """Return the result of a call, and append its duration to a list.
 
-    That is the wall time without the time in which the thread was ready to run, but had no CPU.
+    The duration excludes time in which the thread was ready to run but had no CPU.
     """
     waited, began = _seconds_without_cpu(), time.perf_counter()
     result = call()

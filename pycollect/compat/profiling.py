@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect import checks as check
+from pycollect.arguments import completed_by
 from pycollect.driver.flow import Flow
 from pycollect.driver.stream import Source
 from pycollect.worker.options import POST, PostHook
@@ -20,7 +21,7 @@ from pycollect.worker.options import POST, PostHook
 class ProfileConfig:
     """Settings of a profile.
 
-    Attributes:
+    Args:
         workers: Ids of the workers to profile. An in-process collector is worker 0 (default: (0,)).
         num_rollouts: Number of rollouts of a worker after which its profile ends (default: 3).
         warmup_rollouts: Number of first rollouts that are not recorded (default: 1).
@@ -120,7 +121,7 @@ class ProfilerHook:
         inner: The hook that it replaces, which it also calls.
 
     Attributes:
-        is_over: Nothing more is recorded.
+        is_over: Whether the profile has ended.
     """
 
     def __init__(self, config: ProfileConfig, worker: int, inner: PostHook | None) -> None:
@@ -188,6 +189,7 @@ class Profiled:
         """Settings of the current profile, or ``None``."""
         return self._profile_config
 
+    @completed_by(ProfileConfig)
     def enable_profile(
         self,
         *,
@@ -210,17 +212,8 @@ class Profiled:
         Args:
             workers: Ids of the workers to profile; unknown ids have no effect. ``None`` means
                 worker 0 (default: ``None``).
-            num_rollouts: Number of rollouts of a worker after which its profile ends (default: 3).
-            warmup_rollouts: Number of first rollouts that are not recorded (default: 1).
-            save_path: File of the trace; "{worker_idx}" is replaced by the worker's id. ``None``
-                means ./collector_profile_{worker_idx}.json (default: ``None``).
+            ...: See ProfileConfig.
             activities: "cpu" and "cuda"; the latter is ignored without CUDA. ``None`` means both
-                (default: ``None``).
-            record_shapes: Passed to ``torch.profiler.profile`` (default: ``True``).
-            profile_memory: Passed to ``torch.profiler.profile`` (default: ``False``).
-            with_stack: Passed to ``torch.profiler.profile`` (default: ``True``).
-            with_flops: Passed to ``torch.profiler.profile`` (default: ``False``).
-            on_trace_ready: Function that is called with the profiler instead of saving the trace
                 (default: ``None``).
 
         Raises:

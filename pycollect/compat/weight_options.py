@@ -1,4 +1,4 @@
-"""The arguments that say how the policy gets new weights, such as `weight_updater`."""
+"""The arguments about weight updates, such as `weight_updater`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _is_torchrls(value: Any, name: str) -> bool:
 
 @dataclass(frozen=True)
 class WeightOptions:
-    """The arguments that say how the policy gets new weights.
+    """The arguments about weight updates.
 
     Attributes:
         updater: The user's weight updater, or a callable that returns it, or None.

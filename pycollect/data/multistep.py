@@ -25,6 +25,7 @@ from pycollect.data.tensordicts import (
     flatten,
     is_plain,
     meta_keys,
+    rows_like,
     spare_memory,
 )
 
@@ -332,8 +333,7 @@ class _Ahead:
         self.plan.steps(steps)
         frames = reward.flatten(0, self.ndim - 1)
         frames = frames.to(_sum_dtype(frames.dtype))
-        ones = [1] * (frames.ndim - 1)
-        left = steps.to(frames.device).reshape(-1, *ones)
+        left = rows_like(steps.to(frames.device).flatten(), frames)
         index = torch.arange(len(frames), device=frames.device)
         total = torch.zeros_like(frames)
         for k in range(int(steps.max()) if steps.numel() else 0):

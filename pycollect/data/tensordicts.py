@@ -133,6 +133,11 @@ def as_int64(key: Key, ids: torch.Tensor | None) -> torch.Tensor | None:
     return ids.to(torch.int64)
 
 
+def rows_like(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return values of rows with as many dimensions as `like`, so that they broadcast to it."""
+    return rows.view(*rows.shape, *[1] * (like.ndim - rows.ndim))
+
+
 def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:
     """Return one flag per frame: whether any of its flags is set, such as one agent's.
 

@@ -145,10 +145,9 @@ class TrajectoryQueue:
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), lengths.cumsum(0)])
         ids = torch.arange(self.next_id, self.next_id + count, device="cpu")
         pieces = [piece for trajectory in taken for piece in trajectory.pieces]
-        td = _joined(pieces)
+        td: TensorDictBase = _joined(pieces)
         td.set(TRAJ_IDS, ids.repeat_interleave(lengths).to(td.device or "cpu"))
-        if extras_batch := _joined_extras(pieces):
-            td = with_extras(td, extras_batch)
+        td = with_extras(td, _joined_extras(pieces))
         if self.form == "padded":
             td = split_trajectories(td, trajectory_key=TRAJ_IDS)
         frames: Counter[Worker] = Counter()

@@ -333,8 +333,7 @@ class Uploads:
         size = tuple(td.batch_size)
         result: TensorDictBase = to_tensordict(uploader.gather(leaves), size, uploader.device)
         restore_nested(result, nested, size, len(size))
-        if extras_batch:
-            result = with_extras(result, extras_batch)
+        result = with_extras(result, extras_batch)
         return result if reported is not None else result.clear_device_()
 
     def close(self) -> None:

@@ -202,14 +202,12 @@ class InfoEnv(EnvBatch):
         return self._informed(self._env.step(action))
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
-        """See `EnvBatch.step_rows`; raises the same errors as `step`."""
         return self._informed(self._env.step_rows(action, rows))
 
     def send(self, action: Arrays) -> None:
         self._env.send(action)
 
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
-        """See `EnvBatch.receive`; raises the same errors as `step`."""
         return self._informed(self._env.receive())
 
     def _informed(self, result: tuple[Arrays, Any, Any, Any]) -> tuple[Arrays, Any, Any, Any]:

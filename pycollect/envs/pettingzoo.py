@@ -294,7 +294,6 @@ class PettingZooEnvs(EnvBatch):
         return tuple(map(torch.from_numpy, drawn))
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset every environment, with one seed each; see `EnvBatch.reset`."""
         each = seed_each(seeds, len(self._envs))
         for row, seed in zip(self._rows, each, strict=True):
             row.reset(seed)
@@ -311,7 +310,6 @@ class PettingZooEnvs(EnvBatch):
         return self._buffers, None, None, None
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the environments selected by `done` (bool [P])."""
         for p in np.flatnonzero(done):
             self._rows[p].reset(None)
         return self._buffers

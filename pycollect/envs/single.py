@@ -131,7 +131,6 @@ class SingleEnv(EnvBatch):
         return self.to_arrays(observation), reward, terminated, truncated
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the environment (`done` is [True]) and return its observation."""
         return self._reset()
 
 
@@ -215,7 +214,6 @@ class CallablesEnv(EnvBatch):
         )
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the environments selected by `done` (bool [P]); keep the other rows."""
         for i in np.flatnonzero(done):
             self._store(i, self._rows[i]._reset())
         return self._arrays()

@@ -80,15 +80,12 @@ class VectorEnvBatch(EnvBatch):
         return self._result(self.api.step((action,) if self._one_action else action))
 
     def send(self, action: Arrays) -> None:
-        """Begin a step; see `EnvBatch.send`."""
         self.api.send((action,) if self._one_action else action)
 
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
-        """Wait for a step; see `EnvBatch.receive`. Raises the same errors as `step`."""
         return self._result(self.api.receive())
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
-        """Step the rows selected by `rows`; see `EnvBatch.step_rows`."""
         leaves = (action,) if self._one_action else action
         return self._result(self.api.step_rows(leaves, rows))
 
@@ -186,7 +183,6 @@ class SameStepEnvBatch(VectorEnvBatch):
         return self._by_key(self._final_extras)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset all rows; see `VectorEnvBatch.reset`."""
         self._ended = np.zeros(self.api.num_envs, np.bool_)
         self._final_extras = self._resetting = self._raw = None
         self._after = self.api.reset(seeds)
@@ -216,7 +212,6 @@ class SameStepEnvBatch(VectorEnvBatch):
         return self._arrays(observation), reward, terminated, truncated
 
     def autoreset_calls(self, recorder: Recorder) -> AutoresetCalls | None:
-        """See `EnvBatch.autoreset_calls`."""
         api = self.api
         if self.spec.extras or self._has_validity or api.info_is_read or not api.raw_is_on_host:
             return None

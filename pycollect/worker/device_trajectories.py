@@ -10,6 +10,7 @@ import torch
 from pycollect.data.devices import Event, accelerator
 from pycollect.data.frame import MASK, TRAJ_IDS, BatchLeaves
 from pycollect.data.layout import Key, is_delivered
+from pycollect.data.tensordicts import rows_like
 from pycollect.envs.base import EnvSpec
 from pycollect.worker.report import Episode
 
@@ -252,5 +253,4 @@ def _flag_last_frames(batch: dict[Key, torch.Tensor], valid: torch.Tensor | None
 
 def _without_dummies(values: torch.Tensor, key: Key, valid: torch.Tensor) -> torch.Tensor:
     """Clear the cells of dummy steps, because they are not frames."""
-    cells = valid.t().view(*values.shape[:2], *[1] * (values.ndim - 2))
-    return values.masked_fill(~cells, -1 if key == TRAJ_IDS else 0)
+    return values.masked_fill(~rows_like(valid.t(), values), -1 if key == TRAJ_IDS else 0)
