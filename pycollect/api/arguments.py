@@ -58,7 +58,7 @@ def check_one_place(devices: Sequence[Devices]) -> None:
     if any(place.reported != devices[0].reported for place in devices):
         raise ValueError(
             "storing_device: expected one device for all workers of a sync collector, got "
-            f"{[str(own.reported) for own in devices]}"
+            f"{[str(place.reported) for place in devices]}"
         )
 
 

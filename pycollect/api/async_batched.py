@@ -291,7 +291,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         stale = [part for part in flow.parts if flow.is_stale(part[1])]
         if stale:
             with Uninterrupted():
-                flow.parts = [own for own in flow.parts if not any(own is part for part in stale)]
+                flow.parts = [part for part in flow.parts if not any(part is old for old in stale)]
                 for frames_of, *_ in stale:
                     self._lose_stale(frames_of)
         return flow.parts

@@ -101,8 +101,10 @@ def unknown_argument(name: str, known: list[str], other: str) -> str:
     meant = [argument for argument in (_MEANT.get(other), *near) if argument in known][:1]
     near = [] if meant else difflib.get_close_matches(other, classes, n=1, cutoff=0.8)
     elsewhere = [argument for argument in (other, *near) if argument in classes][:1]
-    text += "".join(f"; did you mean {own!r}?" for own in meant)
-    text += "".join(f"; {own!r} is an argument of {', '.join(classes[own])}" for own in elsewhere)
+    for argument in meant:
+        text += f"; did you mean {argument!r}?"
+    for argument in elsewhere:
+        text += f"; {argument!r} is an argument of {', '.join(classes[argument])}"
     return text
 
 

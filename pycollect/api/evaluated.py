@@ -196,7 +196,7 @@ def rewards_of(td: TensorDictBase, key: Key) -> torch.Tensor:
     Raises:
         ValueError: The batch has no tensor of this key.
     """
-    leaves = {as_key(own): value for own, value in td.items(True, True)}
+    leaves = {as_key(name): value for name, value in td.items(True, True)}
     rewards = leaves.get(key)
     if not isinstance(rewards, torch.Tensor):
         others = [show(other) for other in leaves if other[-1] == "reward"]

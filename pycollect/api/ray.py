@@ -119,6 +119,13 @@ def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
     return configs
 
 
+def _options_of_actors(remote_configs: Any, devices: Sequence[Devices]) -> list[dict[str, Any]]:
+    """Return the checked options of actors with these devices."""
+    configs = check_remote_configs(remote_configs, len(devices))
+    check_actor_options(configs)
+    return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
+
+
 @completed_by(MultiSyncDataCollector, raises=False)
 class RayCollector(RayCollectorSignature, LaunchedCollector):
     """Collect in Ray actors, on one machine or a cluster; each worker is an actor.
@@ -203,7 +210,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         config = given["ray_init_config"]  # None joins a running cluster
         init_config = None if config is None else check.check_named("ray_init_config", config)
         self._remote_configs = given["remote_configs"]
-        options = partial(self._actor_options, self._remote_configs)
+        options = partial(_options_of_actors, self._remote_configs)
         self._bell: ServingBell | None = None
         engine = partial(self._engine, init_config)
         LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
@@ -234,14 +241,6 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         factories = client_factories(self._service, given["policy_factory"], workers)
         return given.instead(policy_factory=factories, policy=None)
 
-    def _actor_options(
-        self, remote_configs: Any, devices: Sequence[Devices]
-    ) -> list[dict[str, Any]]:
-        """Return the checked options of actors with these devices."""
-        configs = check_remote_configs(remote_configs, len(devices))
-        check_actor_options(configs)
-        return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
-
     @completed_by(LaunchedCollector.add_collectors)
     def add_collectors(
         self,
@@ -263,7 +262,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
                 collector's, if that is a single dict.
         """
         configs = parse.one_for_all(remote_configs, self._remote_configs)
-        options = partial(self._actor_options, configs)
+        options = partial(_options_of_actors, configs)
         return self._add(create_env_fn, num_envs, policy, collector_kwargs, options)
 
     @completed_by(LaunchedCollector.update_policy_weights_)

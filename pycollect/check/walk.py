@@ -269,7 +269,9 @@ def compare(report: Draft, walks: tuple[Walk, Walk], name: str, before: dict[str
                 WARNING,
             )
         return
-    drawn = [own for own, state in global_generators().items() if before[own] != state]
+    drawn = [
+        generator for generator, state in global_generators().items() if before[generator] != state
+    ]
     why = f" It draws from the global generator {' and '.join(drawn)}." if drawn else ""
     if different == 0:
         text = f"reset() with the same seed returned another observation in {name}.{why}"

@@ -286,4 +286,4 @@ class NestView(Asking, View):
 
     def stats(self) -> dict[str, Any]:
         """Return the sum of the processes' counts."""
-        return {"frames": sum(own["frames"] for own in self.map_fn("stats"))}
+        return {"frames": sum(stats["frames"] for stats in self.map_fn("stats"))}

@@ -229,7 +229,7 @@ def resolved(start: Any, path: str) -> Any:
             value = value[_index(entry)] if name is None else getattr(value, name)
         except (AttributeError, IndexError, KeyError) as error:
             known = (AttributeError, IndexError, KeyError)
-            kind = next(own for own in known if isinstance(error, own))
+            kind = next(kind for kind in known if isinstance(error, kind))
             raise kind(f"{path[: match.end()]}: {error}") from error
     return value
 

@@ -102,18 +102,6 @@ def joined(rollouts: Sequence[Extras], join: str | int, envs: Sequence[int]) -> 
     return result
 
 
-def per_env(entry: Any, envs: Sequence[int]) -> list[Any]:
-    """Return an entry of a TensorDict as one value per environment.
-
-    Args:
-        entry: The entry.
-        envs: Batch size of the TensorDict: (), (P,) or more.
-    """
-    if not envs:
-        return [value_of(entry)]
-    return [value_of(entry[index]) for index in np.ndindex(*envs)]
-
-
 @dataclass
 class ExtrasBatch:
     """The extras of a batch, with the information to deliver them.
@@ -289,7 +277,8 @@ def read_values(td: TensorDictBase, extras: Iterable[Extra], envs: tuple[int, ..
             values[extra.key] = [td[index].get(extra.key, None) for index in np.ndindex(*envs)]
         else:
             if entry is not None:
-                values[extra.key] = per_env(entry, envs)
+                each = (entry[index] for index in np.ndindex(*envs)) if envs else (entry,)
+                values[extra.key] = [value_of(value) for value in each]
     return values
 
 

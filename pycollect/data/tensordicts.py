@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from pycollect._core import Layout, Leaf, MemoryPool, Placement
 from pycollect.data.layout import Key, as_key, dotted, dtype_name, torch_dtype
 from pycollect.data.objects import is_object
-from pycollect.data.slabs import slab_tensors
+from pycollect.data.slabs import poisons, slab_tensors
 
 NestedKey = str | tuple[str, ...]
 
@@ -22,7 +21,7 @@ def spare_memory() -> MemoryPool:
 
     Two blocks are kept, because a caller often holds one result while the next is made.
     """
-    return MemoryPool(2, os.environ.get("PYCOLLECT_POISON") == "1")
+    return MemoryPool(2, poisons())
 
 
 def flatten(td: TensorDictBase) -> tuple[dict[Key, torch.Tensor], dict[Key, torch.Size]]:

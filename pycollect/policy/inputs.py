@@ -28,11 +28,7 @@ from pycollect.policy.states import CollectorEntries, PolicyState, StateForm
 class PolicyInputs:
     """The memory that a policy reads at each step. The recorder updates it between steps.
 
-    Args:
-        current: Current observation by key. It may contain more entries.
-        extras: Extras of the current observation, updated like `current`.
-        counts_steps: Whether the recorder counts steps, see `CollectorEntries`.
-        cast: Casts of observations, which the policy reads as batches contain them.
+    For the arguments see :class:`PolicyRunner`; `current` may contain more entries.
 
     Attributes:
         lead: Batch dimensions of every tensor, as of the environment: (), (P,), or for example

@@ -344,7 +344,7 @@ def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:
     error = ValueError(
         f"policy: the shape of its state(s) {show_all(forms)} is unknown; pass "
         "policy_state={key: shape}. The first call, with the shape(s) "
-        f"{[list(own[0].shape) for own in forms.values()]}, raised: {first}"
+        f"{[list(options[0].shape) for options in forms.values()]}, raised: {first}"
     )
     error.__cause__ = first
     return error
