@@ -77,10 +77,7 @@ _TRIALS = 3
 
 
 def make_vector_env(
-    env: Any,
-    autoreset_mode: Any = None,
-    final_observation: str | None = None,
-    as_arrays: bool = False,
+    env: Any, *, autoreset_mode: Any, final_observation: str | None, as_arrays: bool
 ) -> EnvBatch:
     """Return the EnvBatch of a vector environment, according to its autoreset mode.
 

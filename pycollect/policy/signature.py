@@ -23,7 +23,7 @@ from pycollect.policy.program.steps import (
     show_all,
 )
 from pycollect.policy.program.tensordict_modules import unwrap
-from pycollect.policy.states import IS_INIT, StateForm, StateFormFinder
+from pycollect.policy.states import IS_INIT, StateForm, find_states
 
 Forms: TypeAlias = dict[Key, Sequence[StateForm]]
 """The states of a policy by key, with the forms that each may have."""
@@ -72,7 +72,7 @@ def declared_states(
     """
     env, entries = inputs.env, inputs.collector_entries
     read, written = _keys_of(policy, program)
-    forms = StateFormFinder(policy, env, policy_state).find(read, written, env)
+    forms = find_states(policy, env, policy_state, read, written)
     nexts = {("next", *key) for key in forms}
     check_output_keys(
         (key for key in written if key not in nexts and not is_env_state(key, env)), env
