@@ -336,7 +336,7 @@ def is_inference_service(policy: Any) -> bool:
 
 def client_factories(
     service: Any, policy_factory: Any, workers: int
-) -> list[Callable[[], ServedPolicy]]:
+) -> list[Callable[[], ServiceClient]]:
     """Return one policy factory per worker, each with its own client.
 
     Raises:
@@ -344,11 +344,11 @@ def client_factories(
     """
     if policy_factory is not None:
         raise ValueError("policy_factory: expected None together with policy; pass one of the two")
-    return [partial(ServedPolicy, service.client()) for _ in range(workers)]
+    return [partial(ServiceClient, service.client()) for _ in range(workers)]
 
 
-class ServedPolicy:
-    """A policy that sends each TensorDict to the service and returns the reply."""
+class ServiceClient:
+    """A policy that sends each TensorDict to an inference service and returns the reply."""
 
     def __init__(self, client: Callable[[TensorDictBase], TensorDictBase]) -> None:
         self._client = client

@@ -35,7 +35,7 @@ from pycollect.envs.make_vector import (
     parse_autoreset,
     probe_keeps_rows,
 )
-from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.random_actions import make_sampler
 from pycollect.envs.spaces import describe, make_flatten, make_unflatten
 from pycollect.envs.vector_api import VectorApi
 
@@ -178,8 +178,8 @@ def _walk(
 
 
 def _drawn(api: VectorApi, rng: np.random.Generator) -> tuple[Any, ...]:
-    sampler = ActionSampler(api.action_space, api.num_envs, batched=True)
-    return tuple(leaf[0] for leaf in sampler.draw(1, rng))
+    sampler = make_sampler(api.action_space, api.num_envs, batched=True)
+    return tuple(leaf[0] for leaf in sampler(1, rng))
 
 
 def _given(api: VectorApi, leaves: tuple[Any, ...]) -> Any:

@@ -19,7 +19,7 @@ from pycollect.check.calls import Budget, CallFailed, calling
 from pycollect.check.report import WARNING, Draft
 from pycollect.check.values import Space, copied, is_close, is_equal
 from pycollect.envs.base import observation_of, reset_env, step_values
-from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.random_actions import make_sampler
 from pycollect.envs.single import make_act
 from pycollect.envs.spaces import describe
 
@@ -111,7 +111,7 @@ class Actions:
 
     def __init__(self, space: Space, refused: Sequence[int] = ()) -> None:
         self._space = space
-        self._sampler = ActionSampler(space, 1, batched=False)
+        self._sampler = make_sampler(space, 1, batched=False)
         self._act = make_act(space)
         self._refused = refused
 
@@ -119,7 +119,7 @@ class Actions:
         """Return an action as a collector passes it to `step`."""
         if isinstance(self._space, spaces.Discrete) and (mask is not None or self._refused):
             return self._allowed(self._space, rng, mask)
-        return self.of_leaves([leaf[0] for leaf in self._sampler.draw(1, rng)])
+        return self.of_leaves([leaf[0] for leaf in self._sampler(1, rng)])
 
     def _allowed(self, space: spaces.Discrete, rng: np.random.Generator, mask: Any) -> Any:
         allowed = np.ones(int(space.n), np.bool_) if mask is None else np.asarray(mask, np.bool_)

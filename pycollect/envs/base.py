@@ -20,7 +20,7 @@ from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.frame import ONE_REWARD
 from pycollect.data.layout import Key, Node
-from pycollect.envs.random_actions import ActionSampler, Sampler
+from pycollect.envs.random_actions import Sampler, make_sampler
 
 Arrays: TypeAlias = Any
 """One array if there is one leaf, otherwise a tuple of arrays in the order of the leaves.
@@ -209,7 +209,7 @@ class EnvBatch(ABC):
         """Return the sampler of random actions; only if `draws_ahead`."""
         spec = self.spec
         assert spec.action_space is not None
-        return ActionSampler(spec.action_space, spec.num_envs, bool(spec.batch_size)).draw
+        return make_sampler(spec.action_space, spec.num_envs, bool(spec.batch_size))
 
     @property
     def fast_step(self) -> FastStep | None:

@@ -25,7 +25,7 @@ from pycollect.envs.base import (
     step_values,
 )
 from pycollect.envs.info_rows import stacked_entry
-from pycollect.envs.random_actions import ActionSampler, Rng, Sampler
+from pycollect.envs.random_actions import Rng, Sampler, make_sampler
 from pycollect.envs.spaces import (
     Array,
     describe,
@@ -316,12 +316,12 @@ class PettingZooEnvs(EnvBatch):
 
 
 def _agents_sampler(groups: Sequence[AgentGroup], num_envs: int, batched: bool) -> Sampler:
-    samplers = [ActionSampler(group.action_space, len(group.agents), True) for group in groups]
+    samplers = [make_sampler(group.action_space, len(group.agents), True) for group in groups]
 
     def draw(steps: int, rng: Rng) -> tuple[Array, ...]:
         each = [rng] * num_envs if isinstance(rng, np.random.Generator) else rng
         rows = [
-            [leaf for sampler in samplers for leaf in sampler.draw(steps, generator)]
+            [leaf for sampler in samplers for leaf in sampler(steps, generator)]
             for generator in each
         ]
         if not batched:

@@ -24,7 +24,7 @@ from pycollect.envs.base import (
 )
 from pycollect.envs.gymnasium_support import SEVERAL_REWARDS, declared_reward
 from pycollect.envs.info_rows import MaskOptions
-from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.random_actions import make_sampler
 from pycollect.envs.spaces import (
     Array,
     action_leaves,
@@ -118,10 +118,10 @@ class VectorApi:
 
     def random_actions(self) -> Iterator[Leaves]:
         """Yield random actions of all rows, which are equal in every run."""
-        sampler = ActionSampler(self.action_space, self.num_envs, batched=True)
+        sampler = make_sampler(self.action_space, self.num_envs, batched=True)
         rng = np.random.default_rng(0)
         while True:
-            yield tuple(leaf[0] for leaf in sampler.draw(1, rng))
+            yield tuple(leaf[0] for leaf in sampler(1, rng))
 
     def _keep_extras(self) -> None:
         """Also read the extras of every observation from now on."""
