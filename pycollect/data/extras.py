@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -114,7 +114,7 @@ class ExtrasBatch:
 
     extras: Extras = field(default_factory=dict)
     kinds: dict[Key, Extra] = field(default_factory=dict)
-    classes: Mapping[Key, Any] = field(default_factory=dict)
+    classes: dict[Key, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.extras or self.classes)
@@ -307,9 +307,8 @@ def without_extras(td: TensorDictBase) -> tuple[TensorDictBase, ExtrasBatch]:
     """Split a TensorDict into tensors and extras; return `td` itself if it has no extras."""
     if not _has_extras(td):
         return td, ExtrasBatch()
-    classes: dict[Key, Any] = {}
-    extras_batch = ExtrasBatch(classes=classes)
-    return _dense(td, (), td.ndim, extras_batch, classes), extras_batch
+    extras_batch = ExtrasBatch()
+    return _dense(td, (), td.ndim, extras_batch), extras_batch
 
 
 def _has_extras(td: TensorDictBase) -> bool:
@@ -323,9 +322,8 @@ def _has_extras(td: TensorDictBase) -> bool:
     )
 
 
-def _dense(
-    node: TensorDictBase, path: Key, ndim: int, extras_batch: ExtrasBatch, classes: dict[Key, Any]
-) -> TensorDict:
+def _dense(node: TensorDictBase, path: Key, ndim: int, extras_batch: ExtrasBatch) -> TensorDict:
+    """Return the tensors of a node, and add its other entries to the extras."""
     dense = TensorDict({}, batch_size=node.batch_size, names=node.names, device=node.device)
     lead = node.batch_size[:ndim]
     for name in _names(node):
@@ -341,13 +339,11 @@ def _dense(
             extras_batch.extras[key] = _cells(value, lead)
             extras_batch.kinds[key] = Extra(key, Kind.NODE)
         elif is_tensorclass(value):
-            classes[key] = type(value)
-            dense.set(
-                name,
-                _dense(value.to_tensordict(retain_none=False), key, ndim, extras_batch, classes),
-            )
+            extras_batch.classes[key] = type(value)
+            plain = value.to_tensordict(retain_none=False)
+            dense.set(name, _dense(plain, key, ndim, extras_batch))
         elif isinstance(value, TensorDictBase):
-            dense.set(name, _dense(value, key, ndim, extras_batch, classes))
+            dense.set(name, _dense(value, key, ndim, extras_batch))
         else:
             dense.set(name, value)
     return dense

@@ -240,7 +240,8 @@ def probe_keeps_rows(api: VectorApi) -> Finding:
             return Finding.VIOLATED
         changed = changed or bool((differs & mask).any())
         fresh = tuple(
-            np.where(_expand(mask, new), new, old) for new, old in zip(after, fresh, strict=True)
+            np.where(mask.reshape(count, *[1] * (new.ndim - 1)), new, old)
+            for new, old in zip(after, fresh, strict=True)
         )
         trials += int(evidence)
         if trials == _TRIALS:
@@ -295,7 +296,3 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
 
 def _copy(leaves: Leaves) -> Leaves:
     return tuple(np.array(leaf, order="C") for leaf in leaves)
-
-
-def _expand(mask: BoolArray, like: Array) -> BoolArray:
-    return mask.reshape(len(mask), *[1] * (like.ndim - 1))

@@ -227,7 +227,7 @@ def _flatten_children(
 def make_read_extras(space: Space) -> Callable[[Any], Sequence[Any]]:
     """Return a function from a value of one environment's `space` to the values of its extras."""
     flatten = make_flatten(space, extras=True)
-    extras = [extra for extra, _ in extra_spaces(space, _observation_root(space))]
+    extras = observation_extras(space)
     if all(extra.kind is not Kind.RAGGED for extra in extras):
         return flatten
     reads = [_read(extra) for extra in extras]
@@ -237,7 +237,7 @@ def make_read_extras(space: Space) -> Callable[[Any], Sequence[Any]]:
 def make_read_rows(space: Space) -> Callable[[Any], list[list[Any]]]:
     """Return a function from a vector environment's observation to one list of values per extra."""
     flatten = make_flatten(space, extras=True)
-    reads = [_read(extra) for extra, _ in extra_spaces(space, _observation_root(space))]
+    reads = [_read(extra) for extra in observation_extras(space)]
     return lambda value: [
         [read(row) for row in rows] for read, rows in zip(reads, flatten(value), strict=True)
     ]

@@ -243,7 +243,7 @@ def _action_leaf(leaf: Leaf, tensor: torch.Tensor, env: EnvSpec) -> Leaf:
         raise ValueError(f"policy: {show(leaf.key)}: expected {leaf.dtype}, got {tensor.dtype}")
     if not env.casts_actions:
         returned = _leaf(leaf.key, tensor, env)
-        if _has_no_numpy_dtype(tensor, env):
+        if tensor.dtype is torch.bfloat16 and not env.takes_tensors:  # numpy has no such dtype
             return Leaf(returned.key, leaf.dtype, returned.shape)
         return returned
     expected, shape = (*env.batch_size, *leaf.shape), tuple(tensor.shape)
@@ -268,10 +268,6 @@ def fits(shape: tuple[int, ...], leaf: Leaf, batch: tuple[int, ...]) -> bool:
 
 def _without_ones(shape: tuple[int, ...]) -> list[int]:
     return [extent for extent in shape if extent != 1]
-
-
-def _has_no_numpy_dtype(action: torch.Tensor, env: EnvSpec) -> bool:
-    return action.dtype is torch.bfloat16 and not env.takes_tensors
 
 
 def _space_at(space: Any, key: Key) -> Any:

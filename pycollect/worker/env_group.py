@@ -293,7 +293,9 @@ class EnvGroup:
             return calls._replace(request=runner.request)
         if runner.reuses_memory or isinstance(runner, RandomRunner):
             return calls
-        return calls._replace(act=_copying(calls.act))
+        act = calls.act
+        # Copies, because calls for another group may overwrite the results.
+        return calls._replace(act=lambda: tuple([value.clone() for value in act()]))
 
     @property
     def _can_capture(self) -> bool:
@@ -378,8 +380,3 @@ def _taking_tensors(
         return tuple([values[place].clone() for place in places])
 
     return take_tensors
-
-
-def _copying(act: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
-    """Return `act` with copies of its results, which calls for another group cannot overwrite."""
-    return lambda: tuple([value.clone() for value in act()])

@@ -110,17 +110,13 @@ def _action(env: Any, space: gymnasium.Space[Any]) -> tuple[Leaf, Decode] | None
     spec = env.full_action_spec["action"]
     (leaf,) = spec_leaves(env.full_action_spec, env.batch_size)
     if isinstance(space, spaces.Box) and isinstance(spec, Bounded | Unbounded):
-        return (leaf, _as_it_is) if _is_same(leaf, space) else None
+        return (leaf, lambda _: None) if _is_same(leaf, space) else None
     if not isinstance(space, spaces.Discrete) or space.start != 0 or spec.mask is not None:
         return None
     if isinstance(spec, OneHot) and leaf.shape == (space.n,):
         return leaf, partial(_from_one_hot, int(space.n))
     is_index = isinstance(spec, Categorical) and leaf.shape == ()
     return (leaf, _from_index) if is_index else None
-
-
-def _as_it_is(leaf: Leaf) -> None:
-    return None
 
 
 def _from_one_hot(n: int, leaf: Leaf) -> Take:
