@@ -105,9 +105,9 @@ class LaunchedCollector(ScheduledCollector):
         return self.policy
 
 
-def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
-    """Return one dict of actor options per actor."""
-    configs = dict_each("remote_configs", value, actors)
+def _options_of_actors(remote_configs: Any, devices: Sequence[Devices]) -> list[dict[str, Any]]:
+    """Return the checked options of actors with these devices."""
+    configs = dict_each("remote_configs", remote_configs, len(devices))
     for config in configs:
         for name in ("max_restarts", "max_task_retries"):
             if name in config:
@@ -116,12 +116,6 @@ def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
                     "itself"
                 )
         check_amounts("remote_configs", config)
-    return configs
-
-
-def _options_of_actors(remote_configs: Any, devices: Sequence[Devices]) -> list[dict[str, Any]]:
-    """Return the checked options of actors with these devices."""
-    configs = check_remote_configs(remote_configs, len(devices))
     check_actor_options(configs)
     return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
 

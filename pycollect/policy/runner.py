@@ -50,7 +50,7 @@ class PolicyRunner:
             action(s); a callable that takes a TensorDict.
         env: Environment whose leaves and batch shape the policy must fit.
         current: Current observation by key, [*frame] for one environment, [P, *frame] for a batch.
-            The recorder updates it.
+            It holds a first observation; the recorder updates it.
         policy_state: Shapes for one environment, or first values, of the policy's states by key.
             Needed for states that neither a primer nor an RNN layer of the policy defines.
         extras: Extras of the current observation, updated like `current`.

@@ -62,7 +62,7 @@ class EnvGroup:
         self._extras = ExtrasRecorder(env)
         self._extras.restart()
         self._call_options, self._device = options.call_options, device
-        if not isinstance(policy, RemotePolicy):  # whose process checks its options itself
+        if not isinstance(policy, RemotePolicy):  # its own process checks its options
             self._call_options = self._call_options.for_device(device)
         if self._can_capture:
             self._call_options = replace(self._call_options, in_captured_rollout=True)
