@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,6 @@ from pycollect.envs.make_vector import (
     parse_autoreset,
     probe_keeps_rows,
 )
-from pycollect.envs.random_actions import make_sampler
 from pycollect.envs.spaces import describe, make_flatten, make_unflatten
 from pycollect.envs.vector_api import VectorApi
 
@@ -153,12 +153,12 @@ def _walk(
 ) -> None:
     """Step all rows with random actions that are the same in each call."""
     api = vector.api if env is vector.env else VectorApi(env)
-    ends, rng = _Ends(vector, walk), np.random.default_rng(SEED)
+    ends, actions = _Ends(vector, walk), api.random_actions(SEED)
     with calling("reset()"):
         walk.kept.append((copied(timed(walk.reset_seconds, lambda: api.reset(vector.seeds))),))
     before: Visit | None = None
-    for count in range(1, steps + 1):
-        action, where = _drawn(api, rng), f"step {count}"
+    for count, action in enumerate(islice(actions, steps), 1):
+        where = f"step {count}"
         with calling(f"{where} with the actions {_given(api, action)!r}"):
             result = timed(walk.step_seconds, lambda: env.step(_given(api, action)))  # noqa: B023
         observation, *values, info = interface(step_values, result)
@@ -175,11 +175,6 @@ def _walk(
         visit.before, before = None, visit
         if not budget.is_left:
             break
-
-
-def _drawn(api: VectorApi, rng: np.random.Generator) -> tuple[Any, ...]:
-    sampler = make_sampler(api.action_space, api.num_envs, batched=True)
-    return tuple(leaf[0] for leaf in sampler(1, rng))
 
 
 def _given(api: VectorApi, leaves: tuple[Any, ...]) -> Any:
@@ -254,18 +249,16 @@ def check_same_seeds(vector: Vector) -> None:
 
 def check_final_observations(vector: Vector) -> None:
     """Only a SAME_STEP environment returns `final_obs`."""
-    api, budget, rng = vector.api, Budget(vector.seconds / 2), np.random.default_rng(SEED)
+    api, budget = vector.api, Budget(vector.seconds / 2)
     if vector.mode is Autoreset.SAME_STEP:
         return  # a collector reports it
     with calling("reset()"):
         api.reset(vector.seeds)
-    for _ in range(MAX_STEPS):
+    for action in islice(api.random_actions(SEED), MAX_STEPS):
         if not budget.is_left:
             return
         with calling("a step"):
-            _, *values, info = interface(
-                step_values, vector.env.step(_given(api, _drawn(api, rng)))
-            )
+            _, *values, info = interface(step_values, vector.env.step(_given(api, action)))
         ended = _ended(values)
         if ended.any():
             break
@@ -301,12 +294,11 @@ def check_reset_step(vector: Vector) -> None:
 
     expected = compared(*kept[end + 1][:count])
     for trial in range(_TRIES):
-        rng = np.random.default_rng(SEED)
         with calling("a reset and the steps of one episode"):
             api.reset(vector.seeds)
-            for _ in range(end):
-                vector.env.step(_given(api, _drawn(api, rng)))
-            other = _drawn(api, np.random.default_rng(100 + trial))
+            for action in islice(api.random_actions(SEED), end):
+                vector.env.step(_given(api, action))
+            other = next(api.random_actions(100 + trial))
             result = vector.env.step(_given(api, other))
         if not is_equal(compared(*result[:count]), expected):
             vector.report.add(

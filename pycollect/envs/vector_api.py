@@ -116,10 +116,10 @@ class VectorApi:
         self.reset()
         return step_values(self.env.step(self._to_action(next(self.random_actions()))))[1]
 
-    def random_actions(self) -> Iterator[Leaves]:
-        """Yield random actions of all rows, which are equal in every run."""
+    def random_actions(self, seed: int = 0) -> Iterator[Leaves]:
+        """Yield random actions of all rows, which are equal for equal seeds."""
         sampler = make_sampler(self.action_space, self.num_envs, batched=True)
-        rng = np.random.default_rng(0)
+        rng = np.random.default_rng(seed)
         while True:
             yield tuple(leaf[0] for leaf in sampler(1, rng))
 
