@@ -55,10 +55,10 @@ def _checked(name: str, value: Any) -> torch.device | None:
 
 def check_one_place(devices: Sequence[Devices]) -> None:
     """Raise ValueError if workers of a sync collector would return rollouts on several devices."""
-    if any(own.reported != devices[0].reported for own in devices):
+    if any(place.reported != devices[0].reported for place in devices):
         raise ValueError(
             "storing_device: expected one device for all workers of a sync collector, got "
-            f"{[str(own.reported) for own in devices]}"
+            f"{[str(place.reported) for place in devices]}"
         )
 
 
@@ -116,11 +116,11 @@ def one_each(name: str, value: Any, count: int, of: str = "worker") -> list[Any]
 def dict_each(name: str, value: Any, count: int, of: str = "worker") -> list[dict[str, Any]]:
     """Return a copied dict per worker, from a dict, a list of dicts or None for empty dicts."""
     each = one_each(name, {} if value is None else value, count, of)
-    if not all(isinstance(own, Mapping) for own in each):
+    if not all(isinstance(kwargs, Mapping) for kwargs in each):
         raise TypeError(f"{name}: expected a dict or a list of dicts, got {value!r}")
-    if unnamed := [key for own in each for key in own if not isinstance(key, str)]:
+    if unnamed := [key for kwargs in each for key in kwargs if not isinstance(key, str)]:
         raise TypeError(f"{name}: expected strings as keys, got {unnamed}")
-    return [dict(own) for own in each]
+    return [dict(kwargs) for kwargs in each]
 
 
 def of_each_worker(values: Mapping[str, Any], workers: int) -> list[dict[str, Any]]:
@@ -135,17 +135,13 @@ def of_each_worker(values: Mapping[str, Any], workers: int) -> list[dict[str, An
 
 def common_values(arguments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the arguments that all workers must share; raise ValueError if they differ."""
-    first = arguments[0]
     for name in _COMMON:
+        values = [each[name] for each in arguments]
         with naming(name):
-            differs = any(
-                own is not first[name] and bool(own != first[name])
-                for own in (other[name] for other in arguments)
-            )
+            differs = any(value is not values[0] and bool(value != values[0]) for value in values)
         if differs:
-            values = [other[name] for other in arguments]
             raise ValueError(f"{name}: expected one value for all workers, got {values}")
-    return {name: first[name] for name in _COMMON}
+    return {name: arguments[0][name] for name in _COMMON}
 
 
 def policy_sources(
@@ -156,7 +152,7 @@ def policy_sources(
     Args:
         policy: Policy of workers without factories.
     """
-    factories = [own["policy_factory"] for own in arguments]
+    factories = [each["policy_factory"] for each in arguments]
     for factory in factories:
         check.check_factory(factory, None if with_policy else policy)
     check.check_policy(policy)
@@ -194,8 +190,8 @@ def check_groups(
         )
     if count == 1:
         return
-    for own in entry if is_nest else [entry]:
-        group_entries(own, count, remote_policy=server is not None)
+    for item in entry if is_nest else [entry]:
+        group_entries(item, count, remote_policy=server is not None)
 
 
 def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
@@ -262,22 +258,22 @@ def merged_arguments(
     """
     given = dict_each("collector_kwargs", collector_kwargs, workers)
     result = []
-    for own, top in zip(given, of_each_worker(values, workers), strict=True):
-        _check_names(own, names, runs)
-        known = {name: value for name, value in own.items() if name in names}
-        result.append({**top, **known, **{name: top[name] for name in passed if name in top}})
+    for kwargs, own in zip(given, of_each_worker(values, workers), strict=True):
+        _check_names(kwargs, names, runs)
+        known = {name: value for name, value in kwargs.items() if name in names}
+        result.append({**own, **known, **{name: own[name] for name in passed if name in own}})
     return result
 
 
-def _check_names(own: Mapping[str, Any], names: Sequence[str], runs: str) -> None:
+def _check_names(kwargs: Mapping[str, Any], names: Sequence[str], runs: str) -> None:
     """Refuse unknown keys, and arguments that only the outer collector has."""
-    for name in own:
+    for name in kwargs:
         if name in _OURS_ALONE:
             raise ValueError(
                 f"collector_kwargs: {name!r} cannot be set for each worker; pass it to the "
                 "collector itself"
             )
-    others = {name: value for name, value in own.items() if name not in names}
+    others = {name: value for name, value in kwargs.items() if name not in names}
     try:
         check_others(runs, names, others)
     except (TypeError, ValueError) as error:

@@ -291,7 +291,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         stale = [part for part in flow.parts if flow.is_stale(part[1])]
         if stale:
             with Uninterrupted():
-                flow.parts = [own for own in flow.parts if not any(own is part for part in stale)]
+                flow.parts = [part for part in flow.parts if not any(part is old for old in stale)]
                 for frames_of, *_ in stale:
                     self._lose_stale(frames_of)
         return flow.parts
@@ -302,11 +302,11 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         for frames_of, _, td in parts:
             (worker,) = frames_of
             envs = td.shape[0] if td.ndim > 1 else 1
-            own = td.reshape(-1) if td.ndim > 1 else td
-            place = own.get(("next", "done")).device
+            frames = td.reshape(-1) if td.ndim > 1 else td
+            place = frames.get(("next", "done")).device
             entries = torch.arange(envs, device=place).clamp_(max=self._envs_per_worker - 1)
             index = entries.repeat_interleave(td.shape[-1])  # a vector environment is one entry
-            flat.append(own.copy().set(_ENV_INDEX, worker * self._envs_per_worker + index))
+            flat.append(frames.copy().set(_ENV_INDEX, worker * self._envs_per_worker + index))
         return torch.cat(flat, 0)
 
     def _finish(
@@ -327,7 +327,6 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
 
 
 def _frames_of(parts: Sequence[Part]) -> Counter[int]:
-    """Return the number of frames of each worker."""
     total: Counter[int] = Counter()
     for frames_of, *_ in parts:
         total.update(frames_of)

@@ -106,7 +106,7 @@ def workers_entries(
     entries = parse.env_entries(create_env_fn, "num_workers", None)
     kwargs = parse.dict_each("create_env_kwargs", create_env_kwargs, len(entries), "environment")
     bound = [
-        partial(own, **more) if more else own for own, more in zip(entries, kwargs, strict=True)
+        partial(make, **more) if more else make for make, more in zip(entries, kwargs, strict=True)
     ]
     if envs_per_worker > 1:
         starts = range(0, len(bound), envs_per_worker)
@@ -146,7 +146,7 @@ def _with_affinity(entry: Any, mask: Sequence[int] | None) -> Any:
     if mask is None:
         return entry
     if isinstance(entry, list):
-        return [partial(_make_on_cpus, tuple(mask), own) for own in entry]
+        return [partial(_make_on_cpus, tuple(mask), make) for make in entry]
     return partial(_make_on_cpus, tuple(mask), entry)
 
 

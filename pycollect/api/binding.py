@@ -98,11 +98,13 @@ def unknown_argument(name: str, known: list[str], other: str) -> str:
         return f"{text}; pass several environments as a list of callables or a vector environment"
     classes = classes_by_argument()
     near = [] if other in classes else difflib.get_close_matches(other, known, n=1, cutoff=0.6)
-    meant = [own for own in (_MEANT.get(other), *near) if own in known][:1]
+    meant = [argument for argument in (_MEANT.get(other), *near) if argument in known][:1]
     near = [] if meant else difflib.get_close_matches(other, classes, n=1, cutoff=0.8)
-    elsewhere = [own for own in (other, *near) if own in classes][:1]
-    text += "".join(f"; did you mean {own!r}?" for own in meant)
-    text += "".join(f"; {own!r} is an argument of {', '.join(classes[own])}" for own in elsewhere)
+    elsewhere = [argument for argument in (other, *near) if argument in classes][:1]
+    for argument in meant:
+        text += f"; did you mean {argument!r}?"
+    for argument in elsewhere:
+        text += f"; {argument!r} is an argument of {', '.join(classes[argument])}"
     return text
 
 
@@ -123,9 +125,9 @@ def classes_by_argument() -> dict[str, list[str]]:
     """Return the names of the collectors that have an argument, for all their arguments."""
     classes: dict[str, list[str]] = {}
     for name in _CLASSES:
-        for own in inspect.signature(getattr(pycollect, name)).parameters.values():
-            if own.kind is not own.VAR_KEYWORD:
-                classes.setdefault(own.name, []).append(name)
+        for parameter in inspect.signature(getattr(pycollect, name)).parameters.values():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                classes.setdefault(parameter.name, []).append(name)
     return classes
 
 
@@ -176,8 +178,8 @@ def explained(init: F) -> F:
     signature = inspect.signature(init)
     named = [
         name
-        for name, own in signature.parameters.items()
-        if own.kind is not own.VAR_KEYWORD and name != "self"
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD and name != "self"
     ]
     passes_on = len(named) + 1 < len(signature.parameters)
 

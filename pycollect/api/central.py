@@ -148,7 +148,6 @@ def _on_device_of(settings: ServerSettings, policy: Any) -> ServerSettings:
 def _plan(
     policy: Any, factory: Any, settings: ServerSettings, maker: Callable[..., PolicyWorker]
 ) -> WorkerPlan:
-    """Return the plan of a server in another process."""
     spec = WorkerSpec(
         _SERVER,
         None,
@@ -166,7 +165,7 @@ def _plan(
 def _one_device(given: Mapping[str, Any], workers: int) -> Any:
     """Return the device on which the policy is called; None for the policy's own device."""
     each = parse.of_each_worker({name: given[name] for name in parse.ONE_EACH}, workers)
-    devices = [check_devices(own).policy_device for own in each]
+    devices = [check_devices(arguments).policy_device for arguments in each]
     if any(device != devices[0] for device in devices):
         raise ValueError(
             f"policy_device: expected one device, got {[str(device) for device in devices]}; "

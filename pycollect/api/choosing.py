@@ -74,24 +74,16 @@ def choose_backend(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
             raise ValueError(
                 f"launcher: expected 'submitit' with backend='submitit', got {given['launcher']!r}"
             )
-    if backend in _LAUNCHED:
-        target = getattr(pycollect, _LAUNCHED[backend])
-        more = {**_without_defaults(cls, target, given), **options}
-        many = isinstance(given.get("create_env_fn"), list | tuple)
-        count = 1 if count is None and not many else count
-        return target(num_collectors=count, sync=bool(sync), **more)
-    target = _of_processes(sync)
+    launched = _LAUNCHED.get(backend)
+    target = _of_processes(sync) if launched is None else getattr(pycollect, launched)
     more = {**_without_defaults(cls, target, given), **options}
-    if "create_env_fn" in more:
-        more["create_env_fn"] = _entries(more["create_env_fn"], count)
-    return target(**more)
-
-
-def _entries(create_env_fn: Any, count: int | None) -> list[Any]:
-    """Return one entry per process; one process without a list and a number."""
-    if count is None and not isinstance(create_env_fn, list | tuple):
+    if count is None and not isinstance(more.get("create_env_fn"), list | tuple):
         count = 1
-    return env_entries(create_env_fn, "num_collectors", count)
+    if launched is not None:
+        return target(num_collectors=count, sync=bool(sync), **more)
+    if "create_env_fn" in more:
+        more["create_env_fn"] = env_entries(more["create_env_fn"], "num_collectors", count)
+    return target(**more)
 
 
 def choose_sync(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

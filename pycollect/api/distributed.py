@@ -143,12 +143,12 @@ def check_visible_devices(value: Any, ranks: int) -> None:
             f"visible_devices: expected one device per rank ({ranks}), got {len(value)}"
         )
     try:
-        numbers = [("cuda", own) if isinstance(own, int) else (own,) for own in value]
-        devices = [torch.device(*own) for own in numbers]
+        numbers = [("cuda", number) if isinstance(number, int) else (number,) for number in value]
+        devices = [torch.device(*number) for number in numbers]
     except (RuntimeError, TypeError) as error:
         text = str(error).partition("\n")[0]
         raise ValueError(f"visible_devices: expected devices, got {value!r}: {text}") from error
-    if any(own.type != "cpu" for own in devices):
+    if any(device.type != "cpu" for device in devices):
         warnings.warn(
             "visible_devices: has no effect, because rollouts are sent through host memory; choose "
             "the device of batches with storing_device",

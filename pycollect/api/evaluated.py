@@ -143,11 +143,11 @@ def made_policy(factory: Callable[..., Any], env: Any) -> Any:
         return _evaluating(factory())
     if is_env(env):
         return _evaluating(factory(env))
-    own = (env[0] if isinstance(env, list) else env)()
+    made = (env[0] if isinstance(env, list) else env)()
     try:
-        return _evaluating(factory(own))
+        return _evaluating(factory(made))
     finally:
-        close_quietly(own)
+        close_quietly(made)
 
 
 def _takes_an_env(factory: Callable[..., Any]) -> bool:
@@ -196,10 +196,10 @@ def rewards_of(td: TensorDictBase, key: Key) -> torch.Tensor:
     Raises:
         ValueError: The batch has no tensor of this key.
     """
-    leaves = {as_key(own): value for own, value in td.items(True, True)}
+    leaves = {as_key(name): value for name, value in td.items(True, True)}
     rewards = leaves.get(key)
     if not isinstance(rewards, torch.Tensor):
-        others = [show(own) for own in leaves if own[-1] == "reward"]
+        others = [show(other) for other in leaves if other[-1] == "reward"]
         raise ValueError(
             f"reward_keys: expected the key of a tensor in the batch, got {show(key)}"
             + (f"; rewards are {', '.join(others)}" if others else "")
@@ -243,21 +243,21 @@ def collector_here(
     """Make the collector for "thread"; the factory may receive its environment."""
     if check.check_callable("init_fn", init_fn) is not None:
         init_fn()
-    own = frozen_entry(env)
+    entry = frozen_entry(env)
     env_kwargs = arguments.pop("create_env_kwargs", None) or {}
-    if isinstance(own, partial):
-        own = own(**env_kwargs)
+    if isinstance(entry, partial):
+        entry = entry(**env_kwargs)
     try:
-        if counts_steps(own):
+        if counts_steps(entry):
             arguments["max_frames_per_traj"] = None
         if factory is None:
             acting = own_policy(policy)
         else:
-            acting = check.built_policy(partial(made_policy, factory, own))
-        return SyncDataCollector(own, acting, **arguments)
+            acting = check.built_policy(partial(made_policy, factory, entry))
+        return SyncDataCollector(entry, acting, **arguments)
     except BaseException:
-        if is_env(own):
-            close_quietly(own)
+        if is_env(entry):
+            close_quietly(entry)
         raise
 
 

@@ -348,8 +348,8 @@ class Evaluator:
 
     def _weights_now(self, weights: Any, by_model: Any) -> Weights:
         source = source_of({"weights": weights}, None, by_model or None)
-        own = weights_of(self._policy) if source is None else weights_from(source)
-        return replace(own.copied(), modes={})  # the copy stays in evaluation mode
+        current = weights_of(self._policy) if source is None else weights_from(source)
+        return replace(current.copied(), modes={})  # the copy stays in evaluation mode
 
     def _next_step(self, step: int | None) -> int:
         if step is not None:
@@ -379,7 +379,7 @@ class Evaluator:
         mask = td[MASK]
         rewards = evaluated.rewards_of(td, self._reward)
         returns = torch.where(mask, rewards, 0).double().sum(1)
-        own = {
+        metrics = {
             "reward": returns.mean().item(),
             "reward_std": returns.std().item() if len(returns) > 1 else 0.0,
             "num_episodes": len(td),
@@ -388,4 +388,4 @@ class Evaluator:
             "step": step,
         }
         more = {} if self._metrics_fn is None else dict(self._metrics_fn(td))
-        return {f"{self._prefix}/{name}": value for name, value in {**own, **more}.items()}
+        return {f"{self._prefix}/{name}": value for name, value in {**metrics, **more}.items()}

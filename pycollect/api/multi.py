@@ -198,7 +198,7 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
         frames, shares = given["frames_per_batch"], list[int]()
         if isinstance(frames, (list, tuple)):
             each = parse.one_each("frames_per_batch", frames, len(entries))
-            shares = [check.check_positive("frames_per_batch", own) for own in each]
+            shares = [check.check_positive("frames_per_batch", share) for share in each]
             given = given.instead(frames_per_batch=sum(shares))
         self._pipes: dict[int, WorkerPipe] = {}
         central = Central.of(given, len(entries), sync=sync)

@@ -94,7 +94,7 @@ class LaunchedCollector(ScheduledCollector):
     @property
     def device(self) -> Places:
         """Each worker's default for the three other devices, or ``None``."""
-        return tuple(own.default for own in self._devices_of_each)
+        return tuple(devices.default for devices in self._devices_of_each)
 
     def local_policy(self) -> Any:
         """Return the policy that the collector was made with, by TorchRL's name.
@@ -105,9 +105,9 @@ class LaunchedCollector(ScheduledCollector):
         return self.policy
 
 
-def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
-    """Return one dict of actor options per actor."""
-    configs = dict_each("remote_configs", value, actors)
+def _options_of_actors(remote_configs: Any, devices: Sequence[Devices]) -> list[dict[str, Any]]:
+    """Return the checked options of actors with these devices."""
+    configs = dict_each("remote_configs", remote_configs, len(devices))
     for config in configs:
         for name in ("max_restarts", "max_task_retries"):
             if name in config:
@@ -116,7 +116,8 @@ def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
                     "itself"
                 )
         check_amounts("remote_configs", config)
-    return configs
+    check_actor_options(configs)
+    return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
 
 
 @completed_by(MultiSyncDataCollector, raises=False)
@@ -203,7 +204,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         config = given["ray_init_config"]  # None joins a running cluster
         init_config = None if config is None else check.check_named("ray_init_config", config)
         self._remote_configs = given["remote_configs"]
-        options = partial(self._actor_options, self._remote_configs)
+        options = partial(_options_of_actors, self._remote_configs)
         self._bell: ServingBell | None = None
         engine = partial(self._engine, init_config)
         LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
@@ -214,7 +215,6 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
     def _central(
         self, given: Arguments, kind: WorkerKind, workers: int, sync: bool
     ) -> Central | None:
-        """Return the settings of central inference, or ``None`` if workers have copies."""
         central = Central.of(given, workers, sync=sync)
         if central is None:
             return None
@@ -234,14 +234,6 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
             return given
         factories = client_factories(self._service, given["policy_factory"], workers)
         return given.instead(policy_factory=factories, policy=None)
-
-    def _actor_options(
-        self, remote_configs: Any, devices: Sequence[Devices]
-    ) -> list[dict[str, Any]]:
-        """Return the checked options of actors with these devices."""
-        configs = check_remote_configs(remote_configs, len(devices))
-        check_actor_options(configs)
-        return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
 
     @completed_by(LaunchedCollector.add_collectors)
     def add_collectors(
@@ -264,7 +256,7 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
                 collector's, if that is a single dict.
         """
         configs = parse.one_for_all(remote_configs, self._remote_configs)
-        options = partial(self._actor_options, configs)
+        options = partial(_options_of_actors, configs)
         return self._add(create_env_fn, num_envs, policy, collector_kwargs, options)
 
     @completed_by(LaunchedCollector.update_policy_weights_)
@@ -338,7 +330,7 @@ def is_inference_service(policy: Any) -> bool:
 
 def client_factories(
     service: Any, policy_factory: Any, workers: int
-) -> list[Callable[[], ServedPolicy]]:
+) -> list[Callable[[], ServiceClient]]:
     """Return one policy factory per worker, each with its own client.
 
     Raises:
@@ -346,11 +338,11 @@ def client_factories(
     """
     if policy_factory is not None:
         raise ValueError("policy_factory: expected None together with policy; pass one of the two")
-    return [partial(ServedPolicy, service.client()) for _ in range(workers)]
+    return [partial(ServiceClient, service.client()) for _ in range(workers)]
 
 
-class ServedPolicy:
-    """A policy that sends each TensorDict to the service and returns the reply."""
+class ServiceClient:
+    """A policy that sends each TensorDict to an inference service and returns the reply."""
 
     def __init__(self, client: Callable[[TensorDictBase], TensorDictBase]) -> None:
         self._client = client

@@ -51,8 +51,8 @@ class WorkerKind:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Names that `collector_kwargs` may contain."""
-        own = () if self.nest is None else arguments_of(RemoteOptions, in_kwargs=True)
-        return (*parse.WORKER_ARGUMENTS, *own)
+        of_nest = () if self.nest is None else arguments_of(RemoteOptions, in_kwargs=True)
+        return (*parse.WORKER_ARGUMENTS, *of_nest)
 
     @property
     def runs(self) -> str:
@@ -80,7 +80,9 @@ class WorkerKind:
             )
         return [entry if isinstance(entry, list) else [entry] * processes for entry in entries]
 
-    def maker(self, remote: RemoteOptions, own: Mapping[str, Any]) -> Callable[..., Nest] | None:
+    def maker(
+        self, remote: RemoteOptions, arguments: Mapping[str, Any]
+    ) -> Callable[..., Nest] | None:
         """Return the function that makes the processes of a worker, or None if it has none.
 
         Args:
@@ -88,7 +90,7 @@ class WorkerKind:
         """
         if self.nest is None:
             return None
-        return partial(Nest, options=_nest_options(self.nest == "sync", remote, own))
+        return partial(Nest, options=_nest_options(self.nest == "sync", remote, arguments))
 
 
 _CLASSES = {
@@ -117,9 +119,9 @@ def _check_nest_entry(entry: Any) -> Any:
     return [check_entry(item) for item in entry]
 
 
-def _nest_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> RemoteOptions:
+def _nest_options(sync: bool, remote: RemoteOptions, arguments: Mapping[str, Any]) -> RemoteOptions:
     try:
-        own_options = checked_kwargs(RemoteOptions, {**own, "sync": sync})
+        given = checked_kwargs(RemoteOptions, {**arguments, "sync": sync})
     except (TypeError, ValueError) as error:
         raise type(error)(f"collector_kwargs: {error}") from None
     return replace(
@@ -130,7 +132,7 @@ def _nest_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> 
         padded=remote.uneven,
         update_each=False,
         update_interval=0,
-        **own_options,
+        **given,
     )
 
 
@@ -199,11 +201,11 @@ class WorkerTemplate:
             shares: Frames of one rollout of each worker, if they differ.
         """
         remote, central = self.remote, self.central
-        devices = [check_devices(own, other_machines=self.other_machines) for own in arguments]
+        devices = [check_devices(each, other_machines=self.other_machines) for each in arguments]
         (sources, built), stepping = policies, devices
         if central is not None:  # the server builds the policy, workers do not
             sources, built = central.clients.policies(len(entries)), False
-            stepping = [own.without_policy for own in devices]
+            stepping = [each.without_policy for each in devices]
         options = engine_options(stepping)
         specs = [
             worker_spec(
@@ -225,7 +227,9 @@ class WorkerTemplate:
         pickled = parse.pickled_policies(sources, built)
         check_specs(specs, remote, None if central is None else central.clients)
         copy = central.copy if central is not None and self.other_machines else None
-        return [WorkerPlan(*own, copy=copy) for own in zip(specs, pickled, options, strict=True)]
+        return [
+            WorkerPlan(*parts, copy=copy) for parts in zip(specs, pickled, options, strict=True)
+        ]
 
     def later_plans(
         self,
@@ -245,7 +249,7 @@ class WorkerTemplate:
         number = None if isinstance(create_env_fn, (list, tuple)) else 1
         entries = self.kind.entries(create_env_fn, number, num_envs, "num_envs")
         arguments = self.arguments(collector_kwargs, len(entries))
-        factory = any(own["policy_factory"] is not None for own in arguments)
+        factory = any(each["policy_factory"] is not None for each in arguments)
         given = own_policy if policy is None and not factory else policy
         if self.central is not None and policy is not None:
             raise ValueError(
@@ -310,7 +314,7 @@ class SetUp:
         remote = RemoteOptions.checked(
             given,
             sync=sync,
-            built_by_workers=any(own["policy_factory"] is not None for own in arguments),
+            built_by_workers=any(each["policy_factory"] is not None for each in arguments),
             separate=options.replay_buffer is not None,
             uneven=len(set(shares)) > 1,
         )
@@ -329,7 +333,7 @@ class SetUp:
 def worker_spec(
     index: int,
     entry: Any,
-    own: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     devices: Devices,
     *,
     builds_policy: bool,
@@ -347,11 +351,13 @@ def worker_spec(
         mask: Record ("collector", "mask") for any environment.
         compress: Compress rollouts that leave the machine.
     """
-    settings = checked(WorkerOptions, own, devices=devices, mask=mask, compress=compress)
+    settings = checked(WorkerOptions, arguments, devices=devices, mask=mask, compress=compress)
     return WorkerSpec(
         index,
         entry,
-        check.check_env_kwargs(own["create_env_kwargs"], None if maker is None else len(entry)),
+        check.check_env_kwargs(
+            arguments["create_env_kwargs"], None if maker is None else len(entry)
+        ),
         replace(settings, frames=frames),
         builds_policy=builds_policy,
         hides_gpus=_hides_gpus(devices, options),

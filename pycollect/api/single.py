@@ -88,20 +88,20 @@ class SyncDataCollector(
 
     def _make(self, given: Arguments) -> None:
         check_none_chosen(type(self), given)
-        (own,) = parse.of_each_worker(given, 1)
-        places = check_devices(own)
+        (arguments,) = parse.of_each_worker(given, 1)
+        devices = check_devices(arguments)
         stream, weights = checked(StreamOptions, given), checked(WeightOptions, given)
-        options = checked(WorkerOptions, own, devices=places, stays=True)
+        options = checked(WorkerOptions, arguments, devices=devices, stays=True)
         options = replace(options, frames=stream.frames_per_batch)
         flow = Flow(weights.stream(stream))
-        (own_policy,), is_ours = parse.policy_sources([own], given["policy"])
-        env_kwargs = check.check_env_kwargs(own["create_env_kwargs"])
+        (source,), is_factory = parse.policy_sources([arguments], given["policy"])
+        env_kwargs = check.check_env_kwargs(arguments["create_env_kwargs"])
         entry = _only_entry(given["create_env_fn"])
         parse.check_groups(entry, options.env_groups)
-        policy = check.built_policy(own_policy) if is_ours else own_policy
+        policy = check.built_policy(source) if is_factory else source
         self._worker = Worker(0, entry, env_kwargs, policy, options)
         hooks = options.pre_collect_hook, options.post_collect_hook
-        source = InProcess(flow, self._worker, policy, is_ours, hooks[1])
+        source = InProcess(flow, self._worker, policy, is_factory, hooks[1])
         TorchRLCollector.__init__(self, flow, source, weights, *hooks)
 
     @property

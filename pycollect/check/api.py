@@ -90,9 +90,9 @@ def check_env(
                 _check_factories(makers, made, report)
             _check_kind(entry, made, report, seconds, autoreset_mode)
         finally:
-            for own in made:
+            for made_env in made:
                 with _reporting(report), calling("close()"):
-                    close_quietly(own)
+                    close_quietly(made_env)
     _check_left(starts, report)
     if worker:
         with _reporting(report):

@@ -110,7 +110,7 @@ def _refusal(error: BaseException) -> str:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Interrupt the block after some time. In other threads than the main one, never."""
+    """Interrupt the block after some time; only the main thread can do so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -152,8 +152,8 @@ def place_here() -> str:
 
 
 def _innermost(frames: list[tuple[str, int]]) -> str:
-    frames = [own for own in frames if not own[0].startswith((_PACKAGE, "<frozen"))] or frames
-    users = [own for own in frames if _is_users(own[0])]
+    frames = [frame for frame in frames if not frame[0].startswith((_PACKAGE, "<frozen"))] or frames
+    users = [frame for frame in frames if _is_users(frame[0])]
     if not frames:
         return "code without a traceback"
     file, line = (users or frames)[-1]
@@ -236,8 +236,8 @@ def watched_starts() -> Iterator[list[Start]]:
     """Collect the starts within the block in a list; threads of C code are not seen."""
     starts: list[Start] = []
     patches = [
-        patch.object(own, name, _noting(kind, getattr(own, name), starts))
-        for kind, own, name in _STARTERS
+        patch.object(owner, name, _noting(kind, getattr(owner, name), starts))
+        for kind, owner, name in _STARTERS
     ]
     for one in patches:
         one.start()
@@ -251,7 +251,7 @@ def watched_starts() -> Iterator[list[Start]]:
 def still_running(starts: list[Start]) -> list[Start]:
     """Return the started processes that do not end within a second."""
     end = time.monotonic() + _END_SECONDS
-    while (running := [own for own in starts if own.is_running]) and time.monotonic() < end:
+    while (running := [start for start in starts if start.is_running]) and time.monotonic() < end:
         time.sleep(0.01)
     return running
 

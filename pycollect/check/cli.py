@@ -93,7 +93,7 @@ def _output_to_stderr() -> Iterator[None]:
 
 
 def _as_json(report: Any) -> str:
-    findings = [dataclasses.asdict(own) for own in report.findings]
+    findings = [dataclasses.asdict(finding) for finding in report.findings]
     return json.dumps(
         {"environment": report.env, "findings": findings, "not_checked": report.skipped}
     )

@@ -131,7 +131,7 @@ def _rows_of(entry: Any) -> int:
 
 def _numeric(batch: TensorDictBase) -> dict[Any, torch.Tensor]:
     items = batch.items(include_nested=True, leaves_only=True)
-    return {key: own for key, own in items if isinstance(own, torch.Tensor)}
+    return {key: value for key, value in items if isinstance(value, torch.Tensor)}
 
 
 def _check_finite(batch: TensorDictBase, report: Draft) -> None:
@@ -204,7 +204,7 @@ def check_by_gymnasium(subject: Subject) -> None:
         return
     walk = subject.walk
     needed = _GYMNASIUM_CALLS * sum(
-        max(own, default=0.0) for own in (walk.reset_seconds, walk.step_seconds)
+        max(seconds, default=0.0) for seconds in (walk.reset_seconds, walk.step_seconds)
     )
     if needed > _SHARE * subject.seconds:
         report.skip("Gymnasium's check_env", f"it may take {needed:.0f} s; increase seconds")

@@ -100,12 +100,12 @@ class Report:
     @property
     def errors(self) -> list[Finding]:
         """The findings with severity "error"."""
-        return [own for own in self.findings if own.severity == ERROR]
+        return [finding for finding in self.findings if finding.severity == ERROR]
 
     @property
     def warnings(self) -> list[Finding]:
         """The findings with severity "warning"."""
-        return [own for own in self.findings if own.severity == WARNING]
+        return [finding for finding in self.findings if finding.severity == WARNING]
 
     def __str__(self) -> str:
         lines = [f"{self.env}: {self._summary()}"]
@@ -147,8 +147,8 @@ class Draft(Report):
     def has(self, *codes: str) -> bool:
         """Return whether a code, or a prefix that ends with "-", was found, even if ignored."""
         return any(
-            own == code or (code.endswith("-") and own.startswith(code))
-            for own, _ in self._found
+            found == code or (code.endswith("-") and found.startswith(code))
+            for found, _ in self._found
             for code in codes
         )
 
@@ -170,8 +170,8 @@ class Draft(Report):
         self._found[code, about] = found
         if code in self.ignored:
             return
-        self.findings = [own for own in self.findings if own is not known] + [found]
-        self.findings.sort(key=lambda own: own.severity)
+        self.findings = [finding for finding in self.findings if finding is not known] + [found]
+        self.findings.sort(key=lambda finding: finding.severity)
 
     def skip(self, check: str, reason: str) -> None:
         """Note once that a check could not run."""

@@ -250,11 +250,11 @@ def check_changed_later(subject: Subject) -> None:
 
 def _report_starts(starts: list[tuple[str, Start]], report: Draft) -> None:
     for kind in ("step", "reset"):
-        own = [(where, start) for where, start in starts if where.startswith(kind)]
-        if not own:
+        of_kind = [(where, start) for where, start in starts if where.startswith(kind)]
+        if not of_kind:
             continue
-        where, start = own[0]
-        calls = len({where for where, _ in own})
+        where, start = of_kind[0]
+        calls = len({where for where, _ in of_kind})
         is_rare = calls == 1 or kind == "reset"
         report.add(
             "starts-process",
@@ -343,9 +343,9 @@ def _size(value: Any, depth: int = 6) -> int:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return int(value.size)
     if depth and isinstance(value, Mapping):
-        return len(value) + sum(_size(own, depth - 1) for own in value.values())
+        return len(value) + sum(_size(entry, depth - 1) for entry in value.values())
     if depth and isinstance(value, list | tuple | set | frozenset):
-        return len(value) + sum(_size(own, depth - 1) for own in value)
+        return len(value) + sum(_size(entry, depth - 1) for entry in value)
     return len(value) if isinstance(value, str | bytes) else 1
 
 

@@ -24,9 +24,9 @@ _ROUNDING = 1e-6
 def copied(value: Any) -> Any:
     """Return a copy of a nest of arrays; other objects are not copied."""
     if isinstance(value, Mapping):
-        return {key: copied(own) for key, own in value.items()}
+        return {key: copied(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
-        return tuple([copied(own) for own in value])
+        return tuple([copied(entry) for entry in value])
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return np.array(value) if isinstance(value, np.ndarray) else value
@@ -60,8 +60,8 @@ def make_check(space: Space, envs: int | None = None) -> Callable[[Any, str, Dra
     Args:
         envs: Number of rows of a vector environment. Defaults to ``None``: a single environment.
     """
-    numeric = [(leaf.key, own) for leaf, own in leaf_spaces(space, (), "observation_space")]
-    others = [(extra.key, own) for extra, own in extra_spaces(space, ())]
+    numeric = [(leaf.key, child) for leaf, child in leaf_spaces(space, (), "observation_space")]
+    others = [(extra.key, child) for extra, child in extra_spaces(space, ())]
     flatten, flatten_others = make_flatten(space), make_flatten(space, extras=True)
     rows = () if envs is None else (envs,)
 
@@ -71,14 +71,16 @@ def make_check(space: Space, envs: int | None = None) -> Callable[[Any, str, Dra
         except ValueError as error:
             report.add("observation-space", f"{where}: {error}")
             return
-        for (key, own), value in zip(numeric, values, strict=True):
-            _check_entry(_Entry(report, f"{where} returned {_called(key)}", key, own, rows), value)
-        for (key, own), value in zip(others, extras, strict=True):
+        for (key, child), value in zip(numeric, values, strict=True):
+            _check_entry(
+                _Entry(report, f"{where} returned {_called(key)}", key, child, rows), value
+            )
+        for (key, child), value in zip(others, extras, strict=True):
             for one in value if rows else [value]:
-                if one not in own:
+                if one not in child:
                     report.add(
                         "observation-space",
-                        f"{where} returned {_called(key)} {describe(one)}, which {own} does not "
+                        f"{where} returned {_called(key)} {describe(one)}, which {child} does not "
                         "contain",
                         about=str(key),
                     )

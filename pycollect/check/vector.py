@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from pycollect.check.walk import (
 )
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
-from pycollect.envs.base import BoolArray, step_values
+from pycollect.envs.base import BoolArray, is_wrapped, step_values
 from pycollect.envs.info_rows import final_observations, is_list
 from pycollect.envs.make import check_vector_attributes
 from pycollect.envs.make_vector import (
@@ -35,7 +36,6 @@ from pycollect.envs.make_vector import (
     parse_autoreset,
     probe_keeps_rows,
 )
-from pycollect.envs.random_actions import ActionSampler
 from pycollect.envs.spaces import describe, make_flatten, make_unflatten
 from pycollect.envs.vector_api import VectorApi
 
@@ -138,7 +138,7 @@ class _Ends:
         """Note the flags of a step; return the rows that ended."""
         ended = _ended(values)
         self._ages = np.where(self._resetting, 0, self._ages + 1)
-        flags = [np.ravel(own).astype(bool).tolist() for own in values[1:3]]
+        flags = [np.ravel(flag).astype(bool).tolist() for flag in values[1:3]]
         for row in np.flatnonzero(ended & ~self._resetting):
             self._walk.lengths.append(int(self._ages[row]))
             self._walk.ends.append((flags[0][row], flags[1][row]))
@@ -153,12 +153,12 @@ def _walk(
 ) -> None:
     """Step all rows with random actions that are the same in each call."""
     api = vector.api if env is vector.env else VectorApi(env)
-    ends, rng = _Ends(vector, walk), np.random.default_rng(SEED)
+    ends, actions = _Ends(vector, walk), api.random_actions(SEED)
     with calling("reset()"):
         walk.kept.append((copied(timed(walk.reset_seconds, lambda: api.reset(vector.seeds))),))
     before: Visit | None = None
-    for count in range(1, steps + 1):
-        action, where = _drawn(api, rng), f"step {count}"
+    for count, action in enumerate(islice(actions, steps), 1):
+        where = f"step {count}"
         with calling(f"{where} with the actions {_given(api, action)!r}"):
             result = timed(walk.step_seconds, lambda: env.step(_given(api, action)))  # noqa: B023
         observation, *values, info = interface(step_values, result)
@@ -175,11 +175,6 @@ def _walk(
         visit.before, before = None, visit
         if not budget.is_left:
             break
-
-
-def _drawn(api: VectorApi, rng: np.random.Generator) -> tuple[Any, ...]:
-    sampler = ActionSampler(api.action_space, api.num_envs, batched=True)
-    return tuple(leaf[0] for leaf in sampler.draw(1, rng))
 
 
 def _given(api: VectorApi, leaves: tuple[Any, ...]) -> Any:
@@ -223,12 +218,12 @@ def _check_buffer(visit: Visit, report: Draft) -> None:
 
 def check_different_rows(vector: Vector) -> None:
     """Rows with different seeds and actions have different observations."""
-    observed = [_entries(vector, own[0]) for own in vector.walk.kept[1:]]
+    observed = [_entries(vector, result[0]) for result in vector.walk.kept[1:]]
     if len(observed) < _SAME_ROWS or not observed[0] or vector.api.num_envs < 2:
         return
-    actions_differ = any((own != own[:1]).any() for act in vector.walk.actions for own in act)
-    changes = any(not is_equal(observed[0], own) for own in observed)
-    rows_are_equal = all((own == own[:1]).all() for entries in observed for own in entries)
+    actions_differ = any((leaf != leaf[:1]).any() for act in vector.walk.actions for leaf in act)
+    changes = any(not is_equal(observed[0], entries) for entries in observed)
+    rows_are_equal = all((leaf == leaf[:1]).all() for entries in observed for leaf in entries)
     if actions_differ and changes and rows_are_equal:
         vector.report.add(
             "same-rows",
@@ -254,18 +249,16 @@ def check_same_seeds(vector: Vector) -> None:
 
 def check_final_observations(vector: Vector) -> None:
     """Only a SAME_STEP environment returns `final_obs`."""
-    api, budget, rng = vector.api, Budget(vector.seconds / 2), np.random.default_rng(SEED)
+    api, budget = vector.api, Budget(vector.seconds / 2)
     if vector.mode is Autoreset.SAME_STEP:
         return  # a collector reports it
     with calling("reset()"):
         api.reset(vector.seeds)
-    for _ in range(MAX_STEPS):
+    for action in islice(api.random_actions(SEED), MAX_STEPS):
         if not budget.is_left:
             return
         with calling("a step"):
-            _, *values, info = interface(
-                step_values, vector.env.step(_given(api, _drawn(api, rng)))
-            )
+            _, *values, info = interface(step_values, vector.env.step(_given(api, action)))
         ended = _ended(values)
         if ended.any():
             break
@@ -288,25 +281,24 @@ def check_reset_step(vector: Vector) -> None:
     ):
         return
     kept = vector.walk.kept
-    end = next((i for i, own in enumerate(kept[1:-1], 1) if _ended(own[1:]).any()), None)
+    end = next((i for i, result in enumerate(kept[1:-1], 1) if _ended(result[1:]).any()), None)
     if end is None:
         return
     row = int(np.flatnonzero(_ended(kept[end][1:]))[0])
     api = vector.api
     # A wrapper may add a cost of the action to every reward.
-    count = 2 if getattr(vector.env, "unwrapped", vector.env) is vector.env else 1
+    count = 1 if is_wrapped(vector.env) else 2
 
     def compared(observation: Any, *reward: Any) -> tuple[Any, ...]:
-        return _row((*_entries(vector, observation), *reward), row)
+        return tuple(np.array(leaf[row]) for leaf in (*_entries(vector, observation), *reward))
 
     expected = compared(*kept[end + 1][:count])
     for trial in range(_TRIES):
-        rng = np.random.default_rng(SEED)
         with calling("a reset and the steps of one episode"):
             api.reset(vector.seeds)
-            for _ in range(end):
-                vector.env.step(_given(api, _drawn(api, rng)))
-            other = _drawn(api, np.random.default_rng(100 + trial))
+            for action in islice(api.random_actions(SEED), end):
+                vector.env.step(_given(api, action))
+            other = next(api.random_actions(100 + trial))
             result = vector.env.step(_given(api, other))
         if not is_equal(compared(*result[:count]), expected):
             vector.report.add(
@@ -318,10 +310,6 @@ def check_reset_step(vector: Vector) -> None:
                 "DISABLED if the caller has to reset.",
             )
             return
-
-
-def _row(leaves: tuple[Any, ...], row: int) -> tuple[Any, ...]:
-    return tuple(np.array(leaf[row]) for leaf in leaves)
 
 
 def check_mask(vector: Vector) -> None:

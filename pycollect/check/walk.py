@@ -19,7 +19,7 @@ from pycollect.check.calls import Budget, CallFailed, calling
 from pycollect.check.report import WARNING, Draft
 from pycollect.check.values import Space, copied, is_close, is_equal
 from pycollect.envs.base import observation_of, reset_env, step_values
-from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.random_actions import make_sampler
 from pycollect.envs.single import make_act
 from pycollect.envs.spaces import describe
 
@@ -111,7 +111,7 @@ class Actions:
 
     def __init__(self, space: Space, refused: Sequence[int] = ()) -> None:
         self._space = space
-        self._sampler = ActionSampler(space, 1, batched=False)
+        self._sampler = make_sampler(space, 1, batched=False)
         self._act = make_act(space)
         self._refused = refused
 
@@ -119,7 +119,7 @@ class Actions:
         """Return an action as a collector passes it to `step`."""
         if isinstance(self._space, spaces.Discrete) and (mask is not None or self._refused):
             return self._allowed(self._space, rng, mask)
-        return self.of_leaves([leaf[0] for leaf in self._sampler.draw(1, rng)])
+        return self.of_leaves([leaf[0] for leaf in self._sampler(1, rng)])
 
     def _allowed(self, space: spaces.Discrete, rng: np.random.Generator, mask: Any) -> Any:
         allowed = np.ones(int(space.n), np.bool_) if mask is None else np.asarray(mask, np.bool_)
@@ -238,7 +238,7 @@ def _visit(walk: Walk, visit: Visit, observers: Sequence[Observer]) -> None:
 def timed(seconds: list[float], call: Callable[[], Any]) -> Any:
     """Return the result of a call, and append its duration to a list.
 
-    That is the wall time without the time in which the thread was ready to run, but had no CPU.
+    The duration excludes time in which the thread was ready to run but had no CPU.
     """
     waited, began = _seconds_without_cpu(), time.perf_counter()
     result = call()
@@ -269,7 +269,9 @@ def compare(report: Draft, walks: tuple[Walk, Walk], name: str, before: dict[str
                 WARNING,
             )
         return
-    drawn = [own for own, state in global_generators().items() if before[own] != state]
+    drawn = [
+        generator for generator, state in global_generators().items() if before[generator] != state
+    ]
     why = f" It draws from the global generator {' and '.join(drawn)}." if drawn else ""
     if different == 0:
         text = f"reset() with the same seed returned another observation in {name}.{why}"
@@ -287,9 +289,9 @@ def compare(report: Draft, walks: tuple[Walk, Walk], name: str, before: dict[str
 
 def global_generators() -> dict[str, Any]:
     """Return hashes of the states of the global random generators."""
-    own = np.random.get_state()
+    state = np.random.get_state()
     return {
-        "np.random": (own[1].tobytes(), own[2]) if isinstance(own, tuple) else own,
+        "np.random": (state[1].tobytes(), state[2]) if isinstance(state, tuple) else state,
         "random": hash(random.getstate()),
         "torch": torch.get_rng_state().numpy().tobytes(),
     }
@@ -303,7 +305,7 @@ def check_times(subject: Checked) -> None:
         return
     middle, total = median(steps), sum(steps)
     report.frames = max(1, min(report.frames, int(subject.seconds / 3 / middle)))
-    slow = [own for own in steps if own > max(_SLOW * middle, _PREEMPTED)]
+    slow = [seconds for seconds in steps if seconds > max(_SLOW * middle, _PREEMPTED)]
     share = sum(slow) / total
     report.facts["steps"] = f"{len(steps)}, and {len(subject.walk.ends)} ends of episodes"
     report.facts["time per step"] = (

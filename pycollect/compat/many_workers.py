@@ -87,17 +87,17 @@ class ManyWorkers(WorkerNames):
     @property
     def storing_device(self) -> Places:
         """Value of ``td.device`` of each worker's batches."""
-        return tuple(own.reported for own in self._devices_of_each)
+        return tuple(devices.reported for devices in self._devices_of_each)
 
     @property
     def env_device(self) -> Places:
         """Requested device of each worker's environments, or ``None``."""
-        return tuple(own.env_device for own in self._devices_of_each)
+        return tuple(devices.env_device for devices in self._devices_of_each)
 
     @property
     def policy_device(self) -> Places:
         """Requested device of each worker's policy, or ``None``."""
-        return tuple(own.policy_device for own in self._devices_of_each)
+        return tuple(devices.policy_device for devices in self._devices_of_each)
 
     def frames_per_batch_worker(self, *, worker_idx: int | None = None) -> int:
         """Return the number of frames in one rollout of a worker.
@@ -286,4 +286,4 @@ class NestView(Asking, View):
 
     def stats(self) -> dict[str, Any]:
         """Return the sum of the processes' counts."""
-        return {"frames": sum(own["frames"] for own in self.map_fn("stats"))}
+        return {"frames": sum(stats["frames"] for stats in self.map_fn("stats"))}

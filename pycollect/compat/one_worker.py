@@ -229,7 +229,7 @@ def resolved(start: Any, path: str) -> Any:
             value = value[_index(entry)] if name is None else getattr(value, name)
         except (AttributeError, IndexError, KeyError) as error:
             known = (AttributeError, IndexError, KeyError)
-            kind = next(own for own in known if isinstance(error, own))
+            kind = next(kind for kind in known if isinstance(error, kind))
             raise kind(f"{path[: match.end()]}: {error}") from error
     return value
 
@@ -305,7 +305,7 @@ _THE_COLLECTORS = frozenset(
 
 
 class View:
-    """Base of the readable attributes; explains names that it lacks."""
+    """Base of the views of a worker, whose AttributeErrors explain missing names."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _THE_COLLECTORS:
@@ -316,7 +316,7 @@ class View:
 
 
 class WorkerView(View, OneWorker):
-    """The names that TorchRL's collector in a worker has, as far as they move nothing."""
+    """TorchRL's names of the collector in a worker, except those that advance or reset it."""
 
     def __init__(self, worker: SingleWorker) -> None:
         self._worker: SingleWorker = worker

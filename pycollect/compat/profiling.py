@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect import checks as check
+from pycollect.arguments import completed_by
 from pycollect.driver.flow import Flow
 from pycollect.driver.stream import Source
 from pycollect.worker.options import POST, PostHook
@@ -20,7 +21,7 @@ from pycollect.worker.options import POST, PostHook
 class ProfileConfig:
     """Settings of a profile.
 
-    Attributes:
+    Args:
         workers: Ids of the workers to profile. An in-process collector is worker 0 (default: (0,)).
         num_rollouts: Number of rollouts of a worker after which its profile ends (default: 3).
         warmup_rollouts: Number of first rollouts that are not recorded (default: 1).
@@ -120,7 +121,7 @@ class ProfilerHook:
         inner: The hook that it replaces, which it also calls.
 
     Attributes:
-        is_over: Nothing more is recorded.
+        is_over: Whether the profile has ended.
     """
 
     def __init__(self, config: ProfileConfig, worker: int, inner: PostHook | None) -> None:
@@ -188,6 +189,7 @@ class Profiled:
         """Settings of the current profile, or ``None``."""
         return self._profile_config
 
+    @completed_by(ProfileConfig)
     def enable_profile(
         self,
         *,
@@ -210,17 +212,8 @@ class Profiled:
         Args:
             workers: Ids of the workers to profile; unknown ids have no effect. ``None`` means
                 worker 0 (default: ``None``).
-            num_rollouts: Number of rollouts of a worker after which its profile ends (default: 3).
-            warmup_rollouts: Number of first rollouts that are not recorded (default: 1).
-            save_path: File of the trace; "{worker_idx}" is replaced by the worker's id. ``None``
-                means ./collector_profile_{worker_idx}.json (default: ``None``).
+            ...: See ProfileConfig.
             activities: "cpu" and "cuda"; the latter is ignored without CUDA. ``None`` means both
-                (default: ``None``).
-            record_shapes: Passed to ``torch.profiler.profile`` (default: ``True``).
-            profile_memory: Passed to ``torch.profiler.profile`` (default: ``False``).
-            with_stack: Passed to ``torch.profiler.profile`` (default: ``True``).
-            with_flops: Passed to ``torch.profiler.profile`` (default: ``False``).
-            on_trace_ready: Function that is called with the profiler instead of saving the trace
                 (default: ``None``).
 
         Raises:
@@ -254,7 +247,7 @@ class Profiled:
         if config is None:
             return
         ids = [index for index in config.workers if index in self._source.policy_lag]
-        self._profilers = [ProfilerHook(config, own, hook) for own in ids]
+        self._profilers = [ProfilerHook(config, index, hook) for index in ids]
         for index, profiler in zip(ids, self._profilers, strict=True):
             self._source.set_hook(POST, profiler, [index])
 
@@ -263,7 +256,7 @@ class Profiled:
 
         Torch's profiler must be stopped by the thread that started it.
         """
-        if not self._source.is_remote and not all(own.is_over for own in self._profilers):
+        if not self._source.is_remote and not all(profiler.is_over for profiler in self._profilers):
             raise RuntimeError(
                 "start: a background thread cannot run an unfinished profile; finish it first, or "
                 "call disable_profile()"
@@ -275,14 +268,16 @@ class Profiled:
         if config is None or self._flow.closed:  # shutdown() has stopped the profilers
             return
         present = self._source.policy_lag
-        self._source.call(_stop_profiler, {own: () for own in config.workers if own in present})
+        self._source.call(
+            _stop_profiler, {index: () for index in config.workers if index in present}
+        )
         self._stop_profilers()
         self._source.set_hook(POST, self.post_collect_hook)
 
     def _stop_profilers(self) -> None:
         """Stop the profilers that run in this process."""
-        for own in self._profilers:
-            own.close()
+        for profiler in self._profilers:
+            profiler.close()
 
 
 def _stop_profiler(worker: Any) -> None:

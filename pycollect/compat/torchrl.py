@@ -57,7 +57,7 @@ class OwnAttributes:
         if name[:1] != "_" and not any(
             name in vars(kind) or name in inspect.get_annotations(kind) for kind in cls.__mro__
         ):
-            members = inspect.getmembers(cls, lambda own: isinstance(own, property))
+            members = inspect.getmembers(cls, lambda member: isinstance(member, property))
             settable = [name for name, own in members if name[0] != "_" and own.fset is not None]
             near = difflib.get_close_matches(name, settable, n=1, cutoff=0.8)
             if near or cls.__module__.startswith("pycollect."):
@@ -69,10 +69,10 @@ class OwnAttributes:
         super().__setattr__(name, value)
 
 
-_related: WeakSet[type] = WeakSet()
+_registered_with: WeakSet[type] = WeakSet()
 
 
-class TorchRLKin:
+class VirtualBaseCollector:
     """Instances count as instances of TorchRL's BaseCollector, without inheriting from it.
 
     TorchRL is not imported for that: when it is present, the class is registered with it. An
@@ -84,31 +84,33 @@ class TorchRLKin:
 
     # super() without arguments needs the compiler's __class__, which the property below replaces.
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        super(TorchRLKin, cls).__init_subclass__(**kwargs)  # noqa: UP008
-        relate()
+        super(VirtualBaseCollector, cls).__init_subclass__(**kwargs)  # noqa: UP008
+        register_with_torchrl()
 
     def __init__(self) -> None:
-        relate()
+        register_with_torchrl()
 
-    def _noticed(self) -> type:
-        relate()
+    def _registered_class(self) -> type:
+        register_with_torchrl()
         return type(self)
 
-    def _become(self, cls: type) -> None:
+    def _set_class(self, cls: type) -> None:
         object.__dict__["__class__"].__set__(self, cls)
 
-    __class__ = property(_noticed, _become)
+    __class__ = property(_registered_class, _set_class)
 
 
-IterableDataset.register(TorchRLKin)  # like TorchRL's collectors, so that a DataLoader works
+IterableDataset.register(
+    VirtualBaseCollector
+)  # like TorchRL's collectors, so that a DataLoader works
 
 
-def relate() -> None:
+def register_with_torchrl() -> None:
     """Register the collectors with TorchRL's base class, if it is imported."""
     base = getattr(sys.modules.get("torchrl.collectors._base"), "BaseCollector", None)
-    if base is not None and base not in _related:
-        base.register(TorchRLKin)
-        _related.add(base)
+    if base is not None and base not in _registered_with:
+        base.register(VirtualBaseCollector)
+        _registered_with.add(base)
 
 
 class Hooked:
@@ -167,7 +169,9 @@ class Hooked:
 
 
 @exposes(StreamOptions, "_flow.options")
-class TorchRLCollector(WeightUpdates, Hooked, Profiled, OwnAttributes, TorchRLKin, Collector):
+class TorchRLCollector(
+    WeightUpdates, Hooked, Profiled, OwnAttributes, VirtualBaseCollector, Collector
+):
     """A Collector with TorchRL's names; the base of all collectors that users make.
 
     Args:
@@ -191,7 +195,7 @@ class TorchRLCollector(WeightUpdates, Hooked, Profiled, OwnAttributes, TorchRLKi
         post_hook: PostHook | None = None,
     ) -> None:
         Hooked.__init__(self, pre_hook, post_hook)
-        TorchRLKin.__init__(self)
+        VirtualBaseCollector.__init__(self)
         WeightUpdates.__init__(self, weights)
         Collector.__init__(self, flow, source)
 

@@ -1,4 +1,4 @@
-"""The arguments that say how the policy gets new weights, such as `weight_updater`."""
+"""The arguments about weight updates, such as `weight_updater`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ def _tracker(name: str, value: Any) -> Any:
 
 
 def _policy_scheme(schemes: Mapping[str, Any]) -> Any:
-    """Return the scheme of the policy, or None."""
     others = [model for model in schemes if model != _POLICY]
     if others:
         raise ValueError(
@@ -70,15 +69,15 @@ def _policy_scheme(schemes: Mapping[str, Any]) -> Any:
     scheme = schemes.get(_POLICY)
     if scheme is None or _is_torchrls(scheme, "NoWeightSyncScheme"):
         return scheme
-    own = type(scheme)
-    if own.__name__ not in _SCHEMES or not own.__module__.startswith("torchrl.weight_update"):
+    kind = type(scheme)
+    if kind.__name__ not in _SCHEMES or not kind.__module__.startswith("torchrl.weight_update"):
         raise ValueError(
             f"weight_sync_schemes: expected one of {', '.join(_SCHEMES)} or NoWeightSyncScheme, "
-            f"got {own.__name__}, whose methods would not be called; use weight_updater, or pass "
+            f"got {kind.__name__}, whose methods would not be called; use weight_updater, or pass "
             "weights to update_policy_weights_()"
         )
     warn_user(
-        f"weight_sync_schemes: {own.__name__} has no effect; the collector itself chooses how "
+        f"weight_sync_schemes: {kind.__name__} has no effect; the collector itself chooses how "
         "weights are sent"
     )
     return scheme
@@ -98,7 +97,7 @@ def _is_torchrls(value: Any, name: str) -> bool:
 
 @dataclass(frozen=True)
 class WeightOptions:
-    """The arguments that say how the policy gets new weights.
+    """The arguments about weight updates.
 
     Attributes:
         updater: The user's weight updater, or a callable that returns it, or None.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -18,7 +18,14 @@ from tensordict import (
 )
 
 from pycollect.data.layout import Key
-from pycollect.data.objects import Cells, cells_of, object_stack, private_copies, value_of
+from pycollect.data.objects import (
+    Cells,
+    cells_of,
+    is_object,
+    object_stack,
+    private_copies,
+    value_of,
+)
 
 Extras: TypeAlias = dict[Key, Cells]
 """Extras of a rollout or a batch by key, including "next"; ``None`` in cells without a frame."""
@@ -95,18 +102,6 @@ def joined(rollouts: Sequence[Extras], join: str | int, envs: Sequence[int]) -> 
     return result
 
 
-def per_env(entry: Any, envs: Sequence[int]) -> list[Any]:
-    """Return an entry of a TensorDict as one value per environment.
-
-    Args:
-        entry: The entry.
-        envs: Batch size of the TensorDict: (), (P,) or more.
-    """
-    if not envs:
-        return [value_of(entry)]
-    return [value_of(entry[index]) for index in np.ndindex(*envs)]
-
-
 @dataclass
 class ExtrasBatch:
     """The extras of a batch, with the information to deliver them.
@@ -119,7 +114,7 @@ class ExtrasBatch:
 
     extras: Extras = field(default_factory=dict)
     kinds: dict[Key, Extra] = field(default_factory=dict)
-    classes: Mapping[Key, Any] = field(default_factory=dict)
+    classes: dict[Key, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.extras or self.classes)
@@ -282,7 +277,8 @@ def read_values(td: TensorDictBase, extras: Iterable[Extra], envs: tuple[int, ..
             values[extra.key] = [td[index].get(extra.key, None) for index in np.ndindex(*envs)]
         else:
             if entry is not None:
-                values[extra.key] = per_env(entry, envs)
+                each = (entry[index] for index in np.ndindex(*envs)) if envs else (entry,)
+                values[extra.key] = [value_of(value) for value in each]
     return values
 
 
@@ -297,7 +293,7 @@ def write_values(td: TensorDictBase, key: Key, values: list[Any], envs: tuple[in
     cells = cells_of(values, envs)
     if isinstance(first, torch.Tensor):
         td.set(key, torch.stack(values).reshape(*envs, *first.shape))
-    elif isinstance(first, TensorDictBase) and not _is_object(first):
+    elif isinstance(first, TensorDictBase) and not is_object(first):
         node, existing = _nodes(cells, None), td.get(key, None)
         if existing is None:
             td.set(key, node)
@@ -311,25 +307,23 @@ def without_extras(td: TensorDictBase) -> tuple[TensorDictBase, ExtrasBatch]:
     """Split a TensorDict into tensors and extras; return `td` itself if it has no extras."""
     if not _has_extras(td):
         return td, ExtrasBatch()
-    classes: dict[Key, Any] = {}
-    extras_batch = ExtrasBatch(classes=classes)
-    return _dense(td, (), td.ndim, extras_batch, classes), extras_batch
+    extras_batch = ExtrasBatch()
+    return _dense(td, (), td.ndim, extras_batch), extras_batch
 
 
 def _has_extras(td: TensorDictBase) -> bool:
     if isinstance(td, LazyStackedTensorDict):
         return True
     return any(
-        _is_object(value)
+        is_object(value)
         or is_tensorclass(value)
         or (isinstance(value, TensorDictBase) and _has_extras(value))
         for value in td.values()
     )
 
 
-def _dense(
-    node: TensorDictBase, path: Key, ndim: int, extras_batch: ExtrasBatch, classes: dict[Key, Any]
-) -> TensorDict:
+def _dense(node: TensorDictBase, path: Key, ndim: int, extras_batch: ExtrasBatch) -> TensorDict:
+    """Return the tensors of a node, and add its other entries to the extras."""
     dense = TensorDict({}, batch_size=node.batch_size, names=node.names, device=node.device)
     lead = node.batch_size[:ndim]
     for name in _names(node):
@@ -338,27 +332,21 @@ def _dense(
         if value is None:
             cells = _ragged_cells(node, name)
             extras_batch.extras[key], extras_batch.kinds[key] = cells, _ragged_extra(key, cells)
-        elif _is_object(value):
+        elif is_object(value):
             extras_batch.extras[key] = _cells(value, lead)
             extras_batch.kinds[key] = Extra(key)
         elif isinstance(value, LazyStackedTensorDict) and value.stack_dim >= ndim:
             extras_batch.extras[key] = _cells(value, lead)
             extras_batch.kinds[key] = Extra(key, Kind.NODE)
         elif is_tensorclass(value):
-            classes[key] = type(value)
-            dense.set(
-                name,
-                _dense(value.to_tensordict(retain_none=False), key, ndim, extras_batch, classes),
-            )
+            extras_batch.classes[key] = type(value)
+            plain = value.to_tensordict(retain_none=False)
+            dense.set(name, _dense(plain, key, ndim, extras_batch))
         elif isinstance(value, TensorDictBase):
-            dense.set(name, _dense(value, key, ndim, extras_batch, classes))
+            dense.set(name, _dense(value, key, ndim, extras_batch))
         else:
             dense.set(name, value)
     return dense
-
-
-def _is_object(value: Any) -> bool:
-    return bool(getattr(value, "_is_non_tensor", False))
 
 
 def _names(node: TensorDictBase) -> list[str]:

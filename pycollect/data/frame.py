@@ -13,13 +13,8 @@ from pycollect.data.extras import Extra, Extras, ExtrasBatch
 from pycollect.data.layout import Key, Node, is_delivered
 
 TRAJ_IDS: Key = ("collector", "traj_ids")
-
-
 MASK: Key = ("collector", "mask")
-
-
 IS_INIT: Key = ("is_init",)
-
 
 FLAGS = ("done", "terminated", "truncated")
 

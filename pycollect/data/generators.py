@@ -138,8 +138,8 @@ def from_plain(plain: Any, place: str) -> GeneratorState | NestState:
     if isinstance(plain, Mapping) and isinstance(plain.get("processes"), list):
         return NestState(
             tuple(
-                GeneratorState.from_plain(own, f"{place}, 'processes', {number}")
-                for number, own in enumerate(plain["processes"])
+                GeneratorState.from_plain(process, f"{place}, 'processes', {number}")
+                for number, process in enumerate(plain["processes"])
             )
         )
     return GeneratorState.from_plain(plain, place)
@@ -167,10 +167,6 @@ def _read_torch(plain: torch.Tensor) -> npt.NDArray[np.uint8]:
     state = _bytes(plain)
     _torch_generator(state)
     return state
-
-
-def _read_device(plain: torch.Tensor) -> npt.NDArray[np.uint8]:
-    return _bytes(plain)  # this process may not have the device
 
 
 def _bytes(plain: torch.Tensor) -> npt.NDArray[np.uint8]:
@@ -206,7 +202,7 @@ def _whole_mt19937(plain: Any) -> dict[str, Any]:
 
 
 def _read_actions(plain: Any) -> tuple[dict[str, Any], ...]:
-    return tuple(dict(_action_generator(_whole(own)).bit_generator.state) for own in plain)
+    return tuple(dict(_action_generator(_whole(state)).bit_generator.state) for state in plain)
 
 
 def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,7 +220,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "numpy": _read_numpy,
     "python": _read_python,
     "actions": _read_actions,
-    "device": _read_device,
+    "device": _bytes,  # unchecked, because this process may lack the device
 }
 
 

@@ -71,7 +71,9 @@ def is_delivered(key: Key) -> bool:
 
 def as_key(key: Any) -> Key:
     """Return a key of tensordict, a string or nested tuple of strings, as a flat tuple."""
-    return (key,) if isinstance(key, str) else tuple(part for own in key for part in as_key(own))
+    return (
+        (key,) if isinstance(key, str) else tuple(part for inner in key for part in as_key(inner))
+    )
 
 
 def show(key: Key) -> str:

@@ -25,7 +25,7 @@ from pycollect.data.tensordicts import (
     flatten,
     is_plain,
     meta_keys,
-    refuse_non_tensors,
+    rows_like,
     spare_memory,
 )
 
@@ -64,7 +64,6 @@ def flag_by_flag(
 
 
 def _nodes(td: TensorDictBase) -> list[str | tuple[str, ...]]:
-    """Return the keys of nested TensorDicts."""
     leaves = set(td.keys(True, True))
     return [key for key in td.keys(True) if key not in leaves]
 
@@ -186,8 +185,7 @@ class MultiStep(torch.nn.Module):
         source = td.get("next", None)
         if source is None:
             raise KeyError('tensordict: expected an entry "next", got none')
-        leaves, _, others = flatten(source)
-        refuse_non_tensors(others)
+        leaves, _ = flatten(source)
         flags = leaves.get(as_key(self.done_key or "done"))
         if flags is not None and not extras_batch and flags_are_separate(td, flags.shape):
             return flag_by_flag(self.forward, td, flags.shape)
@@ -335,8 +333,7 @@ class _Ahead:
         self.plan.steps(steps)
         frames = reward.flatten(0, self.ndim - 1)
         frames = frames.to(_sum_dtype(frames.dtype))
-        ones = [1] * (frames.ndim - 1)
-        left = steps.to(frames.device).reshape(-1, *ones)
+        left = rows_like(steps.to(frames.device).flatten(), frames)
         index = torch.arange(len(frames), device=frames.device)
         total = torch.zeros_like(frames)
         for k in range(int(steps.max()) if steps.numel() else 0):
@@ -350,5 +347,4 @@ class _Ahead:
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a sum of rewards of this dtype."""
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()

@@ -43,6 +43,11 @@ def cells_of(values: Sequence[Any], shape: Sequence[int]) -> Cells:
     return cells.reshape(tuple(shape))
 
 
+def is_object(entry: Any) -> bool:
+    """Return whether an entry of a TensorDict, or its class, is NonTensorData or a stack of it."""
+    return bool(getattr(entry, "_is_non_tensor", False))
+
+
 def value_of(entry: Any) -> Any:
     """Return the value of one cell: the object inside NonTensorData, or the entry itself."""
     if isinstance(entry, NonTensorData) and not entry.batch_size:
@@ -98,8 +103,8 @@ class _LateStack(NonTensorStack):  # type: ignore[misc]
         cells = (vars(self).get("_cells") or [None])[0]
         if cells is None or args or kwargs or not set(map(type, cells.flat)) <= PLAIN_TYPES:
             _make_parts(self)
-            own = {"as_linked_list": True} if as_linked_list else {}
-            return NonTensorStack.tolist(self, *args, **own, **kwargs)
+            option = {"as_linked_list": True} if as_linked_list else {}
+            return NonTensorStack.tolist(self, *args, **option, **kwargs)
         return _linked(cells, self) if as_linked_list else cells.tolist()
 
 

@@ -27,15 +27,16 @@ def make_pool(
     Args:
         allocate: Allocates the memory; see :class:`SlabPool`.
     """
-    return SlabPool(placement, max_free, _poisons(), allocate)
+    return SlabPool(placement, max_free, poisons(), allocate)
 
 
 def make_shared_pool(placement: Placement, working: int, spare: int) -> SharedSlabPool:
     """Make a pool of slabs that other processes write; see :class:`SharedSlabPool`."""
-    return SharedSlabPool(placement, working, spare, _poisons())
+    return SharedSlabPool(placement, working, spare, poisons())
 
 
-def _poisons() -> bool:
+def poisons() -> bool:
+    """Return whether to overwrite returned memory, so that stale views are found."""
     return os.environ.get("PYCOLLECT_POISON") == "1"
 
 

@@ -22,8 +22,8 @@ from pycollect.data.tensordicts import (
     flatten,
     is_plain,
     meta_keys,
-    refuse_non_tensors,
     restore_nested,
+    rows_like,
     spare_memory,
 )
 
@@ -68,37 +68,36 @@ def nested(
         ValueError: There are no rows, which strided nested tensors do not support.
         TypeError: Strided nested tensors do not support a dtype.
     """
-    longest, shortest = (int(lengths.max()), int(lengths.min())) if len(lengths) else (0, 0)
-    batch_size = [len(lengths)]
+    sizes = lengths.tolist()
+    longest, shortest = max(sizes, default=0), min(sizes, default=0)
+    # Leaves of a device share one tensor of offsets, by which torch recognizes equal lengths.
+    by_device: dict[torch.device, torch.Tensor] = {}
+
+    def jagged(leaf: torch.Tensor) -> torch.Tensor:
+        device_offsets = by_device.setdefault(leaf.device, offsets.to(leaf.device))
+        return torch.nested.nested_tensor_from_jagged(
+            leaf, device_offsets, min_seqlen=shortest, max_seqlen=longest
+        )
+
+    def strided(leaf: torch.Tensor) -> torch.Tensor:
+        try:
+            return torch.nested.as_nested_tensor(list(torch.split(leaf, sizes)))
+        except NotImplementedError as error:
+            raise TypeError(
+                f"as_nested: torch has no strided nested tensors of {leaf.dtype}; use torch.jagged"
+            ) from error
+
+    result: TensorDict
     if layout == torch.jagged:
-        # Leaves of a device share one tensor of offsets, by which torch recognizes equal lengths.
-        by_device: dict[torch.device, torch.Tensor] = {}
-
-        def nest(leaf: torch.Tensor) -> torch.Tensor:
-            device_offsets = by_device.setdefault(leaf.device, offsets.to(leaf.device))
-            return torch.nested.nested_tensor_from_jagged(
-                leaf, device_offsets, min_seqlen=shortest, max_seqlen=longest
-            )
-
-    else:
-        if not len(lengths):
-            raise ValueError(
-                "as_nested: expected at least one trajectory, got none; use torch.jagged, which "
-                "supports an empty result"
-            )
-        sizes = lengths.tolist()
-        batch_size.append(longest if longest == shortest else -1)
-
-        def nest(leaf: torch.Tensor) -> torch.Tensor:
-            try:
-                return torch.nested.as_nested_tensor(list(torch.split(leaf, sizes)))
-            except NotImplementedError as error:
-                raise TypeError(
-                    f"as_nested: torch has no strided nested tensors of {leaf.dtype}; use "
-                    "torch.jagged"
-                ) from error
-
-    result: TensorDict = flat.apply(nest, batch_size=batch_size)
+        result = flat.apply(jagged, batch_size=[len(sizes)])
+        return result
+    if not sizes:
+        raise ValueError(
+            "as_nested: expected at least one trajectory, got none; use torch.jagged, which "
+            "supports an empty result"
+        )
+    length = longest if longest == shortest else -1
+    result = flat.apply(strided, batch_size=[len(sizes), length])
     return result
 
 
@@ -262,8 +261,7 @@ def split_with_plan(
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")
     td, extras_batch = without_extras(td)
-    leaves, nested, others = flatten(td)
-    refuse_non_tensors(others)
+    leaves, nested = flatten(td)
     ids_key, mask_key = meta_keys(td, prefix, trajectory_key)
     known = {**leaves, **(signals or {})}
     ids = known.get(ids_key)
@@ -303,7 +301,8 @@ class _Padded:
 
     def select(self, leaf: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
         frames = leaf[cells]
-        return torch.where(self._mask_for(frames), frames, torch.zeros_like(frames))
+        mask = rows_like(self.mask.to(frames.device), frames)
+        return torch.where(mask, frames, torch.zeros_like(frames))
 
     def number(self, tensors: dict[Key, torch.Tensor], key: Key) -> None:
         """Fill ids in padding; number the trajectories if the batch has no ids."""
@@ -322,11 +321,7 @@ class _Padded:
         if ids.device.type == "cpu":
             self.plan.pad(ids, self.padding_id)
         else:
-            ids.masked_fill_(~self._mask_for(ids), self.padding_id)
-
-    def _mask_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the mask with a size-1 dimension for each dimension of a frame."""
-        return self.mask.to(tensor.device).reshape(*self.lead, *[1] * (tensor.ndim - 2))
+            ids.masked_fill_(~self.mask.to(ids.device), self.padding_id)
 
 
 class _Flat:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from pycollect._core import Layout, Leaf, MemoryPool, Placement
 from pycollect.data.layout import Key, as_key, dotted, dtype_name, torch_dtype
-from pycollect.data.slabs import slab_tensors
+from pycollect.data.objects import is_object
+from pycollect.data.slabs import poisons, slab_tensors
 
 NestedKey = str | tuple[str, ...]
 
@@ -22,49 +21,34 @@ def spare_memory() -> MemoryPool:
 
     Two blocks are kept, because a caller often holds one result while the next is made.
     """
-    return MemoryPool(2, os.environ.get("PYCOLLECT_POISON") == "1")
+    return MemoryPool(2, poisons())
 
 
-class Parts(NamedTuple):
-    """Entries of a TensorDict by key path.
+def flatten(td: TensorDictBase) -> tuple[dict[Key, torch.Tensor], dict[Key, torch.Size]]:
+    """Return tensors, and the batch sizes of nested TensorDicts, by key path; without a copy.
 
-    Attributes:
-        leaves: Strided tensors.
-        nested: Batch sizes of nested TensorDicts.
-        others: Other entries: NonTensorData, and tensors with other layouts.
+    Raises:
+        TypeError: An entry is neither a strided tensor nor a TensorDict.
     """
-
-    leaves: dict[Key, torch.Tensor]
-    nested: dict[Key, torch.Size]
-    others: dict[Key, Any]
-
-
-def flatten(td: TensorDictBase) -> Parts:
-    """Return the entries of a TensorDict by key path, without a copy."""
-    parts = Parts({}, {}, {})
+    leaves: dict[Key, torch.Tensor] = {}
+    nested: dict[Key, torch.Size] = {}
 
     def visit(node: TensorDictBase, path: Key) -> None:
         for name, value in node.items():
             key = (*path, name)
             if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-                parts.leaves[key] = value
-            elif isinstance(value, TensorDictBase) and not _is_non_tensor(value):
-                parts.nested[key] = value.batch_size
+                leaves[key] = value
+            elif isinstance(value, TensorDictBase) and not is_object(value):
+                nested[key] = value.batch_size
                 visit(value, key)
             else:
-                parts.others[key] = value
+                raise TypeError(
+                    f"{dotted(key)}: expected a strided tensor, got {_describe(value)}; "
+                    f"exclude it with td.exclude({key!r})"
+                )
 
     visit(td, ())
-    return parts
-
-
-def refuse_non_tensors(others: Mapping[Key, Any]) -> None:
-    """Raise a TypeError for the first entry, because it is not a strided tensor."""
-    for key, value in others.items():
-        raise TypeError(
-            f"{dotted(key)}: expected a strided tensor, got {_describe(value)}; "
-            f"exclude it with td.exclude({key!r})"
-        )
+    return leaves, nested
 
 
 def restore_nested(
@@ -120,10 +104,6 @@ def _is_numeric(dtype: torch.dtype) -> bool:
     return True
 
 
-def _is_non_tensor(value: Any) -> bool:
-    return bool(getattr(value, "_is_non_tensor", False))
-
-
 def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor) and not is_tensor_collection(value):
         return f"a tensor of layout {value.layout}"
@@ -150,6 +130,11 @@ def as_int64(key: Key, ids: torch.Tensor | None) -> torch.Tensor | None:
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise ValueError(f"{dotted(key)}: expected integers, got {ids.dtype}")
     return ids.to(torch.int64)
+
+
+def rows_like(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return values of rows with as many dimensions as `like`, so that they broadcast to it."""
+    return rows.view(*rows.shape, *[1] * (like.ndim - rows.ndim))
 
 
 def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ from pycollect.data.frame import TRAJ_IDS
 from pycollect.data.layout import Key, dotted
 from pycollect.data.slabs import to_tensordict
 from pycollect.data.split import split_trajectories, split_with_plan
-from pycollect.data.tensordicts import any_done, flatten, refuse_non_tensors, restore_nested
+from pycollect.data.tensordicts import any_done, flatten, restore_nested
 
 Worker = Hashable
 
@@ -145,10 +145,9 @@ class TrajectoryQueue:
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), lengths.cumsum(0)])
         ids = torch.arange(self.next_id, self.next_id + count, device="cpu")
         pieces = [piece for trajectory in taken for piece in trajectory.pieces]
-        td = _joined(pieces)
+        td: TensorDictBase = _joined(pieces)
         td.set(TRAJ_IDS, ids.repeat_interleave(lengths).to(td.device or "cpu"))
-        if extras_batch := _joined_extras(pieces):
-            td = with_extras(td, extras_batch)
+        td = with_extras(td, _joined_extras(pieces))
         if self.form == "padded":
             td = split_trajectories(td, trajectory_key=TRAJ_IDS)
         frames: Counter[Worker] = Counter()
@@ -203,9 +202,7 @@ class _Chunk:
     @classmethod
     def of(cls, td: TensorDictBase) -> _Chunk:
         dense, extras_batch = without_extras(td)
-        leaves, nested, others = flatten(dense)
-        refuse_non_tensors(others)
-        return cls(leaves, nested, dense.device, extras_batch)
+        return cls(*flatten(dense), dense.device, extras_batch)
 
     def part(self, start: int, stop: int) -> _Chunk:
         """Return a copy of the frames [start, stop)."""

@@ -16,7 +16,7 @@ from pycollect.data.devices import Accelerator, Event, PartialUpload, accelerato
 from pycollect.data.extras import with_extras, without_extras
 from pycollect.data.layout import Key
 from pycollect.data.slabs import to_tensordict
-from pycollect.data.tensordicts import flatten, refuse_non_tensors, restore_nested
+from pycollect.data.tensordicts import flatten, restore_nested
 from pycollect.errors import warn_user
 
 _ALIGNMENT = 64  # bytes; enough for any dtype, a device's widest loads, and a cache line
@@ -329,13 +329,11 @@ class Uploads:
             return td
         uploader = self.to(place)
         dense, extras_batch = without_extras(td)
-        leaves, nested, others = flatten(dense)
-        refuse_non_tensors(others)
+        leaves, nested = flatten(dense)
         size = tuple(td.batch_size)
         result: TensorDictBase = to_tensordict(uploader.gather(leaves), size, uploader.device)
         restore_nested(result, nested, size, len(size))
-        if extras_batch:
-            result = with_extras(result, extras_batch)
+        result = with_extras(result, extras_batch)
         return result if reported is not None else result.clear_device_()
 
     def close(self) -> None:

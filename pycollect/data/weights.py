@@ -144,7 +144,9 @@ def weights_of(policy: Any) -> Weights:
         if overrides(module, "get_extra_state") and overrides(module, "set_extra_state")
         for key in [extra_state_key(name)]
     }
-    return Weights(named_weights(policy), extra, {name: own.training for name, own in modules})
+    return Weights(
+        named_weights(policy), extra, {name: module.training for name, module in modules}
+    )
 
 
 def extra_state_key(module: str) -> str:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from pycollect._core import Leaf
 from pycollect.data.frame import FLAGS, ONE_REWARD
 from pycollect.data.layout import Key, Node, show
-from pycollect.envs.base import observation_of, reset_env, step_values
+from pycollect.envs.base import is_wrapped, observation_of, reset_env, step_values
 from pycollect.envs.single import make_act, make_observe
 from pycollect.envs.spaces import (
     RESERVED_KEYS,
@@ -135,9 +135,9 @@ def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
     """
     agents = _possible_agents(env)
     rewards = _reward_shapes(env, agents)
-    by_name: dict[str, list[Hashable]] = {}
     if getattr(env, "group_map", None) is not None:
         return _mapped_groups(env, agents, rewards)
+    by_name: dict[str, list[Hashable]] = {}
     for agent in agents:
         by_name.setdefault(_group_name(str(agent)), []).append(agent)
     groups: list[AgentGroup] = []
@@ -149,29 +149,27 @@ def agent_groups(env: Any) -> tuple[AgentGroup, ...]:
 
 
 def _mapped_groups(env: Any, agents: list[Hashable], rewards: Shapes) -> tuple[AgentGroup, ...]:
-    """Return the groups of the attribute `group_map`."""
     chosen = env.group_map
     is_map = isinstance(chosen, Mapping) and all(
         isinstance(name, str) and name and isinstance(members, list | tuple) and members
         for name, members in chosen.items()
     )
-    members = [agent for own in chosen.values() for agent in own] if is_map else []
-    is_partition = len(members) == len(agents) and all(agent in members for agent in agents)
-    if not is_partition:
+    mapped = [agent for members in chosen.values() for agent in members] if is_map else []
+    if len(mapped) != len(agents) or not all(agent in mapped for agent in agents):
         raise ValueError(
             f"group_map: expected a dict from names of groups to lists with each agent of {agents} "
             f"once, got {chosen!r}"
         )
     groups = []
-    for name, own in chosen.items():
-        found = _groups_of(env, name, list(own), rewards)
-        if len(found) > 1:
+    for name, members in chosen.items():
+        group, *others = _groups_of(env, name, list(members), rewards)
+        if others:
             raise ValueError(
                 f"group_map: the agents of {name!r} must have equal action spaces, and equal keys, "
-                f"dtypes and shapes of observations and rewards, got {list(own)}; put them into "
-                "other groups"
+                f"dtypes and shapes of observations and rewards, got {list(members)}; put them "
+                "into other groups"
             )
-        groups += found
+        groups.append(group)
     _check_names(list(chosen), "group_map")
     return tuple(groups)
 
@@ -192,23 +190,24 @@ def _group_name(agent: str) -> str:
 
 
 def _groups_of(env: Any, name: str, agents: list[Hashable], rewards: Shapes) -> list[AgentGroup]:
-    groups = [_group(env, name, agents, one, rewards) for one in agents]
-    if all(own.signature == groups[0].signature for own in groups):
+    """Return one group if the spaces and rewards of the agents are equal, else a group for each."""
+    groups = [_group(env, name, agents, agent, rewards) for agent in agents]
+    if all(group.signature == groups[0].signature for group in groups):
         return groups[:1]
-    return [_group(env, str(one), [one], one, rewards) for one in agents]
+    return [_group(env, str(agent), [agent], agent, rewards) for agent in agents]
 
 
 def _group(
-    env: Any, name: str, agents: Iterable[Hashable], one: Hashable, rewards: Shapes
+    env: Any, name: str, agents: Iterable[Hashable], typical: Hashable, rewards: Shapes
 ) -> AgentGroup:
-    """Return a group of agents with the spaces of one of them."""
-    observation, mask = env.observation_space(one), None
+    """Return a group of agents with the spaces of a typical one."""
+    observation, mask = env.observation_space(typical), None
     if isinstance(observation, spaces.Dict) and isinstance(observation.get(_ACTION_MASK), _MASKS):
         mask = observation[_ACTION_MASK]
         rest = {key: child for key, child in observation.items() if key != _ACTION_MASK}
         observation = spaces.Dict(rest)
-    reward = rewards.get(one, ONE_REWARD.shape)
-    return AgentGroup(name, tuple(agents), observation, mask, env.action_space(one), reward)
+    reward = rewards.get(typical, ONE_REWARD.shape)
+    return AgentGroup(name, tuple(agents), observation, mask, env.action_space(typical), reward)
 
 
 def _reward_shapes(env: Any, agents: Sequence[Hashable]) -> Shapes:
@@ -223,9 +222,13 @@ def _reward_shapes(env: Any, agents: Sequence[Hashable]) -> Shapes:
         for agent, space in declared.items()
         if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.shape[0] > 1
     }
-    if shapes and getattr(env, "unwrapped", env) is not env:
+    if shapes and is_wrapped(env):
         rewards = _random_rewards(env)
-        shapes = {own: shapes[own] for own in shapes if np.ndim(rewards.get(own, (0,))) == 1}
+        shapes = {
+            agent: shape
+            for agent, shape in shapes.items()
+            if np.ndim(rewards.get(agent, (0,))) == 1
+        }
     return shapes
 
 

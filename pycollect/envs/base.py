@@ -20,7 +20,7 @@ from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.frame import ONE_REWARD
 from pycollect.data.layout import Key, Node
-from pycollect.envs.random_actions import ActionSampler, Sampler
+from pycollect.envs.random_actions import Sampler, make_sampler
 
 Arrays: TypeAlias = Any
 """One array if there is one leaf, otherwise a tuple of arrays in the order of the leaves.
@@ -209,7 +209,7 @@ class EnvBatch(ABC):
         """Return the sampler of random actions; only if `draws_ahead`."""
         spec = self.spec
         assert spec.action_space is not None
-        return ActionSampler(spec.action_space, spec.num_envs, bool(spec.batch_size)).draw
+        return make_sampler(spec.action_space, spec.num_envs, bool(spec.batch_size))
 
     @property
     def fast_step(self) -> FastStep | None:
@@ -327,8 +327,13 @@ def random_step(env: EnvBatch) -> tuple[Arrays, Any, Any, Any]:
     return env.step(actions[0] if len(actions) == 1 else actions)
 
 
-def reset_env(env: Any, seed: Any = None) -> Any:
-    """Reset an environment, with a seed if one is given.
+def is_wrapped(env: Any) -> bool:
+    """Return whether wrappers, which may change observations and rewards, are around an env."""
+    return getattr(env, "unwrapped", env) is not env
+
+
+def reset_env(env: Any, seed: Any) -> Any:
+    """Reset an environment, with a seed unless that is ``None``.
 
     If `reset` has no parameter `seed`, call the environment's method `seed`, as TorchRL does.
 

@@ -61,7 +61,6 @@ class CompiledEnvBatch(EnvBatch):
 
     @property
     def num_seeds(self) -> int:
-        """Number of seeds: P, or 1 if one seed serves all environments."""
         return self.compiled.num_seeds
 
     def action_sampler(self) -> Sampler:

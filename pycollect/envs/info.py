@@ -12,15 +12,10 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.layout import Key, dtype_name, show
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, random_step
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, random_step
 from pycollect.envs.info_rows import NOTHING
 from pycollect.envs.random_actions import Sampler
-from pycollect.envs.spaces import (
-    RESERVED_OBSERVATIONS,
-    Array,
-    cast_safely,
-    describe,
-)
+from pycollect.envs.spaces import RESERVED_OBSERVATIONS, Array, cast_safely, describe
 from pycollect.errors import warn_user
 
 InfoKey: TypeAlias = str | tuple[str, ...]
@@ -87,8 +82,19 @@ def _overlap(a: Key, b: Key) -> bool:
     return a[: len(b)] == b or b[: len(a)] == a
 
 
-def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
-    """Return the environment with entries of its info as `step_only` leaves and `step_extras`.
+def _check_not_taken(keys: InfoKeys, spec: EnvSpec) -> None:
+    leaves = (*spec.observation, *spec.step_only, *spec.action)
+    taken = [leaf.key for leaf in leaves] + [extra.key for extra in spec.extras]
+    for key in keys:
+        if any(_overlap(key, other) for other in taken):
+            raise ValueError(
+                f"info_keys: {show(key)} overlaps another key of the batch; other keys: "
+                f"{', '.join(map(show, taken))}"
+            )
+
+
+class InfoEnv(EnvBatch):
+    """An EnvBatch whose steps also return entries of its infos: `step_only` and `step_extras`.
 
     One step with a random action determines the form of each entry; reset the environment
     afterwards. Numbers and arrays of numbers become leaves; Python floats become float32 and
@@ -102,28 +108,16 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     Raises:
         ValueError: The environment's infos cannot be read, or the observation has the same key.
     """
-    read = env.tap_info()
-    if read is None:
-        raise ValueError(
-            "info_keys: expected environments of Gymnasium or PettingZoo; for TorchRL "
-            "environments, call set_info_dict_reader() instead"
-        )
-    spec = env.spec
-    leaves = (*spec.observation, *spec.step_only, *spec.action)
-    taken = [leaf.key for leaf in leaves] + [extra.key for extra in spec.extras]
-    for key in keys:
-        if any(_overlap(key, other) for other in taken):
+
+    def __init__(self, env: EnvBatch, keys: InfoKeys) -> None:
+        read = env.tap_info()
+        if read is None:
             raise ValueError(
-                f"info_keys: {show(key)} overlaps another key of the batch; other keys: "
-                f"{', '.join(map(show, taken))}"
+                "info_keys: expected environments of Gymnasium or PettingZoo; for TorchRL "
+                "environments, call set_info_dict_reader() instead"
             )
-    return InfoEnv(env, read, keys)
-
-
-class InfoEnv(EnvBatch):
-    """An EnvBatch that appends entries of another EnvBatch's info to each step's observation."""
-
-    def __init__(self, env: EnvBatch, read: Callable[[Key], list[Any]], keys: InfoKeys) -> None:
+        _check_not_taken(keys, env.spec)
+        self.original = env.original
         self._env, self._read, self.owned = env, read, [env]
         inner = env.spec
         self._single = len(inner.observation) + len(inner.step_only) == 1
@@ -202,14 +196,12 @@ class InfoEnv(EnvBatch):
         return self._informed(self._env.step(action))
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
-        """See `EnvBatch.step_rows`; raises the same errors as `step`."""
         return self._informed(self._env.step_rows(action, rows))
 
     def send(self, action: Arrays) -> None:
         self._env.send(action)
 
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
-        """See `EnvBatch.receive`; raises the same errors as `step`."""
         return self._informed(self._env.receive())
 
     def _informed(self, result: tuple[Arrays, Any, Any, Any]) -> tuple[Arrays, Any, Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from pycollect.data.devices import Devices
 from pycollect.envs.base import EnvBatch, close_quietly
 from pycollect.envs.compiled import CompiledEnvBatch, is_compiled_env
 from pycollect.envs.gymnasium_support import has_time_limit, maker
-from pycollect.envs.info import InfoKeys, with_info
+from pycollect.envs.info import InfoEnv, InfoKeys
 from pycollect.envs.make_vector import make_vector_env
 from pycollect.envs.pettingzoo import PettingZooEnvs, is_pettingzoo_env
 from pycollect.envs.single import CallablesEnv, SingleEnv
@@ -218,7 +218,7 @@ def make_env_batch(
         create_env_kwargs: Keyword arguments of each callable.
         autoreset_mode: NEXT_STEP, SAME_STEP or DISABLED. Used only for a vector environment that
             does not declare its mode.
-        info_keys: Entries of Gymnasium's info to record, see `with_info`.
+        info_keys: Entries of Gymnasium's info to record, see `InfoEnv`.
         devices: Devices of TorchRL environments.
         final_observation: "unknown" for a vector environment that resets in the same step and may
             not return the last observation of an episode.
@@ -234,16 +234,17 @@ def make_env_batch(
             not fit together, an environment appears twice, a space is not supported,
             `autoreset_mode` is wrong or missing, or an environment is passed with kwargs.
     """
-    vector = autoreset_mode, final_observation, as_arrays or bool(info_keys)
-    env = _make(create_env_fn, create_env_kwargs, vector, devices)
+    make_vector = partial(
+        make_vector_env,
+        autoreset_mode=autoreset_mode,
+        final_observation=final_observation,
+        as_arrays=as_arrays or bool(info_keys),
+    )
+    env = _make(create_env_fn, dict(create_env_kwargs or {}), make_vector, devices)
     try:
         if final_observation is not None:
             _check_resets_in_same_step(env, final_observation)
-        if not info_keys:
-            return env
-        informed = with_info(env, info_keys)
-        informed.original = env.original
-        return informed
+        return InfoEnv(env, info_keys) if info_keys else env
     except BaseException:
         if not is_env(create_env_fn):
             env.close()
@@ -261,11 +262,10 @@ def _check_resets_in_same_step(env: EnvBatch, final_observation: str) -> None:
 
 def _make(
     create_env_fn: Any,
-    create_env_kwargs: Mapping[str, Any] | None,
-    vector: tuple[Any, str | None, bool],
+    kwargs: dict[str, Any],
+    make_vector: Callable[[Any], EnvBatch],
     devices: Devices | None,
 ) -> EnvBatch:
-    kwargs = {} if create_env_kwargs is None else dict(create_env_kwargs)
     create_env_fn = check_entry(create_env_fn)
     if isinstance(create_env_fn, list):
         return _make_callables(create_env_fn, kwargs, devices)
@@ -276,7 +276,7 @@ def _make(
             raise ValueError(
                 f"create_env_kwargs: expected None if create_env_fn is an environment, got {kwargs}"
             )
-        return _wrap(create_env_fn, vector, devices)
+        return _wrap(create_env_fn, make_vector, devices)
     env = create_env_fn(**kwargs)
     if not is_env(env):
         raise TypeError(
@@ -284,7 +284,7 @@ def _make(
             f"{adapter_for(env)}"
         )
     try:
-        return _wrap(env, vector, devices)
+        return _wrap(env, make_vector, devices)
     except BaseException:
         close_quietly(env)
         raise
@@ -347,7 +347,7 @@ def _check_single(env: Any, fn: Any, i: int) -> None:
         )
 
 
-def _wrap(env: Any, vector: tuple[Any, str | None, bool], devices: Devices | None) -> EnvBatch:
+def _wrap(env: Any, make_vector: Callable[[Any], EnvBatch], devices: Devices | None) -> EnvBatch:
     check_distinct([env])
     if is_torchrl_env(env):
         from pycollect.envs.torchrl import make_torchrl_env
@@ -360,7 +360,7 @@ def _wrap(env: Any, vector: tuple[Any, str | None, bool], devices: Devices | Non
         batch = PettingZooEnvs([env], batched=False)
     elif is_vector_env(env):  # first, because EnvPool's environments are also gymnasium.Env
         check_vector_attributes(env)
-        batch = make_vector_env(env, *vector)
+        batch = make_vector(env)
     else:
         batch = SingleEnv(env)
     batch.original = env

@@ -17,10 +17,10 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from pycollect.data.devices import CPU
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
-from pycollect.envs.base import BoolArray, EnvBatch
+from pycollect.envs.base import BoolArray, EnvBatch, is_wrapped
 from pycollect.envs.spaces import Array
 from pycollect.envs.tensors import TensorVectorEnv
-from pycollect.envs.vector import SameStepEnvBatch, VectorEnvBatch
+from pycollect.envs.vector import SameStepEnvBatch, VectorEnvBatch, check_reset_step
 from pycollect.envs.vector_api import Leaves, VectorApi, rows_differ
 
 
@@ -77,10 +77,7 @@ _TRIALS = 3
 
 
 def make_vector_env(
-    env: Any,
-    autoreset_mode: Any = None,
-    final_observation: str | None = None,
-    as_arrays: bool = False,
+    env: Any, *, autoreset_mode: Any, final_observation: str | None, as_arrays: bool
 ) -> EnvBatch:
     """Return the EnvBatch of a vector environment, according to its autoreset mode.
 
@@ -121,12 +118,9 @@ def _make_batch(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvB
         return VectorEnvBatch(api)
     if mode is Autoreset.NEXT_STEP:
         can_reset = _resets_rows_after_done(api)
-        batch = VectorEnvBatch(
+        return VectorEnvBatch(
             api, skips_after_done=not can_reset, steps_rows=can_reset and api.steps_rows
         )
-        if can_reset:  # otherwise, the batch itself looks at the first step that resets
-            batch.check_reset_step(*api.probed_reset_step)
-        return batch
     known = _is_known(env)
     keeps = probe_keeps_rows(api)
     api.reset()
@@ -186,10 +180,9 @@ def _is_known(env: Any) -> bool:
 
 def _resets_rows_after_done(api: VectorApi) -> bool:
     """Return whether a NEXT_STEP environment honors masks right after the end of an episode."""
-    base = getattr(api.env, "unwrapped", api.env)
     keeps = probe_keeps_rows(api)
-    if _is_known(base) and keeps is not Finding.VIOLATED:
-        resets = keeps is Finding.CONFIRMED or base is api.env
+    if _is_known(getattr(api.env, "unwrapped", api.env)) and keeps is not Finding.VIOLATED:
+        resets = keeps is Finding.CONFIRMED or not is_wrapped(api.env)
     else:
         resets = keeps is Finding.CONFIRMED and probe_resumes(api) is Finding.CONFIRMED
         api.reset_clears = resets or probe_resumes(api, whole=True) is Finding.CONFIRMED
@@ -247,7 +240,8 @@ def probe_keeps_rows(api: VectorApi) -> Finding:
             return Finding.VIOLATED
         changed = changed or bool((differs & mask).any())
         fresh = tuple(
-            np.where(_expand(mask, new), new, old) for new, old in zip(after, fresh, strict=True)
+            np.where(mask.reshape(count, *[1] * (new.ndim - 1)), new, old)
+            for new, old in zip(after, fresh, strict=True)
         )
         trials += int(evidence)
         if trials == _TRIALS:
@@ -261,11 +255,14 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
     After the end of an episode, such an environment may still have its own reset pending and
     replace the next step by it. The reward reveals such a dummy step; the probe first observes the
     reward of a dummy step, because wrappers change it. One reset confirms a real step if the next
-    step has another reward, or ends an episode. Sets `api.probed_reset_step`. Takes at most
-    `RESUME_STEPS` steps; reset the environment afterwards.
+    step has another reward, or ends an episode. Takes at most `RESUME_STEPS` steps; reset the
+    environment afterwards.
 
     Args:
         whole: Probe resets of all rows. Otherwise masked resets, which must keep the other rows.
+
+    Raises:
+        ValueError: Masked resets are confirmed, but a dummy step ended an episode.
     """
     api.reset()
     none = np.zeros(api.num_envs, np.bool_)
@@ -273,12 +270,14 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
     extra = none if whole or api.num_envs == 1 else np.arange(api.num_envs) == 0
     dummy, ended = none, none
     dummy_rewards: set[float] = set()
+    dummy_ended = False
     for _, reward, done in islice(_random_steps(api), RESUME_STEPS):
         dummy_rewards.update(reward[dummy].tolist())
-        if dummy.any():
-            api.probed_reset_step = bool(done[dummy].any()), bool(reward[dummy].any())
+        dummy_ended = dummy_ended or bool(done[dummy].any())
         real = done | ~np.isin(reward, [0.0, *dummy_rewards])
         if (ended & real).any():
+            if not whole:  # otherwise the EnvBatch checks the first dummy step itself
+                check_reset_step(api.env, dummy_ended, any(dummy_rewards))
             return Finding.CONFIRMED
         learn = done.any() and not dummy_rewards and not extra.any()
         mask = none if learn else done | extra | (whole and done.any())
@@ -297,7 +296,3 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
 
 def _copy(leaves: Leaves) -> Leaves:
     return tuple(np.array(leaf, order="C") for leaf in leaves)
-
-
-def _expand(mask: BoolArray, like: Array) -> BoolArray:
-    return mask.reshape(len(mask), *[1] * (like.ndim - 1))

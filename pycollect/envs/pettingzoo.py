@@ -25,7 +25,7 @@ from pycollect.envs.base import (
     step_values,
 )
 from pycollect.envs.info_rows import stacked_entry
-from pycollect.envs.random_actions import ActionSampler, Rng, Sampler
+from pycollect.envs.random_actions import Rng, Sampler, make_sampler
 from pycollect.envs.spaces import (
     Array,
     describe,
@@ -294,7 +294,6 @@ class PettingZooEnvs(EnvBatch):
         return tuple(map(torch.from_numpy, drawn))
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset every environment, with one seed each; see `EnvBatch.reset`."""
         each = seed_each(seeds, len(self._envs))
         for row, seed in zip(self._rows, each, strict=True):
             row.reset(seed)
@@ -311,20 +310,18 @@ class PettingZooEnvs(EnvBatch):
         return self._buffers, None, None, None
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the environments selected by `done` (bool [P])."""
         for p in np.flatnonzero(done):
             self._rows[p].reset(None)
         return self._buffers
 
 
 def _agents_sampler(groups: Sequence[AgentGroup], num_envs: int, batched: bool) -> Sampler:
-    """Return a function that draws random actions of all agents."""
-    samplers = [ActionSampler(group.action_space, len(group.agents), True) for group in groups]
+    samplers = [make_sampler(group.action_space, len(group.agents), True) for group in groups]
 
     def draw(steps: int, rng: Rng) -> tuple[Array, ...]:
         each = [rng] * num_envs if isinstance(rng, np.random.Generator) else rng
         rows = [
-            [leaf for sampler in samplers for leaf in sampler.draw(steps, generator)]
+            [leaf for sampler in samplers for leaf in sampler(steps, generator)]
             for generator in each
         ]
         if not batched:

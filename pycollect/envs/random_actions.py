@@ -6,62 +6,48 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 
 from pycollect.envs.spaces import Array, Space, leaf_spaces
 
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Draw: TypeAlias = Callable[[tuple[int, ...], np.random.Generator], Array]
-
 
 Rng: TypeAlias = np.random.Generator | Sequence[np.random.Generator]
 """One generator for all environments, or one per environment."""
 
 Sampler: TypeAlias = Callable[[int, Rng], tuple[Array, ...]]
-"""Draws the random actions of many steps at once; see `ActionSampler.draw`."""
+"""Draws the random actions of a number of steps: new arrays [T, P, *action], one per leaf."""
 
 
-class ActionSampler:
-    """Draws many actions at a time, with the same distribution as the space's `sample()`.
+def make_sampler(action_space: Space, num_envs: int, batched: bool) -> Sampler:
+    """Return a sampler with the same distribution as the space's `sample()`.
 
-    `Box.sample()` draws one action and takes longer than a small policy. The sampler has no state:
-    all randomness comes from the passed generators, and the space's generator is not used.
+    It draws many actions at a time, because `Box.sample()` draws one action and takes longer than a
+    small policy. All randomness comes from the passed generators; the space's generator is not
+    used. With P generators, the actions of an environment depend only on its own generator.
+
+    Args:
+        batched: Whether the arrays have the dimension P.
 
     Raises:
-        ValueError: The space is not supported; see `leaf_spaces`.
+        ValueError: The space is not supported; see `leaf_spaces`. The sampler raises it if the
+            number of generators is not P.
     """
+    pairs = leaf_spaces(action_space, ("action",), "action_space")
+    draws = [_make_draw(space) for _, space in pairs]
 
-    def __init__(self, action_space: Space, num_envs: int, batched: bool) -> None:
-        pairs = leaf_spaces(action_space, ("action",), "action_space")
-        self._draws = [_make_draw(space) for _, space in pairs]
-        self._num_envs = num_envs
-        self._batched = batched
-
-    def draw(self, steps: int, rng: Rng) -> tuple[Array, ...]:
-        """Return the actions of `steps` steps, one array per leaf, in the leaf's dtype.
-
-        Args:
-            rng: One generator for all environments, or P generators. With P generators, the actions
-                of an environment depend only on its own generator.
-
-        Returns:
-            New arrays [T, P, *action], or [T, *action] if not `batched`.
-
-        Raises:
-            ValueError: The number of generators is not P.
-        """
+    def sample(steps: int, rng: Rng) -> tuple[Array, ...]:
         if isinstance(rng, np.random.Generator):
-            lead = (steps, self._num_envs) if self._batched else (steps,)
-            return tuple(draw(lead, rng) for draw in self._draws)
-        if len(rng) != self._num_envs:
-            raise ValueError(
-                f"rng: expected one per environment ({self._num_envs}), got {len(rng)}"
-            )
-        columns = [[draw((steps,), generator) for draw in self._draws] for generator in rng]
-        if not self._batched:
+            lead = (steps, num_envs) if batched else (steps,)
+            return tuple(draw(lead, rng) for draw in draws)
+        if len(rng) != num_envs:
+            raise ValueError(f"rng: expected one per environment ({num_envs}), got {len(rng)}")
+        columns = [[draw((steps,), generator) for draw in draws] for generator in rng]
+        if not batched:
             return tuple(columns[0])
         return tuple(np.stack(leaf, axis=1) for leaf in zip(*columns, strict=True))
+
+    return sample
 
 
 def _make_draw(space: Space) -> Draw:
@@ -114,9 +100,7 @@ def _draw_uniform(low: Array, high: Array, dtype: np.dtype[Any]) -> Draw:
     return draw
 
 
-def _draw_mixed(
-    space: spaces.Box, below: BoolArray, above: BoolArray, dtype: np.dtype[Any]
-) -> Draw:
+def _draw_mixed(space: spaces.Box, below: Array, above: Array, dtype: np.dtype[Any]) -> Draw:
     """Draw from a Box with unbounded coordinates, according to the bounds of each coordinate."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     if dtype.kind != "f":

@@ -45,23 +45,6 @@ from pycollect.envs.spaces import (
 )
 
 
-class Tap:
-    """Keeps the info of each step."""
-
-    def __init__(self) -> None:
-        self.info: Any = {}
-
-    def wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `step`, or a function that returns a step's result, so that it keeps the info."""
-
-        def tapped(*args: Any) -> Any:
-            result = step(*args)
-            self.info = result[4]
-            return result
-
-        return tapped
-
-
 class SingleEnv(EnvBatch):
     """One environment with any supported spaces.
 
@@ -105,9 +88,16 @@ class SingleEnv(EnvBatch):
         self.to_arrays = observe
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
-        tap = Tap()
-        self.step_env = tap.wrap(self.step_env)
-        return lambda key: [entry_of(tap.info, key)]
+        step, info = self.step_env, None
+
+        def step_and_keep_info(action: Any) -> Any:
+            nonlocal info
+            result = step(action)
+            info = result[4]
+            return result
+
+        self.step_env = step_and_keep_info
+        return lambda key: [entry_of(info, key)]
 
     def current_extras(self) -> ExtraValues:
         pairs = zip(self.spec.extras, self.extra_values, strict=True)
@@ -141,7 +131,6 @@ class SingleEnv(EnvBatch):
         return self.to_arrays(observation), reward, terminated, truncated
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the environment (`done` is [True]) and return its observation."""
         return self._reset()
 
 
@@ -166,7 +155,6 @@ class CallablesEnv(EnvBatch):
         self._allocate()
 
     def _allocate(self) -> None:
-        """Allocate buffers for the observations."""
         spec = self.spec
         self._buffers = tuple(
             np.zeros((*spec.rows, *leaf.shape), leaf.dtype) for leaf in spec.observation
@@ -226,7 +214,6 @@ class CallablesEnv(EnvBatch):
         )
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the environments selected by `done` (bool [P]); keep the other rows."""
         for i in np.flatnonzero(done):
             self._store(i, self._rows[i]._reset())
         return self._arrays()

@@ -174,14 +174,13 @@ def make_flatten(space: Space, extras: bool = False) -> Callable[[Any], tuple[An
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         return _flatten_children(
-            [(k, str(k), _flatten_child(s, extras)) for k, s in named if has_any(s, extras)]
+            [
+                (key, str(key), make_flatten(child, extras) if isinstance(child, _NESTS) else None)
+                for key, child in named
+                if has_any(child, extras)
+            ]
         )
     return (lambda value: (value,)) if has_any(space, extras) else (lambda value: ())
-
-
-def _flatten_child(space: Space, extras: bool) -> Callable[[Any], tuple[Any, ...]] | None:
-    nested = isinstance(space, spaces.Dict | spaces.Tuple)
-    return make_flatten(space, extras) if nested else None
 
 
 def has_any(space: Space, extras: bool) -> bool:
@@ -228,7 +227,7 @@ def _flatten_children(
 def make_read_extras(space: Space) -> Callable[[Any], Sequence[Any]]:
     """Return a function from a value of one environment's `space` to the values of its extras."""
     flatten = make_flatten(space, extras=True)
-    extras = [extra for extra, _ in extra_spaces(space, _observation_root(space))]
+    extras = observation_extras(space)
     if all(extra.kind is not Kind.RAGGED for extra in extras):
         return flatten
     reads = [_read(extra) for extra in extras]
@@ -238,7 +237,7 @@ def make_read_extras(space: Space) -> Callable[[Any], Sequence[Any]]:
 def make_read_rows(space: Space) -> Callable[[Any], list[list[Any]]]:
     """Return a function from a vector environment's observation to one list of values per extra."""
     flatten = make_flatten(space, extras=True)
-    reads = [_read(extra) for extra, _ in extra_spaces(space, _observation_root(space))]
+    reads = [_read(extra) for extra in observation_extras(space)]
     return lambda value: [
         [read(row) for row in rows] for read, rows in zip(reads, flatten(value), strict=True)
     ]

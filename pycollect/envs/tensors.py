@@ -11,20 +11,20 @@ import torch
 from gymnasium import spaces
 
 from pycollect.data.layout import show, torch_dtype
+from pycollect.data.tensordicts import rows_like
 from pycollect.envs.arrays import NumpyVectorEnv, as_tensor, mapped
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.envs.info_rows import final_observations, is_list
-from pycollect.envs.spaces import (
-    make_flatten,
-    make_unflatten,
-)
+from pycollect.envs.spaces import make_flatten, make_unflatten
 from pycollect.envs.vector import (
     OBSERVATION_VALID,
     OTHER_FINAL,
     SameStepEnvBatch,
     VectorEnvBatch,
     check_final_rows,
+    check_reset_step,
     lacks_final,
+    refuse_mode,
 )
 
 Tensors = tuple[torch.Tensor, ...]
@@ -113,7 +113,6 @@ class TensorVectorEnv(EnvBatch):
         return bool(cut) or not (self.resets_itself or self.spec.skips_after_done)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset all rows; see `EnvBatch.reset`."""
         if not self._host.api.reset_clears:
             self._host.api.ended = self._done.cpu().numpy()
         self._host.reset(seeds)
@@ -189,9 +188,9 @@ class TensorVectorEnv(EnvBatch):
             if not differs:
                 host.warn_of_overwritten()
         elif differs:
-            host.refuse_mode(OTHER_FINAL)
+            refuse_mode(host.api.env, OTHER_FINAL)
         else:
-            host.check_reset_step(has_ended, has_reward)
+            check_reset_step(host.api.env, has_ended, has_reward)
 
     def _final(self, info: Any, following: Tensors, ended: torch.Tensor) -> Tensors | None:
         """Return terminal observations in the rows that `ended`, or ``None`` if there are none."""
@@ -226,7 +225,6 @@ class TensorVectorEnv(EnvBatch):
         return successor
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset rows by mask; see `EnvBatch.reset_done`."""
         self._host.api.reset_rows(done)
         return self._last_observation()
 
@@ -238,7 +236,6 @@ class TensorVectorEnv(EnvBatch):
         raise ValueError(lacks_final(self._arrays, ""))
 
     def close(self) -> None:
-        """Close the environment; see `EnvBatch.close`."""
         self._host.close()
 
     def _conform(self, observation: Any) -> Tensors:
@@ -289,11 +286,6 @@ def with_rows_of(following: Tensors, final: Tensors | None, rows: torch.Tensor) 
         torch.where(rows_like(rows, new), last, new)
         for last, new in zip(final, following, strict=True)
     )
-
-
-def rows_like(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return flags of rows with as many dimensions as `like`, to be broadcast."""
-    return rows.view(*rows.shape, *[1] * (like.ndim - rows.ndim))
 
 
 def _is_capturing(device: torch.device) -> bool:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from pycollect._core import Leaf, Recorder
 from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key
-from pycollect.envs.base import Arrays, AutoresetCalls, BoolArray, EnvBatch, EnvSpec
+from pycollect.envs.base import Arrays, AutoresetCalls, BoolArray, EnvBatch, EnvSpec, is_wrapped
 from pycollect.envs.info_rows import final_observations, rows_of, rows_of_step
 from pycollect.envs.spaces import Array, conform, make_flatten, make_read_extras
-from pycollect.envs.vector_api import (
-    Leaves,
-    VectorApi,
-    rows_differ,
-)
+from pycollect.envs.vector_api import Leaves, VectorApi, VectorStep, rows_differ
 from pycollect.errors import warn_user
 
 OBSERVATION_VALID: Key = ("observation_valid",)
 """Key under "next" of the flag that the next observation is the true one."""
 
-ENDED_AGAIN = "ended an episode in the step that should only reset the row"
 OTHER_FINAL = "returned an observation that differs from info['final_obs']"
 
 
@@ -82,34 +77,25 @@ class VectorEnvBatch(EnvBatch):
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
         """Step all rows; the reward is float [P], the flags are bool [P]."""
-        return self._result(*self.api.step((action,) if self._one_action else action))
+        return self._result(self.api.step((action,) if self._one_action else action))
 
     def send(self, action: Arrays) -> None:
-        """Begin a step; see `EnvBatch.send`."""
         self.api.send((action,) if self._one_action else action)
 
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
-        """Wait for a step; see `EnvBatch.receive`. Raises the same errors as `step`."""
-        return self._result(*self.api.receive())
+        return self._result(self.api.receive())
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
-        """Step the rows selected by `rows`; see `EnvBatch.step_rows`."""
         leaves = (action,) if self._one_action else action
-        return self._result(*self.api.step_rows(leaves, rows))
+        return self._result(self.api.step_rows(leaves, rows))
 
-    def _result(
-        self,
-        observation: Leaves,
-        reward: Array,
-        terminated: BoolArray,
-        truncated: BoolArray,
-        info: Any,
-    ) -> tuple[Arrays, Any, Any, Any]:
+    def _result(self, step: VectorStep) -> tuple[Arrays, Any, Any, Any]:
         """Check a step's result and return its `Arrays`, reward and flags.
 
         Raises:
             ValueError: The first end of an episode contradicts the autoreset mode.
         """
+        observation, reward, terminated, truncated, info = step
         self._info = info
         if self._watches_mode:
             self._check_mode(observation, reward, terminated | truncated, info)
@@ -120,7 +106,7 @@ class VectorEnvBatch(EnvBatch):
         if self._resetting is not None:
             self._watches_mode = False
             ends, has_reward = ended[self._resetting], reward[self._resetting]
-            self.check_reset_step(bool(ends.any()), bool(has_reward.any()))
+            check_reset_step(self.api.env, bool(ends.any()), bool(has_reward.any()))
         elif ended.any():
             self._watches_mode = self.spec.skips_after_done
             self._resetting = ended
@@ -131,32 +117,7 @@ class VectorEnvBatch(EnvBatch):
                 for leaf, values in zip(observation, self._final_leaves(final, rows), strict=True)
                 for row, value in zip(rows, values, strict=True)
             ):
-                self.refuse_mode(OTHER_FINAL)
-
-    def check_reset_step(self, ends: bool, has_reward: bool) -> None:
-        """Refuse a step that should only reset rows but `ends` an episode; warn of a reward."""
-        if ends:
-            self.refuse_mode(ENDED_AGAIN)
-        elif has_reward:
-            self._warn_of_reward()
-
-    def refuse_mode(self, why: str) -> None:
-        """Raise a ValueError because the environment contradicts its autoreset mode."""
-        raise ValueError(
-            f"autoreset_mode: {self.api.env} does not follow the mode that it declares: it {why}; "
-            "set its metadata['autoreset_mode'] to SAME_STEP"
-        )
-
-    def _warn_of_reward(self) -> None:
-        """Warn that a step that only resets has a reward, unless a wrapper may have added one."""
-        env = self.api.env
-        if getattr(env, "unwrapped", env) is env:
-            warn_user(
-                f"autoreset_mode: {env} declares NEXT_STEP, so the step after the end of an "
-                "episode only resets the row and is not recorded, but it has a reward; if the "
-                "environment resets in the same step, set its metadata['autoreset_mode'] to "
-                "SAME_STEP"
-            )
+                refuse_mode(self.api.env, OTHER_FINAL)
 
     def _final_leaves(self, final: Any, rows: Array) -> list[Any]:
         """Return the terminal values of `rows` for each leaf.
@@ -222,25 +183,18 @@ class SameStepEnvBatch(VectorEnvBatch):
         return self._by_key(self._final_extras)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset all rows; see `VectorEnvBatch.reset`."""
         self._ended = np.zeros(self.api.num_envs, np.bool_)
         self._final_extras = self._resetting = self._raw = None
         self._after = self.api.reset(seeds)
         return self._reset_arrays(self._after)
 
-    def _result(
-        self,
-        observation: Leaves,
-        reward: Array,
-        terminated: BoolArray,
-        truncated: BoolArray,
-        info: Any,
-    ) -> tuple[Arrays, Any, Any, Any]:
+    def _result(self, step: VectorStep) -> tuple[Arrays, Any, Any, Any]:
         """Return a step's result with terminal observations in the rows that ended.
 
         Raises:
             ValueError: `info` lacks the terminal observation of an episode.
         """
+        observation, reward, terminated, truncated, info = step
         self._info, self._final_extras = info, None
         self._after = observation
         self._ended = terminated | truncated
@@ -258,7 +212,6 @@ class SameStepEnvBatch(VectorEnvBatch):
         return self._arrays(observation), reward, terminated, truncated
 
     def autoreset_calls(self, recorder: Recorder) -> AutoresetCalls | None:
-        """See `EnvBatch.autoreset_calls`."""
         api = self.api
         if self.spec.extras or self._has_validity or api.info_is_read or not api.raw_is_on_host:
             return None
@@ -273,7 +226,7 @@ class SameStepEnvBatch(VectorEnvBatch):
             )
             if resets is None:  # it needs casts, or is an error
                 self._raw = None
-                return recorder.record(self._result(*api.check(result)))
+                return recorder.record(self._result(api.check(result)))
             self._raw = observation, reward, terminated, truncated, {}
             return resets
 
@@ -377,6 +330,29 @@ class SameStepEnvBatch(VectorEnvBatch):
             "environment reuses its observation buffer, return a copy, or use the autoreset "
             "mode NEXT_STEP or DISABLED",
         )
+
+
+def check_reset_step(env: Any, ends: bool, has_reward: bool) -> None:
+    """Check the step after the end of an episode in NEXT_STEP mode, which should only reset rows.
+
+    Raise a ValueError if it `ends` an episode. Warn of a reward unless a wrapper may have added it.
+    """
+    if ends:
+        refuse_mode(env, "ended an episode in the step that should only reset the row")
+    if has_reward and not is_wrapped(env):
+        warn_user(
+            f"autoreset_mode: {env} declares NEXT_STEP, so the step after the end of an episode "
+            "only resets the row and is not recorded, but it has a reward; if the environment "
+            "resets in the same step, set its metadata['autoreset_mode'] to SAME_STEP"
+        )
+
+
+def refuse_mode(env: Any, why: str) -> NoReturn:
+    """Raise a ValueError because the environment contradicts its autoreset mode."""
+    raise ValueError(
+        f"autoreset_mode: {env} does not follow the mode that it declares: it {why}; set its "
+        "metadata['autoreset_mode'] to SAME_STEP"
+    )
 
 
 def check_final_rows(env: Any, leaves: Sequence[Any], envs: int) -> None:

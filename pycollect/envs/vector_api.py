@@ -24,7 +24,7 @@ from pycollect.envs.base import (
 )
 from pycollect.envs.gymnasium_support import SEVERAL_REWARDS, declared_reward
 from pycollect.envs.info_rows import MaskOptions
-from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.random_actions import make_sampler
 from pycollect.envs.spaces import (
     Array,
     action_leaves,
@@ -38,6 +38,8 @@ from pycollect.envs.spaces import (
 from pycollect.errors import warn_user
 
 Leaves: TypeAlias = tuple[Array, ...]
+VectorStep: TypeAlias = tuple[Leaves, Array, BoolArray, BoolArray, Any]
+"""Observation, reward, terminated, truncated and info of all rows."""
 
 _CLOSE_SECONDS = 5.0
 _SETTLE_STEPS = 256
@@ -60,7 +62,6 @@ class VectorApi:
         reset_clears: Whether the first step after a reset of all rows is a real step in every row,
             even if episodes had just ended. Otherwise (AsyncVectorEnv without shared memory in
             NEXT_STEP mode), `reset` first makes steps until no row has just ended.
-        probed_reset_step: Whether `probe_resumes` saw an end, and a reward, in a step that resets.
         ended: Rows that ended in the last step, bool [P]. A caller that steps `env` directly must
             set it before `reset`, unless `reset_clears`.
         reset_info: Info of the last `reset` of all rows.
@@ -90,7 +91,6 @@ class VectorApi:
         self._is_stepping = False
         self.info_is_read = False
         self.reset_clears = True
-        self.probed_reset_step = (False, False)
         self.reset_info: Any = {}
         self.ended = np.zeros(self.num_envs, np.bool_)
         self._takes_env_ids = old_envpool
@@ -116,14 +116,12 @@ class VectorApi:
         self.reset()
         return step_values(self.env.step(self._to_action(next(self.random_actions()))))[1]
 
-    def random_actions(self) -> Iterator[Leaves]:
-        """Yield random actions of all rows, which are equal in every run."""
-        sampler, rng = (
-            ActionSampler(self.action_space, self.num_envs, batched=True),
-            np.random.default_rng(0),
-        )
+    def random_actions(self, seed: int = 0) -> Iterator[Leaves]:
+        """Yield random actions of all rows, which are equal for equal seeds."""
+        sampler = make_sampler(self.action_space, self.num_envs, batched=True)
+        rng = np.random.default_rng(seed)
         while True:
-            yield tuple(leaf[0] for leaf in sampler.draw(1, rng))
+            yield tuple(leaf[0] for leaf in sampler(1, rng))
 
     def _keep_extras(self) -> None:
         """Also read the extras of every observation from now on."""
@@ -226,11 +224,8 @@ class VectorApi:
         full[ids] = values
         return full
 
-    def step(self, action: Leaves) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
-        """Step all rows; return (observation, reward, terminated, truncated, info).
-
-        The reward is float32 or float64, [P] or [P, k]; the flags are bool [P].
-        """
+    def step(self, action: Leaves) -> VectorStep:
+        """Step all rows. The reward is float32 or float64, [P] or [P, k]; flags are bool [P]."""
         return self.check(self.step_raw(action))
 
     def step_raw(self, action: Leaves) -> Any:
@@ -240,7 +235,7 @@ class VectorApi:
             self.env.step_arrays(native) if self._as_arrays else step_values(self.env.step(native))
         )
 
-    def check(self, raw: Any) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
+    def check(self, raw: Any) -> VectorStep:
         """Return the result of `step` for the values of `step_raw`, after checks and casts."""
         return self._checked(*(self.env.as_arrays(raw) if self._as_arrays else raw))
 
@@ -258,27 +253,24 @@ class VectorApi:
         getattr(self.env, self._begin)(self._to_action(action))
         self._is_stepping = True
 
-    def receive(self) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
+    def receive(self) -> VectorStep:
         """Wait for the step that `send` began, and return its result as `step` does."""
         self._is_stepping = False
         return self._checked(*step_values(getattr(self.env, self._wait)()))
 
     def _checked(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
-    ) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
+    ) -> VectorStep:
         reward = self._rewards(reward)
         terminated = self._flags("terminated", terminated)
         truncated = self._flags("truncated", truncated)
         self.ended = terminated | truncated
         return self._conform(self._flatten(observation)), reward, terminated, truncated, info
 
-    def step_rows(
-        self, action: Leaves, rows: BoolArray
-    ) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
+    def step_rows(self, action: Leaves, rows: BoolArray) -> VectorStep:
         """Step the rows selected by `rows` (bool [P]); only if `steps_rows`.
 
-        Returns:
-            The values that `step` returns, with P rows; only the stepped rows are defined.
+        The result has P rows, of which only the stepped ones are defined.
         """
         requested = np.flatnonzero(rows).astype(np.int32)
         some = tuple(leaf[requested] for leaf in action)

@@ -14,6 +14,7 @@ from pycollect.data.cast import ObservationCast
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, with_current
 from pycollect.data.layout import Key, as_key, is_delivered, torch_dtype
+from pycollect.data.objects import is_object
 from pycollect.envs.base import Arrays, EnvSpec
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.program.compile import Act, Finishers
@@ -27,12 +28,7 @@ from pycollect.policy.states import CollectorEntries, PolicyState, StateForm
 class PolicyInputs:
     """The memory that a policy reads at each step. The recorder updates it between steps.
 
-    Args:
-        current: Current observation by key. It may contain more entries.
-        extras: Extras of the current observation, updated like `current`.
-        counts_steps: Whether the recorder counts steps, see `CollectorEntries`.
-        cast: Casts of observations, which the policy reads as batches contain them. Defaults to
-            ``None``: no casts.
+    For the arguments see :class:`PolicyRunner`; `current` may contain more entries.
 
     Attributes:
         lead: Batch dimensions of every tensor, as of the environment: (), (P,), or for example
@@ -52,7 +48,7 @@ class PolicyInputs:
         extras: ExtraValues | None,
         counts_steps: bool,
         device: torch.device,
-        cast: ObservationCast | None = None,
+        cast: ObservationCast | None,
     ) -> None:
         self.env = env
         self._device = device
@@ -172,7 +168,9 @@ class TensorDictCall:
         """Return the keys of entries that are not inputs of the policy."""
         keys: Iterable[Any] = out.keys(include_nested=True, leaves_only=True, is_leaf=_is_leaf)
         new = (key for key in map(as_key, keys) if key not in self._inputs.tensors)
-        return [key for key in new if not any(key[: len(own)] == own for own in self._env_keys)]
+        return [
+            key for key in new if not any(key[: len(extra)] == extra for extra in self._env_keys)
+        ]
 
     def act(
         self,
@@ -226,7 +224,7 @@ def returned(policy: Callable[..., Any], td: TensorDictBase) -> TensorDictBase:
 
 def _is_leaf(kind: type) -> bool:
     """Return whether a class is a leaf: tensors, and other data, which may have to be refused."""
-    return issubclass(kind, torch.Tensor) or bool(getattr(kind, "_is_non_tensor", False))
+    return issubclass(kind, torch.Tensor) or is_object(kind)
 
 
 def make_current(spec: EnvSpec) -> dict[Key, torch.Tensor]:

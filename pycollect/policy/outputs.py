@@ -10,7 +10,6 @@ import torch
 from gymnasium import spaces
 
 from pycollect._core import Leaf
-from pycollect.data.devices import CPU
 from pycollect.data.extras import Kind
 from pycollect.data.layout import Key, dtype_name, is_delivered, show, torch_dtype
 from pycollect.envs.base import EnvSpec
@@ -182,7 +181,7 @@ def _is_taken(key: Key, observation: set[Key], extras: set[Key], env: EnvSpec) -
 
 
 def output_leaves(
-    values: Mapping[Key, torch.Tensor], env: EnvSpec, device: torch.device = CPU
+    values: Mapping[Key, torch.Tensor], env: EnvSpec, device: torch.device
 ) -> tuple[Leaf, ...]:
     """Return the leaves to record, in the order of `values`, the outputs of a first call.
 
@@ -244,7 +243,7 @@ def _action_leaf(leaf: Leaf, tensor: torch.Tensor, env: EnvSpec) -> Leaf:
         raise ValueError(f"policy: {show(leaf.key)}: expected {leaf.dtype}, got {tensor.dtype}")
     if not env.casts_actions:
         returned = _leaf(leaf.key, tensor, env)
-        if _has_no_numpy_dtype(tensor, env):
+        if tensor.dtype is torch.bfloat16 and not env.takes_tensors:  # numpy has no such dtype
             return Leaf(returned.key, leaf.dtype, returned.shape)
         return returned
     expected, shape = (*env.batch_size, *leaf.shape), tuple(tensor.shape)
@@ -269,10 +268,6 @@ def fits(shape: tuple[int, ...], leaf: Leaf, batch: tuple[int, ...]) -> bool:
 
 def _without_ones(shape: tuple[int, ...]) -> list[int]:
     return [extent for extent in shape if extent != 1]
-
-
-def _has_no_numpy_dtype(action: torch.Tensor, env: EnvSpec) -> bool:
-    return action.dtype is torch.bfloat16 and not env.takes_tensors
 
 
 def _space_at(space: Any, key: Key) -> Any:

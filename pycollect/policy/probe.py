@@ -278,7 +278,7 @@ def _failure(
         return _Failure(raised, raised)
     single = [leaf.key for leaf in inputs.env.observation if not leaf.shape and leaf.key in read]
     is_of_types = _OF_TYPES.search(text) is not None
-    dtypes = {own.dtype for own in getattr(policy, "parameters", tuple)()}
+    dtypes = {parameter.dtype for parameter in getattr(policy, "parameters", tuple)()}
     casts: list[Key] = []
     if is_of_types and "indices" not in text and dtypes == {torch.float32}:
         odd = {
@@ -287,7 +287,9 @@ def _failure(
             if key in inputs.observation and key not in single and key[-1] not in FLAGS
         }
         odd = {key: dtype for key, dtype in odd.items() if dtype != torch.float32}
-        casts = [key for key, own in odd.items() if own.is_floating_point or own == torch.bool]
+        casts = [
+            key for key, dtype in odd.items() if dtype.is_floating_point or dtype == torch.bool
+        ]
         casts = casts or [*odd]
     return _Failure(raised, _explained(raised, read, inputs, single, casts), is_of_types, casts)
 
@@ -304,8 +306,8 @@ def _explained(
     if casts:
         plain = {
             key
-            for key, own in inputs.observation.items()
-            if own.dtype not in (torch.float32, torch.bool)
+            for key, tensor in inputs.observation.items()
+            if tensor.dtype not in (torch.float32, torch.bool)
         }
         named = ", ".join(f"{show(key)}: torch.float32" for key in casts)
         cast = "torch.float32" if set(casts) == plain else f"{{{named}}}"
@@ -330,17 +332,19 @@ def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:
     Args:
         forms: Forms of each state: of one shape and several dtypes if the shape was given.
     """
-    for own in failures:
-        if own.casts:
-            return own.error
-    if all(len({form.shape for form in own}) == 1 for own in forms.values()):
+    for failure in failures:
+        if failure.casts:
+            return failure.error
+    if all(len({form.shape for form in options}) == 1 for options in forms.values()):
         # An error about dtypes may only be of a wrong guess of a state's dtype.
-        return next((own.error for own in failures if not own.is_of_types), failures[0].error)
+        return next(
+            (failure.error for failure in failures if not failure.is_of_types), failures[0].error
+        )
     first = failures[0].raised
     error = ValueError(
         f"policy: the shape of its state(s) {show_all(forms)} is unknown; pass "
         "policy_state={key: shape}. The first call, with the shape(s) "
-        f"{[list(own[0].shape) for own in forms.values()]}, raised: {first}"
+        f"{[list(options[0].shape) for options in forms.values()]}, raised: {first}"
     )
     error.__cause__ = first
     return error

@@ -81,12 +81,14 @@ class RandomRunner:
     ahead, actions are drawn before each step. It has the methods of :class:`PolicyRunner`.
 
     Args:
-        rng: One generator, or one per environment. It may be replaced between rollouts. Defaults to
-            ``None``: a generator seeded from torch's global generator at the first use.
         outputs: Leaves to record. With `init_random_frames` these are the policy's. Leaves other
             than actions are zeros, or the observation if they have its key and shape. Actions may
             have other dtypes than the environment's, or other dimensions of size 1. Defaults to
             ``None``: the environment's actions.
+
+    Attributes:
+        rng: One generator, or one per environment. It may be replaced between rollouts. If it is
+            ``None``, the first use sets it to a generator seeded from torch's global generator.
     """
 
     slow_path = False
@@ -100,11 +102,10 @@ class RandomRunner:
     def __init__(
         self,
         env: EnvBatch,
-        rng: Rng | None = None,
         outputs: tuple[Leaf, ...] | None = None,
         current: Mapping[Key, torch.Tensor] = MappingProxyType({}),
     ) -> None:
-        self.rng = rng
+        self.rng: Rng | None = None
         self._env, self._spec = env, (spec := env.spec)
         self.outputs = spec.action if outputs is None else outputs
         self._to_rows = partial(_tensor_rows, spec.device) if spec.takes_tensors else _array_rows

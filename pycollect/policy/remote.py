@@ -82,4 +82,4 @@ class RemotePolicy(ABC):
         call_options: CallOptions,
         cast: ObservationCast | None,
     ) -> RemoteRunner:
-        """Return a runner; arguments and errors are those of :func:`make_policy_runner`."""
+        """Return a runner; arguments and errors are those of :class:`PolicyRunner`."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from pycollect._core import Leaf
@@ -15,7 +14,7 @@ from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues, Kind
 from pycollect.data.layout import Key, is_delivered
 from pycollect.data.weights import check_on_device
-from pycollect.envs.base import EnvBatch, EnvSpec
+from pycollect.envs.base import EnvSpec
 from pycollect.policy.calling import UNCHANGED, CallOptions, keep_freed_memory
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs, TensorDictCall
@@ -31,8 +30,6 @@ from pycollect.policy.program.steps import (
     preserve_state,
     show_all,
 )
-from pycollect.policy.random_runner import RandomRunner
-from pycollect.policy.remote import RemotePolicy, RemoteRunner
 from pycollect.policy.signature import called_modules, declared_states, to_program, watched_modules
 from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
 
@@ -42,6 +39,35 @@ class PolicyRunner:
 
     Use, for every rollout: `refresh(steps)`, then `act = runner.act`, then `act()` once per step,
     under `torch.no_grad()` and `set_interaction_type(...)`.
+
+    The constructor calls the policy once, on copies and with the current interaction type, to learn
+    its outputs. Known distributions and chains of known layers are called more often, to check that
+    their fast forms return the same values. Random generators and buffers are restored afterwards,
+    and the training mode does not change.
+
+    Args:
+        policy: A TensorDictModuleBase; an nn.Module or callable over tensors that returns the
+            action(s); a callable that takes a TensorDict.
+        env: Environment whose leaves and batch shape the policy must fit.
+        current: Current observation by key, [*frame] for one environment, [P, *frame] for a batch.
+            It holds a first observation; the recorder updates it.
+        policy_state: Shapes for one environment, or first values, of the policy's states by key.
+            Needed for states that neither a primer nor an RNN layer of the policy defines.
+        extras: Extras of the current observation, updated like `current`.
+        counts_steps: The recorder counts the steps of each trajectory in `step_count`.
+        call_options: Whether to compile or capture the policy's modules.
+        device: Device of the policy's parameters (default: the CPU).
+        output_device: Device of the policy's states and of the outputs of `act` (default: the CPU).
+        explicit_device: The caller has passed `device`, so TensorDicts for the policy have it.
+        cast: Casts of observations, which the policy reads as batches contain them. Defaults to
+            ``None``: no casts.
+        keeps_states: Keep states on the policy's device from call to call, if that is not the
+            output device. To change a state, the caller writes into it.
+
+    Raises:
+        ValueError: The policy's inputs or outputs do not fit; the message names the key.
+        TypeError: The policy or one of its arguments has an unsupported type.
+        NotImplementedError: The policy uses an unsupported feature.
 
     Attributes:
         outputs: Leaves to record, including actions, with dtype and shape of one environment's
@@ -80,8 +106,8 @@ class PolicyRunner:
         extras: ExtraValues | None = None,
         counts_steps: bool = False,
         call_options: CallOptions = UNCHANGED,
-        device: torch.device | None = None,
-        output_device: torch.device | None = None,
+        device: torch.device = CPU,
+        output_device: torch.device = CPU,
         explicit_device: bool = False,
         cast: ObservationCast | None = None,
         keeps_states: bool = False,
@@ -94,8 +120,6 @@ class PolicyRunner:
         self.policy = policy
         self._env = env
         self._call_options = call_options
-        device = CPU if device is None else device
-        output_device = CPU if output_device is None else output_device
         self._transfer = DeviceTransfer(device, output_device, explicit_device)
         self.keeps_states = keeps_states and self._transfer.is_separate
         state_device = device if self.keeps_states else output_device
@@ -287,74 +311,3 @@ class PolicyRunner:
             return outs
 
         return act_and_draw
-
-
-def make_policy_runner(
-    policy: Any,
-    env: EnvBatch,
-    current: Mapping[Key, torch.Tensor],
-    rng: np.random.Generator | Sequence[np.random.Generator] | None = None,
-    policy_state: Mapping[Any, Any] | None = None,
-    extras: ExtraValues | None = None,
-    counts_steps: bool = False,
-    call_options: CallOptions = UNCHANGED,
-    device: torch.device | None = None,
-    output_device: torch.device | None = None,
-    explicit_device: bool = False,
-    cast: ObservationCast | None = None,
-    keeps_states: bool = False,
-) -> PolicyRunner | RandomRunner | RemoteRunner:
-    """Return a runner for a policy in any of the accepted forms.
-
-    The policy is called once, on copies and with the current interaction type, to learn its
-    outputs. Known distributions and chains of known layers are called more often, to check that
-    their fast forms return the same values. Random generators and buffers are restored afterwards,
-    and the training mode does not change.
-
-    Args:
-        policy: A TensorDictModuleBase; an nn.Module or callable over tensors that returns the
-            action(s); a callable that takes a TensorDict; a :class:`RemotePolicy`; ``None`` for
-            random actions.
-        env: Environment whose leaves and batch shape the policy must fit.
-        current: Current observation by key, [*frame] for one environment, [P, *frame] for a batch.
-            The recorder updates these tensors. They must contain a first observation already.
-        rng: For random actions, one generator or one per environment. Ignored for a policy.
-        policy_state: Shapes for one environment, or first values, of the policy's states by key.
-            Needed for states that neither a primer nor an RNN layer of the policy defines.
-        extras: Extras of the current observation, updated like `current`.
-        counts_steps: The recorder counts the steps of each trajectory in `step_count`.
-        call_options: Whether to compile or capture the policy's modules.
-        device: Device of the policy's parameters. Defaults to ``None``: the CPU.
-        output_device: Device of the policy's states and of the outputs of `act`. Defaults to
-            ``None``: the CPU.
-        explicit_device: The caller has passed `device`, so TensorDicts for the policy have it.
-        cast: Casts of observations, which the policy reads as batches contain them. Defaults to
-            ``None``: no casts.
-        keeps_states: Keep states on the policy's device from call to call, if that is not the
-            output device. To change a state, the caller writes into it.
-
-    Raises:
-        ValueError: The policy's inputs or outputs do not fit; the message names the key.
-        TypeError: The policy or one of its arguments has an unsupported type.
-        NotImplementedError: The policy uses an unsupported feature.
-    """
-    if policy is None:
-        if policy_state:
-            raise ValueError("policy_state: policy=None has no states; omit policy_state")
-        return RandomRunner(env, rng)
-    if isinstance(policy, RemotePolicy):
-        return policy.runner(env.spec, current, policy_state, counts_steps, call_options, cast)
-    return PolicyRunner(
-        policy,
-        env.spec,
-        current,
-        policy_state,
-        extras,
-        counts_steps,
-        call_options,
-        device,
-        output_device,
-        explicit_device,
-        cast,
-        keeps_states,
-    )

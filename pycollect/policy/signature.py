@@ -13,6 +13,7 @@ from torch import nn
 
 from pycollect.data.layout import Key, as_key
 from pycollect.envs.base import EnvSpec
+from pycollect.envs.make import is_torchrl_env
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_inputs, check_output_keys
 from pycollect.policy.program.plan import chain_of
@@ -23,19 +24,17 @@ from pycollect.policy.program.steps import (
     show_all,
 )
 from pycollect.policy.program.tensordict_modules import unwrap
-from pycollect.policy.states import IS_INIT, StateForm, StateFormFinder
+from pycollect.policy.states import IS_INIT, StateForm, find_states
 
 Forms: TypeAlias = dict[Key, Sequence[StateForm]]
 """The states of a policy by key, with the forms that each may have."""
 
 
-def to_program(
-    policy: Any, env: EnvSpec, trusted: bool = False, states: Iterable[Any] = ()
-) -> Program | None:
+def to_program(policy: Any, env: EnvSpec, trusted: bool, states: Iterable[Any]) -> Program | None:
     """Return the policy as a program, or ``None`` if it has to be called with a TensorDict.
 
     Args:
-        trusted: Value of `trust_policy`: the policy takes a TensorDict (default: ``False``).
+        trusted: Value of `trust_policy`: the policy takes a TensorDict.
         states: Keys of `policy_state`; a policy over tensors reads them as it reads observations.
     """
     observation = [leaf.key for leaf in env.observation]
@@ -74,7 +73,7 @@ def declared_states(
     """
     env, entries = inputs.env, inputs.collector_entries
     read, written = _keys_of(policy, program)
-    forms = StateFormFinder(policy, env, policy_state).find(read, written, env)
+    forms = find_states(policy, env, policy_state, read, written)
     nexts = {("next", *key) for key in forms}
     check_output_keys(
         (key for key in written if key not in nexts and not is_env_state(key, env)), env
@@ -142,7 +141,6 @@ def _has_is_init_key(policy: Any) -> bool:
     return any(getattr(module, "is_init_key", None) == IS_INIT[0] for module in modules)
 
 
-_ENV_BASE = ("torchrl.envs.common", "EnvBase")
 _NOISE = ("torchrl.modules.tensordict_module.exploration", "AdditiveGaussianModule")
 
 
@@ -154,25 +152,21 @@ def with_action_spec(policy: Any, env: EnvSpec, specs: Any = None) -> Any:
     action. The method `rand_step` of a TorchRL environment becomes its `rand_action`, because the
     collector itself makes the step.
     """
-    if getattr(policy, "__name__", "") == "rand_step":
-        owner: Any = getattr(policy, "__self__", None)
-        if any(_name(kind) == _ENV_BASE for kind in type(owner).__mro__):
-            policy = owner.rand_action
+    owner: Any = getattr(policy, "__self__", None)
+    if getattr(policy, "__name__", "") == "rand_step" and is_torchrl_env(owner):
+        policy = owner.rand_action
     set_spec = getattr(policy, "set_action_spec_from_env", None)
     if set_spec is not None and policy.action_spec is None:
         if specs is None:
             return None
         set_spec(specs)
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
-        if any(_name(kind) == _NOISE for kind in type(module).__mro__) and module._spec is None:
+        kinds = [(kind.__module__, kind.__qualname__) for kind in type(module).__mro__]
+        if _NOISE in kinds and module._spec is None:
             spec = _action_spec(env, specs)
             if spec is not None:
                 module.spec = spec
     return policy
-
-
-def _name(kind: type) -> tuple[str, str]:
-    return kind.__module__, kind.__qualname__
 
 
 def _action_spec(env: EnvSpec, specs: Any) -> Any:

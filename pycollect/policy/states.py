@@ -122,81 +122,78 @@ class StateForm:
         return torch.stack([value, *(self.draw() for _ in range(env.num_envs - 1))])
 
 
-class StateFormFinder:
-    """Find the forms that the states of a policy may have.
+def find_states(
+    policy: Any,
+    env: EnvSpec,
+    policy_state: Mapping[Any, Any] | None,
+    read: Iterable[Key] | None,
+    written: Iterable[Key],
+) -> dict[Key, Sequence[StateForm]]:
+    """Return the states of a policy, with the forms that each may have.
 
     Args:
         policy: Policy, which is searched for primers and RNN layers.
-        env: Environment whose batch shape primers may have.
+        env: Its environment; primers may have the environment's batch shape.
         policy_state: By key, the shape for one environment, or the first value as a tensor
             [*frame].
+        read: Keys that the policy reads. ``None`` if it does not declare them; its states are then
+            those of `policy_state`.
+        written: Keys that the policy writes.
 
     Raises:
-        ValueError: A value of `policy_state` is neither a shape nor a tensor.
+        ValueError: A value of `policy_state` is neither a shape nor a tensor, or the shape of a
+            state is unknown.
         TypeError: A key of `policy_state` is not a string or a tuple of strings.
     """
+    given = {as_key(key): _check_value(key, value) for key, value in (policy_state or {}).items()}
+    primed, failures = _primed_forms(policy, env)
+    keys = list(given)
+    if read is not None:
+        observed = {leaf.key for leaf in env.observation}
+        unobserved = [key for key in read if key not in observed and key != IS_INIT]
+        keys = _state_keys(unobserved, set(written), dict.fromkeys((*primed, *given)))
+    unknown = [key for key in given if key not in keys]
+    if unknown:
+        raise ValueError(
+            f"policy_state: {show(unknown[0])} is not a state of the policy; a state is read "
+            f"as {show(unknown[0])} and written as {show(('next', *unknown[0]))}"
+        )
+    return {key: _forms(key, policy, primed.get(key), given.get(key), failures) for key in keys}
 
-    def __init__(self, policy: Any, env: EnvSpec, policy_state: Mapping[Any, Any] | None) -> None:
-        self._policy = policy
-        self._policy_state = {
-            as_key(key): _check_value(key, value) for key, value in (policy_state or {}).items()
-        }
-        self._primed, self._failures = _primed_forms(policy, env)
 
-    def find(
-        self, read: Iterable[Key] | None, written: Iterable[Key], env: EnvSpec
-    ) -> dict[Key, Sequence[StateForm]]:
-        """Return the states of a policy that reads and writes these keys, with possible forms.
+def _state_keys(read: Iterable[Key], written: set[Key], named: Iterable[Key]) -> list[Key]:
+    """Return the keys of states: named ones inside a key that is read, and those also written."""
+    inside = [key for key in named if any(key[: len(r)] == r for r in read)]
+    plain = [
+        key
+        for key in read
+        if ("next", *key) in written
+        and key not in written  # if it writes the key itself, its next call reads that
+        and not any(k[: len(key)] == key for k in inside)
+    ]
+    return [*inside, *plain]
 
-        Args:
-            read: ``None`` if the policy does not declare it; its states are then those of
-                `policy_state`.
 
-        Raises ValueError if the shape of a state is unknown.
-        """
-        keys = self._keys(read, set(written), {leaf.key for leaf in env.observation})
-        unknown = [key for key in self._policy_state if key not in keys]
-        if unknown:
+def _forms(
+    key: Key, policy: Any, primed: StateForm | None, given: Any, failures: Sequence[str]
+) -> Sequence[StateForm]:
+    if primed is not None:
+        if given is not None and _shape_of(given) != primed.shape:
             raise ValueError(
-                f"policy_state: {show(unknown[0])} is not a state of the policy; a state is read "
-                f"as {show(unknown[0])} and written as {show(('next', *unknown[0]))}"
+                f"policy_state: expected shape {list(primed.shape)} for {show(key)}, as in the "
+                f"policy's primer, got {list(_shape_of(given))}"
             )
-        return {key: self._forms(key) for key in keys}
-
-    def _keys(self, read: Iterable[Key] | None, written: set[Key], observed: set[Key]) -> list[Key]:
-        if read is None:
-            return list(self._policy_state)
-        reads = [key for key in read if key not in observed and key != IS_INIT]
-        named = dict.fromkeys((*self._primed, *self._policy_state))
-        inside = [key for key in named if any(key[: len(r)] == r for r in reads)]
-        plain = [
-            key
-            for key in reads
-            if ("next", *key) in written
-            and key not in written  # if it writes the key itself, its next call reads that
-            and not any(k[: len(key)] == key for k in inside)
-        ]
-        return [*inside, *plain]
-
-    def _forms(self, key: Key) -> Sequence[StateForm]:
-        primed, value = self._primed.get(key), self._policy_state.get(key)
-        if primed is not None:
-            if value is not None and _shape_of(value) != primed.shape:
-                raise ValueError(
-                    f"policy_state: expected shape {list(primed.shape)} for {show(key)}, as in the "
-                    f"policy's primer, got {list(_shape_of(value))}"
-                )
-            return [primed]
-        if value is not None:
-            return _forms_of_value(value, self._policy)
-        forms = _layer_forms(self._policy)
-        if not forms:
-            hint = f" ({self._failures[0]})" if self._failures else ""
-            raise ValueError(
-                f"policy: the shape of its state {show(key)} (written as {show(('next', *key))}) "
-                f"is unknown{hint}; pass policy_state={{{show(key)}: shape}}"
-            )
-        return forms
+        return [primed]
+    if given is not None:
+        return _forms_of_value(given, policy)
+    forms = _layer_forms(policy)
+    if not forms:
+        hint = f" ({failures[0]})" if failures else ""
+        raise ValueError(
+            f"policy: the shape of its state {show(key)} (written as {show(('next', *key))}) is "
+            f"unknown{hint}; pass policy_state={{{show(key)}: shape}}"
+        )
+    return forms
 
 
 def check_policy_state(value: Any) -> Mapping[Any, Any] | None:
@@ -205,8 +202,8 @@ def check_policy_state(value: Any) -> Mapping[Any, Any] | None:
         return None
     if not isinstance(value, Mapping):
         raise TypeError(f"policy_state: expected a dict of shapes, got {type(value).__name__}")
-    for key, own in value.items():
-        _check_value(key, own)
+    for key, form in value.items():
+        _check_value(key, form)
     return value
 
 

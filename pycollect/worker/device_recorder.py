@@ -10,8 +10,8 @@ import torch
 from pycollect._core import Recorder, RolloutControl, Slab
 from pycollect.data.frame import BatchLeaves
 from pycollect.data.layout import Key, dotted, is_delivered, torch_dtype
+from pycollect.data.tensordicts import rows_like
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
-from pycollect.envs.tensors import rows_like
 from pycollect.policy.states import PolicyState
 
 
@@ -20,7 +20,7 @@ class DeviceRecorder:
 
     Observations, states and outputs of the policy are copied to new tensors of each rollout. The
     copies are queued on the device's current stream, and no step waits for them. The Recorder
-    records flags, rewards, ids and counts on the host.
+    records flags, rewards, ids and counts on the host. The class has its methods.
 
     Args:
         recorder: Records all other entries.
@@ -57,7 +57,6 @@ class DeviceRecorder:
         self.done: BoolArray = recorder.done
 
     def restart(self, observation: Arrays) -> None:
-        """See :class:`Recorder`."""
         self._host.restart(self._host_part(observation))
         for place, _, current in self._observed:
             current.copy_(observation[place])
@@ -67,7 +66,6 @@ class DeviceRecorder:
     def begin(
         self, slab: Slab, row: int, policy_version: int, control: RolloutControl, steps: int
     ) -> None:
-        """See :class:`Recorder`."""
         self._host.begin(slab, row, policy_version, control, steps)
         self._step = 0
         self._buffers = {}
@@ -92,7 +90,6 @@ class DeviceRecorder:
         self._taken = values
 
     def record(self, result: Sequence[Any]) -> int:
-        """See :class:`Recorder`."""
         observation, reward, terminated, truncated = result
         leaves = self._leaves.outputs
         outputs = self._taken[: len(leaves)]
@@ -123,7 +120,6 @@ class DeviceRecorder:
             cell.copy_(value, non_blocking=True)
 
     def reset(self, observation: Arrays) -> None:
-        """See :class:`Recorder`."""
         ended = torch.from_numpy(self.done).to(self._device)
         for place, _, current in self._observed:
             self._set_first(current, observation[place], ended)
@@ -150,7 +146,6 @@ class DeviceRecorder:
         }
 
     def abandon(self) -> None:
-        """See :class:`Recorder`."""
         self._host.abandon()
 
     def _host_part(self, observation: Arrays) -> tuple[Any, ...]:

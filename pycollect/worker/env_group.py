@@ -10,17 +10,16 @@ from typing import Any
 import torch
 
 from pycollect._core import Layout, Leaf, Recorder, RolloutControl, Slab
-from pycollect.data.devices import indexed
+from pycollect.data.devices import CPU, indexed
 from pycollect.data.extras import Extras
 from pycollect.data.frame import BatchLeaves, NoLeaves
 from pycollect.data.layout import Key
 from pycollect.envs.base import Arrays, AutoresetCalls, EnvBatch
 from pycollect.envs.tensors import TensorVectorEnv
-from pycollect.policy.calling import CallOptions
 from pycollect.policy.inputs import make_current, write_current
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.remote import RemotePolicy, RemoteRunner
-from pycollect.policy.runner import PolicyRunner, make_policy_runner
+from pycollect.policy.runner import PolicyRunner
 from pycollect.worker.captured import CapturedRollout
 from pycollect.worker.device_recorder import DeviceRecorder
 from pycollect.worker.extras_recorder import ExtrasRecorder
@@ -62,35 +61,46 @@ class EnvGroup:
         write_current(self._current, self._first)
         self._extras = ExtrasRecorder(env)
         self._extras.restart()
-        self._call_options, self._device = _calling_of(policy, options, device), device
+        self._call_options, self._device = options.call_options, device
+        if not isinstance(policy, RemotePolicy):  # its own process checks its options
+            self._call_options = self._call_options.for_device(device)
         if self._can_capture:
             self._call_options = replace(self._call_options, in_captured_rollout=True)
         self._captured: CapturedRollout | None = None
         with torch.no_grad():
-            self.runner: Runner = make_policy_runner(
-                policy,
-                env,
-                self._current,
-                policy_state=options.policy_state,
-                extras=self._extras.current,
-                cast=options.cast,
-                counts_steps=bool(cut),
-                call_options=self._call_options,
-                device=device,
-                output_device=indexed(env.spec.device) if env.spec.device_keys else None,
-                explicit_device=options.devices.policy_device is not None,
-            )
+            self.runner = self._make_runner(policy)
         if isinstance(self.runner, RemoteRunner):
             self._current = self.runner.current
         self._extras.outputs = self.runner.extra_outputs
-        self.random = self._random_runner()
+        if isinstance(self.runner, RandomRunner):
+            self.random = self.runner
+        else:
+            outputs = (*self.runner.outputs, *self._passed_on)
+            self.random = RandomRunner(env, outputs, self._current)
         self.leaves = self._leaves()
 
-    def _random_runner(self) -> RandomRunner:
-        if isinstance(self.runner, RandomRunner):
-            return self.runner
-        outputs = (*self.runner.outputs, *self._passed_on)
-        return RandomRunner(self.env, outputs=outputs, current=self._current)
+    def _make_runner(self, policy: Any) -> Runner:
+        spec, options, counts_steps = self.env.spec, self._options, bool(self._cut)
+        state, cast, call_options = options.policy_state, options.cast, self._call_options
+        if policy is None:
+            if state:
+                raise ValueError("policy_state: policy=None has no states; omit policy_state")
+            return RandomRunner(self.env)
+        if isinstance(policy, RemotePolicy):
+            return policy.runner(spec, self._current, state, counts_steps, call_options, cast)
+        return PolicyRunner(
+            policy,
+            spec,
+            self._current,
+            policy_state=state,
+            extras=self._extras.current,
+            counts_steps=counts_steps,
+            call_options=call_options,
+            device=self._device,
+            output_device=indexed(spec.device) if spec.device_keys else CPU,
+            explicit_device=options.devices.policy_device is not None,
+            cast=cast,
+        )
 
     def _leaves(self) -> BatchLeaves:
         spec, options, runner = self.env.spec, self._options, self.runner
@@ -193,7 +203,9 @@ class EnvGroup:
             skips_after_done=spec.skips_after_done or falls_behind,
             leaves_out_dummies=falls_behind,
             set_truncated=self._options.set_truncated,
-            states=[(own.leaf.key, own.current, own.initial, own.recorded) for own in states],
+            states=[
+                (state.leaf.key, state.current, state.initial, state.recorded) for state in states
+            ],
             is_init=runner.is_init,
             step_count=runner.step_count,
             given=given,
@@ -281,7 +293,9 @@ class EnvGroup:
             return calls._replace(request=runner.request)
         if runner.reuses_memory or isinstance(runner, RandomRunner):
             return calls
-        return calls._replace(act=_copying(calls.act))
+        act = calls.act
+        # Copies, because calls for another group may overwrite the results.
+        return calls._replace(act=lambda: tuple([value.clone() for value in act()]))
 
     @property
     def _can_capture(self) -> bool:
@@ -356,15 +370,6 @@ class EnvGroup:
         self._records.reset(reset_done(done))
 
 
-def _calling_of(policy: Any, options: WorkerOptions, device: torch.device) -> CallOptions:
-    """Return the options of policy calls; a remote policy's are checked in its own process."""
-    return (
-        options.call_options
-        if isinstance(policy, RemotePolicy)
-        else options.call_options.for_device(device)
-    )
-
-
 def _taking_tensors(
     take: Callable[[tuple[Any, ...]], Any], places: Sequence[int]
 ) -> Callable[[tuple[Any, ...]], Arrays]:
@@ -375,8 +380,3 @@ def _taking_tensors(
         return tuple([values[place].clone() for place in places])
 
     return take_tensors
-
-
-def _copying(act: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
-    """Return `act` with copies of its results, which calls for another group cannot overwrite."""
-    return lambda: tuple([value.clone() for value in act()])

@@ -201,8 +201,8 @@ def roll_alternating(
         remote_policy: See `PhaseSchedule.of`.
     """
     plain, timed = (
-        PhaseSchedule.of([StepPhases.of(own) for own in each], remote_envs, remote_policy)
-        for each in (calls, [timed_calls(own, timer) for own in calls])
+        PhaseSchedule.of([StepPhases.of(group) for group in each], remote_envs, remote_policy)
+        for each in (calls, [timed_calls(group, timer) for group in calls])
     )
     _run(plain.first)
     _run_rounds(plain.repeat, timed.repeat, timer, steps - 1, is_stopped)

@@ -11,11 +11,16 @@ import torch
 from pycollect._core import RolloutControl, RolloutHeader, Slab
 from pycollect.data.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
 from pycollect.data.layout import Key, is_delivered, torch_dtype
+from pycollect.data.tensordicts import rows_like
 from pycollect.envs.base import Arrays, BoolArray
-from pycollect.envs.tensors import TensorVectorEnv, Transition, rows_like, with_rows_of
+from pycollect.envs.tensors import TensorVectorEnv, Transition, with_rows_of
 from pycollect.worker.captured import KeptSteps, PackedBatch, packed
-from pycollect.worker.device_batches import DONE, REWARD, TERMINATED, TRUNCATED, DeviceBatches
 from pycollect.worker.device_trajectories import (
+    DONE,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    DeviceBatches,
     DeviceTrajectories,
     PendingCounts,
     Rollout,
@@ -87,17 +92,14 @@ class TensorRecorder:
         self._late: PendingCounts | None = None
         self._assembly = DeviceBatches(leaves, spec, set_truncated)
         self._episodes: list[Episode] = []
-        self._skips, self._lacks_final = self._flags(), self._flags()
+        self._skips = torch.zeros(spec.num_envs, dtype=torch.bool, device=spec.device)
+        self._lacks_final = torch.zeros_like(self._skips)
         self._may_lack_final = False
         self._counts = torch.zeros(spec.num_envs, dtype=torch.int64, device=spec.device)
         self._waits = env.waits_for_device(cut)
         self._counts_steps = bool(cut) or runner.step_count is not None
-        self._version = 0
         self.done: BoolArray = np.zeros(spec.num_envs, np.bool_)
-        self.frames = 0
-
-    def _flags(self) -> torch.Tensor:
-        return torch.zeros(self._envs, dtype=torch.bool, device=self.device)
+        self._version = self.frames = 0
 
     @property
     def trajectories(self) -> int:
@@ -121,7 +123,6 @@ class TensorRecorder:
     def begin(
         self, slab: Slab, row: int, policy_version: int, control: RolloutControl, steps: int
     ) -> None:
-        """Start a rollout; see :class:`Recorder`."""
         if steps != self._steps:
             self._make_memory(steps)
         self._slab, self._row, self._control = slab, row, control
@@ -380,12 +381,9 @@ class TensorRecorder:
         return episodes
 
     def abandon(self) -> None:
-        """Drop an open rollout; see :class:`Recorder`."""
         if self._slab is not None and not self._is_complete:
-            frames = self._step * self._envs
-            if self._valid is not None:
-                frames = int(self._valid[: self._step].sum())
-            self.frames += frames
+            steps, valid = self._step, self._valid
+            self.frames += steps * self._envs if valid is None else int(valid[:steps].sum())
         self._slab = None
 
 

@@ -84,35 +84,29 @@ class Worker:
         as_arrays = is_remote or options.env_groups > 1
         if options.registers and not is_remote:
             entry = registering(entry, policy)
-        make = partial(self._make_envs, env_kwargs, as_arrays)
+        make = partial(
+            make_env_batch,
+            create_env_kwargs=env_kwargs,
+            autoreset_mode=options.autoreset_mode,
+            info_keys=options.info_keys,
+            devices=options.devices,
+            final_observation=options.final_observation,
+            as_arrays=as_arrays,
+        )
         self.env = make_groups(entry, options.env_groups, make, remote_policy=is_remote)
         try:
             first = self.env.groups[0]
             policy = with_action_spec(policy, first.spec, first.specs)
             self._policy_device = _policy_device_of(policy, options.devices, first)
             self.policy = moved_to(policy, self._policy_device)
-            self._build(options)
+            self._build()
         except BaseException:
             self.env.close()
             raise
 
-    def _make_envs(
-        self, env_kwargs: dict[str, Any] | None, as_arrays: bool, entry: Any
-    ) -> EnvBatch:
-        options = self.options
-        return make_env_batch(
-            entry,
-            env_kwargs,
-            options.autoreset_mode,
-            options.info_keys,
-            options.devices,
-            options.final_observation,
-            as_arrays,
-        )
-
-    def _build(self, options: WorkerOptions) -> None:
+    def _build(self) -> None:
+        options, envs = self.options, self.env.groups
         cut = options.max_frames_per_traj
-        envs = self.env.groups
         self.num_envs, self.batch_size = self.env.spec.num_envs, self.env.spec.batch_size
         self.num_seeds = self.env.num_seeds
         if cut:

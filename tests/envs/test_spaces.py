@@ -15,7 +15,7 @@ from raising import refused
 
 from pycollect._core import Leaf
 from pycollect.data.extras import Extra, Kind
-from pycollect.envs.random_actions import ActionSampler
+from pycollect.envs.random_actions import make_sampler
 from pycollect.envs.single import conform_scalar
 from pycollect.envs.spaces import (
     RESERVED_OBSERVATIONS,
@@ -228,12 +228,12 @@ OTHERS = [
 ]
 
 
-class TestActionSampler:
+class TestRandomActions:
     @pytest.mark.parametrize("space", BOXES + OTHERS, ids=str)
     def test_distribution_is_that_of_sample(self, space: spaces.Space) -> None:
         count = 4000
         space.seed(1)
-        ours = ActionSampler(space, 4, True).draw(count // 4, np.random.default_rng(2))[0]
+        ours = make_sampler(space, 4, True)(count // 4, np.random.default_rng(2))[0]
         theirs = np.stack([space.sample() for _ in range(count)])
         ours = ours.reshape(theirs.shape)
         assert ours.dtype == theirs.dtype
@@ -251,7 +251,7 @@ class TestActionSampler:
         space = spaces.Tuple(
             (spaces.Discrete(4, start=-2), spaces.Box(-1, 2, (), np.int16), spaces.MultiBinary(1))
         )
-        drawn = ActionSampler(space, 1, False).draw(500, np.random.default_rng(0))
+        drawn = make_sampler(space, 1, False)(500, np.random.default_rng(0))
         assert [sorted(set(a.ravel().tolist())) for a in drawn] == [
             [-2, -1, 0, 1],
             [-1, 0, 1, 2],
@@ -264,7 +264,7 @@ class TestActionSampler:
         self, space: spaces.Space, steps: int, envs: int, own: bool
     ) -> None:
         rngs = [np.random.default_rng(i) for i in range(envs)]
-        drawn = ActionSampler(space, envs, True).draw(steps, rngs if own else rngs[0])
+        drawn = make_sampler(space, envs, True)(steps, rngs if own else rngs[0])
         for leaf, array in zip(action_leaves(space), drawn, strict=True):
             assert array.shape == (steps, envs, *leaf.shape)
             assert array.dtype == np.dtype(leaf.dtype)
@@ -286,19 +286,19 @@ class TestActionSampler:
 
     def test_one_env_has_no_batch_dimension(self) -> None:
         for rng in (np.random.default_rng(0), [np.random.default_rng(0)]):
-            (drawn,) = ActionSampler(BOX, 1, False).draw(6, rng)
+            (drawn,) = make_sampler(BOX, 1, False)(6, rng)
             assert drawn.shape == (6, 3)
 
     def test_an_env_with_its_own_generator_does_not_depend_on_the_others(self) -> None:
         def draw(envs: int) -> Any:
             rngs = [np.random.default_rng([5, i]) for i in range(envs)]
-            return ActionSampler(BOX, envs, True).draw(7, rngs)[0]
+            return make_sampler(BOX, envs, True)(7, rngs)[0]
 
         assert np.array_equal(draw(4)[:, :2], draw(2))
 
     def test_the_number_of_generators_is_checked(self) -> None:
         with refused(ValueError, "rng"):
-            ActionSampler(BOX, 3, True).draw(1, [np.random.default_rng(0)] * 2)
+            make_sampler(BOX, 3, True)(1, [np.random.default_rng(0)] * 2)
 
     @pytest.mark.parametrize(
         ("low", "high", "dtype"),
@@ -311,7 +311,7 @@ class TestActionSampler:
     )
     def test_whole_range_of_a_dtype(self, low: Any, high: Any, dtype: Any) -> None:
         space = spaces.Box(np.array([low], dtype), np.array([high], dtype), dtype=dtype)
-        (drawn,) = ActionSampler(space, 1, False).draw(1000, np.random.default_rng(0))
+        (drawn,) = make_sampler(space, 1, False)(1000, np.random.default_rng(0))
         middle = float(low) / 2 + float(high) / 2
         assert 400 < (drawn.astype(float) > middle).sum() < 600
         assert all(space.contains(action) for action in drawn)

@@ -37,7 +37,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from pycollect import SyncDataCollector
-from pycollect.policy.runner import make_policy_runner
+from pycollect.policy.runner import PolicyRunner
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
@@ -185,7 +185,7 @@ def test_a_next_output_that_is_not_read_is_recorded_there() -> None:
 def test_act_returns_outputs_then_next_states() -> None:
     env = boxes(5)
     current = {("observation",): torch.rand(5, 3)}
-    runner = make_policy_runner(plain("b", "a"), env, current, policy_state={"a": (), "b": (2,)})
+    runner = PolicyRunner(plain("b", "a"), env.spec, current, {"a": (), "b": (2,)})
     assert [state.leaf.key for state in runner.states] == [("a",), ("b",)]
     with torch.no_grad():
         action, a, b = runner.act()

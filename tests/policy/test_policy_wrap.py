@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from policy_support import ShapeOnly, box, make, observation
+from policy_support import ShapeOnly, box, make
 from raising import refused
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
@@ -17,7 +17,6 @@ from torch import nn
 
 from pycollect.data.weights import named_weights
 from pycollect.policy.random_runner import RandomRunner
-from pycollect.policy.runner import make_policy_runner
 
 PLAIN = ShapeOnly(box(3), box(1), None)
 BATCH = ShapeOnly(box(3), box(1), 4)
@@ -498,8 +497,8 @@ def test_lazy_modules_get_their_shapes_from_the_first_observation():
 @pytest.mark.parametrize("num_envs", [None, 1, 4])
 def test_random_actions(num_envs):
     env = ShapeOnly(box(3), gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": box(2)}), num_envs)
-    runner = make_policy_runner(None, env, observation(env), np.random.default_rng(1))
-    assert isinstance(runner, RandomRunner)
+    runner, again = RandomRunner(env), RandomRunner(env)
+    runner.rng, again.rng = np.random.default_rng(1), np.random.default_rng(1)
     assert runner.outputs == env.spec.action
     assert runner.inputs == ()
     steps = []
@@ -509,7 +508,6 @@ def test_random_actions(num_envs):
     lead = () if num_envs is None else (num_envs,)
     assert all(a.shape == lead and b.shape == (*lead, 2) for a, b in steps)
     assert len({b.ctypes.data for _, b in steps}) == 5
-    again = make_policy_runner(None, env, observation(env), np.random.default_rng(1))
     again.refresh(3)
     assert all(np.array_equal(b, again.act()[1]) for _, b in steps[:3])
 
@@ -519,12 +517,12 @@ def test_random_actions_in_place_of_a_policy():
     extra = type(runner.outputs[0])(("value",), "float64", (2,))
     current = {("observation",): torch.zeros(4, 3)}
     seen = type(extra)(("observation",), "float64", (3,))
-    stand_in = RandomRunner(BATCH, np.random.default_rng(0), (seen,), current)
+    stand_in = RandomRunner(BATCH, (seen,), current)
     stand_in.refresh(2)
     for value in (1, 2):
         current[("observation",)].fill_(value)
         assert torch.equal(stand_in.act()[0], torch.full((4, 3), value, dtype=torch.float64))
-    stand_in = RandomRunner(BATCH, np.random.default_rng(0), (extra, *runner.outputs))
+    stand_in = RandomRunner(BATCH, (extra, *runner.outputs))
     stand_in.refresh(2)
     value, action = stand_in.act()
     assert torch.equal(value, torch.zeros(4, 2, dtype=torch.float64))

@@ -46,8 +46,6 @@ from pycollect.envs.torchrl.stepping import (
     make_take,
 )
 
-_PLAIN = (Transform, Compose)
-
 
 def has_hooks(env: Any) -> bool:
     """Return whether hooks run after `step_mdp`; a TransformedEnv always has the attribute."""
@@ -98,7 +96,8 @@ def _rewrites(env: Any) -> bool:
 
 def _overrides(part: Any, name: str) -> bool:
     method = getattr(part, name, getattr(Transform, name))
-    return getattr(method, "__func__", method) not in [getattr(kind, name) for kind in _PLAIN]
+    plain = getattr(Transform, name), getattr(Compose, name)
+    return getattr(method, "__func__", method) not in plain
 
 
 Gather = Callable[[TensorDictBase], tuple[torch.Tensor, ...]]
@@ -121,9 +120,8 @@ class TorchRLEnv(EnvBatch):
         self._last_td: Any = None  # result of the last call: the carrier, or its "next"
         self._read_specs()
 
-    def _read_specs(self) -> None:
+    def _make_spec(self) -> EnvSpec:
         env, size = self._env, self._env.batch_size
-        self.owned = [env]
         observation = observation_leaves(env)
         ends = tuple(leaf.key for leaf in spec_leaves(env.full_done_spec, size))
         reward_leaves = spec_leaves(env.full_reward_spec, size)
@@ -132,7 +130,7 @@ class TorchRLEnv(EnvBatch):
         root_only, changed = changed_by_hooks(env, others, (*ends, *rewards))
         staying = {leaf.key for leaf in others if leaf.key[-1] not in FLAGS}  # resets need flags
         specs = (env.observation_spec, env.full_done_spec, env.full_reward_spec)
-        self.spec = spec = EnvSpec(
+        return EnvSpec(
             batch_size=tuple(size),
             observation=observation,
             action=spec_leaves(env.full_action_spec, size),
@@ -151,13 +149,19 @@ class TorchRLEnv(EnvBatch):
             device=self._device,
             device_keys=frozenset(staying - root_only) if self._is_on_device else frozenset(),
         )
+
+    def _read_specs(self) -> None:
+        """Make the spec, and all functions that depend on it or on the environment's transforms."""
+        env = self._env
+        self.owned = [env]
+        self.spec = spec = self._make_spec()
         self._action_names = [name_of(leaf.key) for leaf in spec.action]
         self._gather_action = self._gather_on_device(spec.action)
         self.bind_outputs(spec.action)
-        stepped = (*observation, *spec.step_only)
+        stepped = (*spec.observation, *spec.step_only)
         self._leaves_of_extras = _leaves_in_nodes(spec.extras, stepped)
-        self._gather_root, self._gather_next = self._gather(observation), self._gather(stepped)
-        self._gather_both, self._has_root_only = self._merging(), bool(root_only)
+        self._gather_root, self._gather_next = self._gather(spec.observation), self._gather(stepped)
+        self._gather_both, self._has_root_only = self._merging(), bool(spec.root_only)
         self._no_rewards = tuple(
             torch.zeros((*spec.rows, *leaf.shape), dtype=torch_dtype(leaf.dtype), device=CPU)
             for leaf in spec.step_only
@@ -248,7 +252,6 @@ class TorchRLEnv(EnvBatch):
         return False
 
     def random_action(self) -> tuple[torch.Tensor, ...]:
-        """Return the environment's random actions, from torch's global generator."""
         if not self._draws_by_spec:
             try:
                 return self._gather_action(self._env.rand_action(self._carrier))
@@ -268,12 +271,10 @@ class TorchRLEnv(EnvBatch):
         return values
 
     def pass_extras(self, extras: ExtraValues) -> None:
-        """Pass all extras of the policy's output; see `EnvBatch.pass_extras`."""
         for key, values in extras.items():
             write_values(self._carrier, key, values, self._size)
 
     def draw_extras(self) -> ExtraValues:
-        """Return the extras that `rand_action` drew last; see `EnvBatch.draw_extras`."""
         return read_values(self._carrier, self.spec.action_extras, self._size)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
@@ -286,7 +287,6 @@ class TorchRLEnv(EnvBatch):
         return (*self._gather_root(self._carrier), *self._no_rewards)
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Step with the policy outputs of `bind_outputs`, as tensors; see `EnvBatch.step`."""
         carrier, env = self._carrier, self._env
         if len(self._size) > 1:
             action = tuple([value.unflatten(0, self._size) for value in action])

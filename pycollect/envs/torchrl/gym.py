@@ -15,6 +15,7 @@ from torchrl.data import Binary, Bounded, Categorical, OneHot, Unbounded
 from torchrl.envs import GymEnv, GymWrapper
 
 from pycollect._core import Leaf
+from pycollect.data.frame import FLAGS, ONE_REWARD
 from pycollect.data.layout import Key
 from pycollect.envs.base import Arrays, EnvBatch, EnvSpec, seed_each
 from pycollect.envs.random_actions import Sampler
@@ -33,8 +34,6 @@ Decode = Callable[[Leaf], Take | None]
 Encode = Callable[[Any], Any]
 
 _REPLACEABLE = ("_reset", "_step", "read_action", "read_done", "read_obs", "read_reward")
-_FLAGS = {Leaf((name,), "bool", (1,)) for name in ("done", "terminated", "truncated")}
-_REWARD = (Leaf(("reward",), "float32", (1,)),)
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,8 @@ def inner_spec(env: Any) -> InnerSpec | None:
 
 def _flags_and_reward_are_standard(env: Any) -> bool:
     flags = set(spec_leaves(env.full_done_spec, env.batch_size))
-    return flags == _FLAGS and spec_leaves(env.full_reward_spec, env.batch_size) == _REWARD
+    has_flags = flags == {Leaf((flag,), "bool", (1,)) for flag in FLAGS}
+    return has_flags and spec_leaves(env.full_reward_spec, env.batch_size) == (ONE_REWARD,)
 
 
 def _action(env: Any, space: gymnasium.Space[Any]) -> tuple[Leaf, Decode] | None:
@@ -110,17 +110,13 @@ def _action(env: Any, space: gymnasium.Space[Any]) -> tuple[Leaf, Decode] | None
     spec = env.full_action_spec["action"]
     (leaf,) = spec_leaves(env.full_action_spec, env.batch_size)
     if isinstance(space, spaces.Box) and isinstance(spec, Bounded | Unbounded):
-        return (leaf, _as_it_is) if _is_same(leaf, space) else None
+        return (leaf, lambda _: None) if _is_same(leaf, space) else None
     if not isinstance(space, spaces.Discrete) or space.start != 0 or spec.mask is not None:
         return None
     if isinstance(spec, OneHot) and leaf.shape == (space.n,):
         return leaf, partial(_from_one_hot, int(space.n))
     is_index = isinstance(spec, Categorical) and leaf.shape == ()
     return (leaf, _from_index) if is_index else None
-
-
-def _as_it_is(leaf: Leaf) -> None:
-    return None
 
 
 def _from_one_hot(n: int, leaf: Leaf) -> Take:

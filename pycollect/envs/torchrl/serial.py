@@ -144,7 +144,6 @@ class SerialRows(EnvBatch):
 
     @property
     def draws_ahead(self) -> bool:
-        """``False``, as for each row."""
         return False
 
     def random_action(self) -> tuple[torch.Tensor, ...]:
@@ -161,7 +160,6 @@ class SerialRows(EnvBatch):
         return self._buffers
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Step each row with its row of the policy outputs; see `EnvBatch.step`."""
         columns = [value.unbind(0) for value in action]
         for i, (row, views) in enumerate(zip(self._rows, self._views, strict=True)):
             values, *_ = row.step([column[i] for column in columns])
@@ -169,7 +167,6 @@ class SerialRows(EnvBatch):
         return self._buffers, None, None, None
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the rows selected by `done` (bool [P])."""
         for i in np.flatnonzero(done).tolist():
             _write(self._views[i], self._rows[i].reset_done(done[i : i + 1]))
         return self._buffers

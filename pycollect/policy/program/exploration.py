@@ -17,6 +17,7 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 from pycollect.data.layout import as_key
+from pycollect.data.tensordicts import rows_like
 from pycollect.policy.program.steps import (
     CallStep,
     CannotUnwrapError,
@@ -152,7 +153,7 @@ class EpsilonGreedy(TensorCall):
             return (drawn.to(action) if uniform.item() < epsilon.item() else action,)
         if drawn.device != epsilon.device:
             drawn = drawn.to(epsilon.device)
-        is_random = _widened(uniform < epsilon, action.ndim)
+        is_random = rows_like(uniform < epsilon, action)
         return (torch.where(is_random, drawn, action),)
 
     @torch.inference_mode(False)
@@ -220,9 +221,9 @@ class OrnsteinUhlenbeckNoise(TensorCall):
             steps = torch.zeros(self.lead, dtype=torch.long, device=action.device)
         else:
             noise, steps = self._kept
-        noise = noise.masked_fill(_widened(begins, noise.ndim), 0) + process.x0
+        noise = noise.masked_fill(rows_like(begins, noise), 0) + process.x0
         steps = steps.masked_fill(begins, 0)
-        sigma = process.current_sigma(_widened(steps, noise.ndim).expand(noise.shape))
+        sigma = process.current_sigma(rows_like(steps, noise).expand(noise.shape))
         noise = (
             noise
             + process.theta * (process.mu - noise) * process.dt
@@ -277,13 +278,7 @@ def _form_of(tensor: torch.Tensor) -> _Form:
     return tensor.shape, tensor.dtype, tensor.device
 
 
-def _widened(tensor: torch.Tensor, ndim: int) -> torch.Tensor:
-    """Return a view with `ndim` dimensions, those of size 1 appended."""
-    return tensor.reshape(tensor.shape + (1,) * (ndim - tensor.ndim))
-
-
 def _spec_of(module: Any) -> Any:
-    """Return the action's spec."""
     spec = module._spec
     if spec is None or module.out_keys[0] not in spec.keys(True):
         raise CannotUnwrapError(f"{type(module).__name__} without a spec of its action")
@@ -312,8 +307,8 @@ def _random_actions(spec: Any, shape: torch.Size) -> Callable[[], torch.Tensor]:
     """
 
     def draw_by_spec() -> torch.Tensor:
-        own = spec if spec.shape == shape else spec.expand(shape)
-        drawn: torch.Tensor = own.rand()
+        expanded = spec if spec.shape == shape else spec.expand(shape)
+        drawn: torch.Tensor = expanded.rand()
         return drawn
 
     kind = type(spec).__name__

@@ -205,7 +205,7 @@ class Fingerprint:
         self, modules: Sequence[nn.Module], called: Sequence[nn.Module], captured: bool = False
     ) -> None:
         self._modules, self._called = modules, called
-        self._parts = [part for own in called for part in own.modules()] if captured else []
+        self._parts = [part for module in called for part in module.modules()] if captured else []
         self._held: list[Any] = []
         self._marks = self._take(self._held)
 

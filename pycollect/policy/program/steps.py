@@ -19,7 +19,7 @@ from tensordict.nn import InteractionType, ProbabilisticTensorDictModule
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pycollect.data.devices import CPU, generator_state, set_generator_state
+from pycollect.data.devices import generator_state, set_generator_state
 from pycollect.data.layout import Key, as_key, is_delivered, show
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
@@ -276,7 +276,7 @@ def _as_tensor(value: Any, key: Key, lenient: bool) -> Any:
 
 
 @contextmanager
-def preserve_state(policy: Any, device: torch.device = CPU) -> Iterator[None]:
+def preserve_state(policy: Any, device: torch.device) -> Iterator[None]:
     """Restore random generators and the module's buffers when the block ends.
 
     The generators are torch's on the CPU and on `device`, the global ones of numpy and Python, and
