@@ -165,6 +165,9 @@ class InfoEnv(EnvBatch):
         self.spec = replace(self.spec, observation=self._env.spec.observation)
         return truncates
 
+    def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
+        return self._env.bind_outputs(outputs)
+
     @property
     def draws_ahead(self) -> bool:
         return self._env.draws_ahead

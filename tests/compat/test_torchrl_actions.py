@@ -128,6 +128,14 @@ def test_parallel_env(action: str) -> None:
     compare(lambda: ParallelEnv(2, make), lambda: policy(act), batches=2)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"info_keys": {"height": torch.float32}}])
+def test_an_encoding_is_the_same_with_info_keys(arguments: dict[str, Any]) -> None:
+    """TorchRL's one-hot encoding of [0.2, 0.9] as integers is the action 0: a push to the left."""
+    act = policy(lambda observation: torch.tensor([0.2, 0.9]))
+    td = collect(pycollect.Collector, cart_pole, act, **arguments)[0]
+    assert (td["next", "observation"][:, 1] < td["observation"][:, 1]).all()
+
+
 def test_an_index_for_one_hot_is_warned_about() -> None:
     """TorchRL's GymEnv then takes the action 0 for any recorded index."""
     with warned("policy"):
