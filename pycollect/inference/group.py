@@ -11,7 +11,7 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
-from pycollect.data.layout import Key, dtype_name
+from pycollect.data.layout import Key, dtype_name, signed_view
 from pycollect.inference.client import ANSWER, IOLayout, JoinReply, PolicyNeeds, SharedIO
 from pycollect.policy.calling import GraphPool
 from pycollect.policy.program.steps import show_all
@@ -222,11 +222,11 @@ class Call:
         if states is None:
             inputs.update((state.leaf.key, state.current) for state in runner.states)
         self._copied = [
-            (source, target)
+            (signed_view(source), signed_view(target))
             for key, source in io.read.items()
             if (target := inputs.get(key)) is not None and target.data_ptr() != source.data_ptr()
         ]
-        self._written = [tensor for key, tensor in io.written.items() if key != ANSWER.key]
+        self._written = [signed_view(io.written[key]) for key in io.written if key != ANSWER.key]
         self._rows = self._written[0].shape[0]
 
     def __call__(self, rows: Sequence[int]) -> None:
