@@ -338,7 +338,10 @@ class GroupRow:
             shape = self._no_reward.shape
             if shape and any(np.shape(value) != shape for value in values):
                 raise ValueError("they would be broadcast")
-            self._reward[:] = values
+            try:
+                self._reward[:] = values
+            except ValueError:  # perhaps a declared reward of shape [1]
+                self._reward[:] = [np.reshape(value, shape) for value in values]
         except (TypeError, ValueError, AttributeError):
             expected = f"{len(self._no_reward)} numbers" if self._no_reward.ndim else "one number"
             raise ValueError(

@@ -214,7 +214,11 @@ class SameStepEnvBatch(VectorEnvBatch):
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
         self.api.info_is_read = True
-        return lambda key: rows_of_step(self._info, key, self._ended, self.api.reset_info)
+        env = self.api.env
+        is_wrapped = getattr(env, "unwrapped", env) is not env
+        return lambda key: rows_of_step(
+            self._info, key, self._ended, self.api.reset_info if is_wrapped else None
+        )
 
     def current_extras(self) -> ExtraValues:
         if self._final_extras is None:
