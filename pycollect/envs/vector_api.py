@@ -118,10 +118,8 @@ class VectorApi:
 
     def random_actions(self) -> Iterator[Leaves]:
         """Yield random actions of all rows, which are equal in every run."""
-        sampler, rng = (
-            ActionSampler(self.action_space, self.num_envs, batched=True),
-            np.random.default_rng(0),
-        )
+        sampler = ActionSampler(self.action_space, self.num_envs, batched=True)
+        rng = np.random.default_rng(0)
         while True:
             yield tuple(leaf[0] for leaf in sampler.draw(1, rng))
 
@@ -216,6 +214,9 @@ class VectorApi:
 
     def _placed(self, leaves: tuple[Any, ...], ids: Array) -> Leaves:
         """Return observations of all rows, with those of the rows `ids` filled in."""
+        for values in self.extra_values:
+            by_row = dict(zip(ids.tolist(), values, strict=True))
+            values[:] = map(by_row.get, range(self.num_envs))
         return tuple(
             self._among_all(conform(value, leaf, (len(ids), *leaf.shape), self.env), ids)
             for value, leaf in zip(leaves, self.observation, strict=True)
@@ -277,8 +278,7 @@ class VectorApi:
     ) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
         """Step the rows selected by `rows` (bool [P]); only if `steps_rows`.
 
-        Returns:
-            The values that `step` returns, with P rows; only the stepped rows are defined.
+        The result has P rows, but only the stepped rows are defined.
         """
         requested = np.flatnonzero(rows).astype(np.int32)
         some = tuple(leaf[requested] for leaf in action)
