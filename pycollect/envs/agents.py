@@ -333,9 +333,9 @@ class GroupRow:
 
     def write_rewards(self, rewards: Any) -> None:
         """Write the reward of each agent, or zero if it has none."""
+        shape = self._no_reward.shape
         try:
             values = [rewards.get(agent, self._no_reward) for agent in self.agents]
-            shape = self._no_reward.shape
             if shape and any(np.shape(value) != shape for value in values):
                 raise ValueError("they would be broadcast")
             try:
@@ -343,11 +343,10 @@ class GroupRow:
             except ValueError:  # perhaps a declared reward of shape [1]
                 self._reward[:] = [np.reshape(value, shape) for value in values]
         except (TypeError, ValueError, AttributeError):
-            expected = f"{len(self._no_reward)} numbers" if self._no_reward.ndim else "one number"
+            expected = f"{shape[0]} numbers" if shape else "one number"
             raise ValueError(
-                f"reward: expected a dict with {expected} per agent, got {_described(rewards)}; "
-                "for several rewards per agent, give the environment a method reward_space(agent) "
-                "that returns a Box of shape [k]"
+                f"reward: expected a dict with {expected} per agent, got {_described(rewards)}; for "
+                "several, give the environment a method reward_space(agent) that returns a Box [k]"
             ) from None
 
     def write_mask(self, alive: Sequence[Hashable]) -> None:

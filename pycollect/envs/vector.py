@@ -59,6 +59,7 @@ class VectorEnvBatch(EnvBatch):
         self.owned = [api]
         self._flatten = make_flatten(api.observation_space)
         self._watches_mode = True
+        self._is_wrapped = getattr(api.env, "unwrapped", api.env) is not api.env
         self._resetting: BoolArray | None = None  # rows that the next step only resets
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
@@ -149,11 +150,10 @@ class VectorEnvBatch(EnvBatch):
 
     def _warn_of_reward(self) -> None:
         """Warn that a step that only resets has a reward, unless a wrapper may have added one."""
-        env = self.api.env
-        if getattr(env, "unwrapped", env) is env:
+        if not self._is_wrapped:
             warn_user(
-                f"autoreset_mode: {env} declares NEXT_STEP, so the step after the end of an "
-                "episode only resets the row and is not recorded, but it has a reward; if the "
+                f"autoreset_mode: {self.api.env} declares NEXT_STEP, so the step after the end of "
+                "an episode only resets the row and is not recorded, but it has a reward; if the "
                 "environment resets in the same step, set its metadata['autoreset_mode'] to "
                 "SAME_STEP"
             )
@@ -162,8 +162,7 @@ class VectorEnvBatch(EnvBatch):
         """Return the terminal values of `rows` for each leaf.
 
         Args:
-            final: Array of P objects, each one environment's observation, or one batched
-                observation.
+            final: Array of P observations of one environment each, or one batched observation.
         """
         if isinstance(final, np.ndarray) and final.dtype == object:
             by_row = [self._flatten(final[row]) for row in rows]
@@ -214,10 +213,8 @@ class SameStepEnvBatch(VectorEnvBatch):
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
         self.api.info_is_read = True
-        env = self.api.env
-        is_wrapped = getattr(env, "unwrapped", env) is not env
         return lambda key: rows_of_step(
-            self._info, key, self._ended, self.api.reset_info if is_wrapped else None
+            self._info, key, self._ended, self.api.reset_info if self._is_wrapped else None
         )
 
     def current_extras(self) -> ExtraValues:
