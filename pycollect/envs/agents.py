@@ -345,8 +345,8 @@ class GroupRow:
         except (TypeError, ValueError, AttributeError):
             expected = f"{shape[0]} numbers" if shape else "one number"
             raise ValueError(
-                f"reward: expected a dict with {expected} per agent, got {_described(rewards)}; for "
-                "several, give the environment a method reward_space(agent) that returns a Box [k]"
+                f"reward: expected a dict with {expected} per agent, got {_described(rewards)}; "
+                "for several, add a method reward_space(agent) that returns a Box of shape [k]"
             ) from None
 
     def write_mask(self, alive: Sequence[Hashable]) -> None:
