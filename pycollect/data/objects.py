@@ -40,7 +40,7 @@ def private_copies(values: Iterable[Any]) -> list[Any]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles tensors of all dtypes, also of those that torch cannot unpickle."""
+    """Pickles tensors of any dtype, including dtypes that torch cannot unpickle."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is torch.Tensor and (signed := signed_view(value)).dtype != value.dtype:
