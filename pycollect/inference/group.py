@@ -113,7 +113,6 @@ class PolicyGroup:
         return runner
 
     def _layout_of(self, runner: PolicyRunner) -> IOLayout:
-        entries = {IS_INIT: runner.is_init, STEP_COUNT: runner.step_count}
         numbers = [ANSWER] if _numbers_answers(runner) else []
         return IOLayout(
             read=(
@@ -121,9 +120,8 @@ class PolicyGroup:
                 *(state.leaf for state in runner.states),
                 *numbers,
                 *(
-                    Leaf(key, dtype_name(t.dtype), (1,))
-                    for key, t in entries.items()
-                    if t is not None
+                    Leaf(key, dtype_name(tensor.dtype), (1,))
+                    for key, tensor in _collector_entries(runner).items()
                 ),
             ),
             written=(
@@ -153,7 +151,7 @@ class PolicyGroup:
             runner.outputs,
             tuple((state.leaf, state.initial.to(CPU)) for state in runner.states),
             runner.through_env,
-            tuple(leaf.key for leaf in self._layout.read if leaf.key in (IS_INIT, STEP_COUNT)),
+            tuple(_collector_entries(runner)),
             numbered=self._states is not None,
         )
 
@@ -214,11 +212,7 @@ class Call:
     ) -> None:
         self.runner = runner
         self._states = states
-        inputs: dict[Key, torch.Tensor | None] = {
-            **observed,
-            IS_INIT: runner.is_init,
-            STEP_COUNT: runner.step_count,
-        }
+        inputs = {**observed, **_collector_entries(runner)}
         if states is None:
             inputs.update((state.leaf.key, state.current) for state in runner.states)
         self._copied = [
@@ -250,6 +244,12 @@ class Call:
                 target.index_copy_(0, index, rows_of_out.to(target.dtype))
         if self._states is not None:
             self._states.store(rows, runner)
+
+
+def _collector_entries(runner: PolicyRunner) -> dict[Key, torch.Tensor]:
+    """Return the inputs that the collector writes; environments may have others of these names."""
+    entries = {IS_INIT: runner.is_init, STEP_COUNT: runner.step_count}
+    return {key: tensor for key, tensor in entries.items() if tensor is not None}
 
 
 def _numbers_answers(runner: PolicyRunner) -> bool:
