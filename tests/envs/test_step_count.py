@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from collect_support import (
-    CENTRAL,
-    CENTRAL_ASYNC,
     IN_PROCESS,
+    MULTI_ASYNC,
     MULTI_STACK,
     STACK,
     Way,
@@ -58,7 +57,7 @@ def act(view: torch.Tensor, step_count: torch.Tensor) -> tuple[torch.Tensor, tor
     return torch.zeros(view.shape[:-1], dtype=torch.int64), step_count.clone()
 
 
-@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, CENTRAL, CENTRAL_ASYNC, STACK))
+@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, MULTI_ASYNC[0], STACK))
 def test_an_observation_may_have_that_name(way: Way) -> None:
     policy = TensorDictModule(act, ["view", "step_count"], ["action", "seen"])
     with collecting(way, entry, policy, frames=8) as collector:
