@@ -247,7 +247,7 @@ class Call:
 
 
 def _collector_entries(runner: PolicyRunner) -> dict[Key, torch.Tensor]:
-    """Return the inputs that the collector writes; environments may have others of these names."""
+    """Return `is_init` and `step_count` if the collector, not an environment, writes them."""
     entries = {IS_INIT: runner.is_init, STEP_COUNT: runner.step_count}
     return {key: tensor for key, tensor in entries.items() if tensor is not None}
 
