@@ -99,7 +99,7 @@ class StepEach {
   void store_reward(std::size_t i, py::handle given) {
     if (objectives_ == 1) {
       const auto number = plain_number(given);
-      rewards_[i] = number ? *number : single<double>(given, "reward");
+      rewards_[i] = number ? *number : single<double>(sequence_as_array(given), "reward");
       return;
     }
     const py::object rewards = sequence_as_array(given);

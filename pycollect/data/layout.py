@@ -31,6 +31,7 @@ _TORCH_DTYPES: dict[str, torch.dtype] = {
         "complex128",
     )
 }
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
 
@@ -62,6 +63,14 @@ def dtype_name(dtype: torch.dtype | np.dtype | type) -> str:
     if name not in _TORCH_DTYPES:
         raise ValueError(f"dtype: expected a numeric dtype, got {dtype}")
     return name
+
+
+def signed_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor's bits in a dtype that torch can index and unpickle.
+
+    In torch 2.13, uint16, uint32 and uint64 support neither.
+    """
+    return tensor.view(_SIGNED.get(tensor.dtype, tensor.dtype))
 
 
 def is_delivered(key: Key) -> bool:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
+
+from pycollect.data.layout import signed_view
 
 Cells: TypeAlias = npt.NDArray[np.object_]
 """One value per cell, in the shape of the batch: [P, T] for a rollout."""
@@ -33,6 +37,22 @@ def private_copy(value: Any) -> Any:
 def private_copies(values: Iterable[Any]) -> list[Any]:
     """Return `private_copy` of each value."""
     return [value if type(value) in PLAIN_TYPES else private_copy(value) for value in values]
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles tensors of any dtype, including dtypes that torch cannot unpickle."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is torch.Tensor and (signed := signed_view(value)).dtype != value.dtype:
+            return torch.Tensor.view, (signed, value.dtype)
+        return super().reducer_override(value)
+
+
+def pickled_tensors(value: Any) -> bytes:
+    """Return the pickle of tensors of any dtype, and of other objects."""
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def cells_of(values: Sequence[Any], shape: Sequence[int]) -> Cells:

@@ -15,14 +15,7 @@ from pycollect.data.frame import FLAGS, ONE_REWARD
 from pycollect.data.layout import Key, Node, show
 from pycollect.envs.base import is_wrapped, observation_of, reset_env, step_values
 from pycollect.envs.single import make_act, make_observe
-from pycollect.envs.spaces import (
-    RESERVED_KEYS,
-    Array,
-    Space,
-    describe,
-    extra_spaces,
-    leaf_spaces,
-)
+from pycollect.envs.spaces import RESERVED_KEYS, Array, Space, describe, extra_spaces, leaf_spaces
 
 _ACTION_MASK = "action_mask"
 _MASKS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
@@ -336,18 +329,20 @@ class GroupRow:
 
     def write_rewards(self, rewards: Any) -> None:
         """Write the reward of each agent, or zero if it has none."""
+        shape = self._no_reward.shape
         try:
             values = [rewards.get(agent, self._no_reward) for agent in self.agents]
-            shape = self._no_reward.shape
             if shape and any(np.shape(value) != shape for value in values):
                 raise ValueError("they would be broadcast")
-            self._reward[:] = values
+            try:
+                self._reward[:] = values
+            except ValueError:  # perhaps a declared reward of shape [1]
+                self._reward[:] = [np.reshape(value, shape) for value in values]
         except (TypeError, ValueError, AttributeError):
-            expected = f"{len(self._no_reward)} numbers" if self._no_reward.ndim else "one number"
+            expected = f"{shape[0]} numbers" if shape else "one number"
             raise ValueError(
                 f"reward: expected a dict with {expected} per agent, got {_described(rewards)}; "
-                "for several rewards per agent, give the environment a method reward_space(agent) "
-                "that returns a Box of shape [k]"
+                "for several, add a method reward_space(agent) that returns a Box of shape [k]"
             ) from None
 
     def write_mask(self, alive: Sequence[Hashable]) -> None:

@@ -97,7 +97,7 @@ def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[A
     step; it is then used for rows without an entry in "final_info".
 
     Args:
-        at_reset: Info of a reset.
+        at_reset: Info of a reset; ``None`` if there is no wrapper.
     """
     rows = rows_of(info, key, len(ended))
     if is_list(info):
@@ -111,7 +111,9 @@ def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[A
         else:
             last = [entry_of(row, key) for row in final]
     reset_infos = at_reset if is_list(at_reset) else [at_reset]
-    if not any(isinstance(one, Mapping) and key[0] in one for one in reset_infos):
+    if at_reset is not None and not any(
+        isinstance(one, Mapping) and key[0] in one for one in reset_infos
+    ):
         last = [row if end is NOTHING else end for end, row in zip(last, rows, strict=True)]
     return [last[p] if ended[p] else rows[p] for p in range(len(ended))]
 

@@ -237,7 +237,8 @@ def _store_reward(rewards: Array, i: int, reward: Any) -> None:
             f"reward_space declares, got shape {list(np.shape(reward))}"
         )
     try:
-        rewards[i] = reward
+        is_row = not shape and np.shape(reward) == (1,)
+        rewards[i] = reward[0] if is_row else reward
     except (TypeError, ValueError):
         raise ValueError(f"reward: expected one number, got {reward!r}{SEVERAL_REWARDS}") from None
 

@@ -123,8 +123,7 @@ class VectorEnvBatch(EnvBatch):
         """Return the terminal values of `rows` for each leaf.
 
         Args:
-            final: Array of P objects, each one environment's observation, or one batched
-                observation.
+            final: Array of P observations of one environment each, or one batched observation.
         """
         if isinstance(final, np.ndarray) and final.dtype == object:
             by_row = [self._flatten(final[row]) for row in rows]
@@ -175,7 +174,10 @@ class SameStepEnvBatch(VectorEnvBatch):
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
         self.api.info_is_read = True
-        return lambda key: rows_of_step(self._info, key, self._ended, self.api.reset_info)
+        wrapped = is_wrapped(self.api.env)
+        return lambda key: rows_of_step(
+            self._info, key, self._ended, self.api.reset_info if wrapped else None
+        )
 
     def current_extras(self) -> ExtraValues:
         if self._final_extras is None:

@@ -214,6 +214,9 @@ class VectorApi:
 
     def _placed(self, leaves: tuple[Any, ...], ids: Array) -> Leaves:
         """Return observations of all rows, with those of the rows `ids` filled in."""
+        for values in self.extra_values:
+            by_row = dict(zip(ids.tolist(), values, strict=True))
+            values[:] = map(by_row.get, range(self.num_envs))
         return tuple(
             self._among_all(conform(value, leaf, (len(ids), *leaf.shape), self.env), ids)
             for value, leaf in zip(leaves, self.observation, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -201,7 +202,8 @@ class BatchScheduler:
         fitting = (group for group in self._groups if group.needs.equals(needs))
         group = next((other for other in fitting if other.has_room(place)), None)
         if group is None:
-            group = PolicyGroup(self._policy, needs, max(self._expected, 1), joining.first)
+            first = pickle.loads(joining.first)
+            group = PolicyGroup(self._policy, needs, max(self._expected, 1), first)
             self._groups.append(group)
         if client.group is None:
             self._expected -= 1

@@ -29,6 +29,7 @@ from pycollect._core import (
 from pycollect.data.cast import ObservationCast
 from pycollect.data.frame import ONE_REWARD
 from pycollect.data.layout import Key
+from pycollect.data.objects import pickled_tensors
 from pycollect.data.slabs import MemoryAddress, slab_tensors
 from pycollect.envs.base import EnvSpec
 from pycollect.policy.calling import CallOptions
@@ -184,11 +185,11 @@ class JoinRequest:
 
     Attributes:
         needs: Requirements of the worker.
-        first: Its current observation, ``[P, *frame]`` by key.
+        first: Its current observation, ``[P, *frame]`` by key, pickled.
     """
 
     needs: PolicyNeeds
-    first: Mapping[Key, torch.Tensor]
+    first: bytes
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ class PolicyClient(RemotePolicy):
             ) from error
         batch = env.rows
         first = {key: tensor if batch else tensor[None] for key, tensor in current.items()}
-        message, memory = pack(JoinRequest(needs, first), ServerSlots.BYTES)
+        message, memory = pack(JoinRequest(needs, pickled_tensors(first)), ServerSlots.BYTES)
         answered = slot.ask(message, _BEAT_SECONDS)
         while not answered:
             answered = slot.wait_answer(_BEAT_SECONDS)

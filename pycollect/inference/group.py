@@ -11,7 +11,7 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
-from pycollect.data.layout import Key, dtype_name
+from pycollect.data.layout import Key, dtype_name, signed_view
 from pycollect.inference.client import ANSWER, IOLayout, JoinReply, PolicyNeeds, SharedIO
 from pycollect.policy.calling import GraphPool
 from pycollect.policy.program.steps import show_all
@@ -113,7 +113,6 @@ class PolicyGroup:
         return runner
 
     def _layout_of(self, runner: PolicyRunner) -> IOLayout:
-        entries = {IS_INIT: runner.is_init, STEP_COUNT: runner.step_count}
         numbers = [ANSWER] if _numbers_answers(runner) else []
         return IOLayout(
             read=(
@@ -121,9 +120,8 @@ class PolicyGroup:
                 *(state.leaf for state in runner.states),
                 *numbers,
                 *(
-                    Leaf(key, dtype_name(t.dtype), (1,))
-                    for key, t in entries.items()
-                    if t is not None
+                    Leaf(key, dtype_name(tensor.dtype), (1,))
+                    for key, tensor in _collector_entries(runner).items()
                 ),
             ),
             written=(
@@ -153,7 +151,7 @@ class PolicyGroup:
             runner.outputs,
             tuple((state.leaf, state.initial.to(CPU)) for state in runner.states),
             runner.through_env,
-            tuple(leaf.key for leaf in self._layout.read if leaf.key in (IS_INIT, STEP_COUNT)),
+            tuple(_collector_entries(runner)),
             numbered=self._states is not None,
         )
 
@@ -214,19 +212,15 @@ class Call:
     ) -> None:
         self.runner = runner
         self._states = states
-        inputs: dict[Key, torch.Tensor | None] = {
-            **observed,
-            IS_INIT: runner.is_init,
-            STEP_COUNT: runner.step_count,
-        }
+        inputs = {**observed, **_collector_entries(runner)}
         if states is None:
             inputs.update((state.leaf.key, state.current) for state in runner.states)
         self._copied = [
-            (source, target)
+            (signed_view(source), signed_view(target))
             for key, source in io.read.items()
             if (target := inputs.get(key)) is not None and target.data_ptr() != source.data_ptr()
         ]
-        self._written = [tensor for key, tensor in io.written.items() if key != ANSWER.key]
+        self._written = [signed_view(io.written[key]) for key in io.written if key != ANSWER.key]
         self._rows = self._written[0].shape[0]
 
     def __call__(self, rows: Sequence[int]) -> None:
@@ -250,6 +244,12 @@ class Call:
                 target.index_copy_(0, index, rows_of_out.to(target.dtype))
         if self._states is not None:
             self._states.store(rows, runner)
+
+
+def _collector_entries(runner: PolicyRunner) -> dict[Key, torch.Tensor]:
+    """Return `is_init` and `step_count` if the collector, not an environment, writes them."""
+    entries = {IS_INIT: runner.is_init, STEP_COUNT: runner.step_count}
+    return {key: tensor for key, tensor in entries.items() if tensor is not None}
 
 
 def _numbers_answers(runner: PolicyRunner) -> bool:

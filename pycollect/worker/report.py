@@ -15,6 +15,7 @@ import torch
 from pycollect.data.extras import Extras
 from pycollect.data.generators import GeneratorState, NestState
 from pycollect.data.layout import Key, dotted
+from pycollect.data.objects import pickled_tensors
 
 T = TypeVar("T")
 
@@ -166,12 +167,11 @@ class RolloutReport(NamedTuple):
 def pickled_extras(extras: Extras) -> bytes:
     """Return the pickled extras of a rollout; raise a TypeError for one that cannot be pickled."""
     try:
-        data: bytes = cloudpickle.dumps(extras)
-        return data
+        return pickled_tensors(extras)
     except Exception:
         for key, cells in extras.items():
             try:
-                cloudpickle.dumps(cells)
+                pickled_tensors(cells)
             except Exception as error:
                 raise TypeError(
                     f"{dotted(key)}: expected values that can be pickled, because they are sent to "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from collect_support import CENTRAL, CENTRAL_ASYNC, MULTI_ASYNC, MULTI_STACK, STEPS, collecting
-from echo_envs import ENTRIES, envs_of
+from echo_envs import ENTRIES, echo_fns, envs_of
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -17,6 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from torch.distributions import Categorical
+    from torchrl.envs import GymWrapper, InitTracker, TransformedEnv
     from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, ValueOperator
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.processes(usual=2)]
@@ -68,6 +70,23 @@ def test_states_are_those_of_a_policy_in_the_workers(ways: Any, module: Any, kin
         assert ours[state].any()
         # dicts, because the batch sizes differ
         torch.testing.assert_close(ours.to_dict(), theirs.to_dict())
+
+
+def tracked(worker: int) -> Any:
+    return TransformedEnv(GymWrapper(echo_fns(worker)[0]()), InitTracker())
+
+
+def choose(observation: torch.Tensor, is_init: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return nn.functional.one_hot((observation[..., 2] % 2).long(), 2), is_init.clone()
+
+
+@pytest.mark.parametrize("way", [CENTRAL, CENTRAL_ASYNC], ids=lambda way: way.name)
+def test_first_steps_that_the_environment_tracks(way: Any) -> None:
+    policy = TensorDictModule(choose, ["observation", "is_init"], ["action", "seen"])
+    with collecting(way, lambda w: partial(tracked, w), policy, frames=2 * STEPS) as collector:
+        batch = collector.next()
+    assert torch.equal(batch["is_init"], batch["observation"][..., 2:] == 0)
+    assert torch.equal(batch["seen"], batch["is_init"])
 
 
 class Heads(nn.Module):

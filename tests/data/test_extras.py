@@ -63,6 +63,23 @@ def text_vector(worker: int, kind: Any, mode: str, **kwargs: Any) -> Any:
     return kind(text_fns(worker), autoreset_mode=AutoresetMode[mode], **kwargs)
 
 
+class Compact(SyncVectorEnv):
+    """A masked reset returns only the rows of the mask, in another order, as EnvPool's can."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        mask = (options or {}).get("reset_mask")
+        observation, info = super().reset(seed=seed, options=options)
+        if mask is None:
+            return observation, info
+        rows = np.flatnonzero(mask)[::-1]
+        some = {
+            "hint": tuple(observation["hint"][row] for row in rows),
+            "count": observation["count"][rows],
+            "deep": {"rows": tuple(observation["deep"]["rows"][row] for row in rows)},
+        }
+        return some, {"env_id": rows}
+
+
 ENTRIES: dict[str, Callable[[int], Any]] = {
     "one": lambda w: text_fns(w)[0],
     "list": text_fns,
@@ -73,6 +90,7 @@ ENTRIES: dict[str, Callable[[int], Any]] = {
         )
         for mode in ("NEXT_STEP", "SAME_STEP", "DISABLED")
     },
+    "compact resets": lambda w: partial(text_vector, w, Compact, "DISABLED"),
     "uncollected cells": lambda w: partial(
         text_vector, w, AsyncVectorEnv, "NEXT_STEP", shared_memory=False
     ),

@@ -199,6 +199,31 @@ def test_entries_that_come_and_go_are_zeros() -> None:
         assert torch.equal(td["next", "number"], steps * (steps % 2))
 
 
+@pytest.mark.parametrize("parity", [0, 1])
+@pytest.mark.filterwarnings("ignore:info_keys. no info had 'fresh'")
+def test_an_entry_of_some_resets_is_not_recorded(parity: int) -> None:
+    class Fresh(InfoEnv):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            observation, _ = super().reset(seed=seed)
+            return observation, {"fresh": 1.0} if self.episode % 2 == parity else {}
+
+    class Vector(SyncVectorEnv):
+        """Not a bare SyncVectorEnv, so its mode stays."""
+
+        def step(self, actions: Any) -> Any:
+            return super().step(actions)
+
+    def entry() -> Any:
+        return Vector([Fresh], autoreset_mode=AutoresetMode.SAME_STEP)
+
+    keys = {"fresh": torch.float32, "steps": None}
+    with SyncDataCollector(entry, None, frames_per_batch=80, info_keys=keys) as collector:
+        td = collector.next()
+    assert td["next", "done"].any()
+    assert torch.equal(td["next", "steps"], td["next", "observation"][..., 2].long())
+    assert not td["next", "fresh"].any()
+
+
 @pytest.mark.parametrize(
     ("way", "kind"),
     [

@@ -151,6 +151,26 @@ class Linear:
         return observations, {key: own.sum() for key, own in rewards.items()}, *rest
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_declared_reward_of_one_number(listed: bool) -> None:
+    class One(Crowd):
+        def reward_space(self, agent: str) -> Any:
+            return spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+        def _reward(self, index: int, action: float) -> Any:
+            return np.array([super()._reward(index, action)])
+
+    env = partial(One, 0, "leaves")
+    with SyncDataCollector(
+        [env, partial(One, 1, "leaves")] if listed else env,
+        policy_of("leaves"),
+        frames_per_batch=32,
+    ) as collector:
+        oracle = CrowdOracle("leaves")
+        td = collector.next()
+        oracle.check(IN_PROCESS.rows(td, 2 if listed else 1, listed))
+
+
 class TestLayout:
     def test_one_environment_may_be_passed_itself(self) -> None:
         env = Crowd()

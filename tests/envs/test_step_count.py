@@ -8,16 +8,25 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collect_support import CENTRAL, IN_PROCESS, MULTI_STACK, STACK, Way, collecting, marked
+from collect_support import (
+    IN_PROCESS,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    STACK,
+    Way,
+    collecting,
+    marked,
+)
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from raising import refused
+from tensordict.nn import TensorDictModule
 
 from pycollect import SyncDataCollector
 
 
 class Counted(gymnasium.Env[Any, Any]):
-    """Observe ten times the steps of the episode, which has four steps."""
+    """Observe one more than ten times the steps of the episode, which has four steps."""
 
     observation_space = spaces.Dict(
         {"step_count": spaces.Box(0, 99, (), np.int32), "view": spaces.Box(0, 9, (2,))}
@@ -27,7 +36,7 @@ class Counted(gymnasium.Env[Any, Any]):
 
     def observation(self) -> Any:
         return {
-            "step_count": np.array(10 * self.steps, np.int32),
+            "step_count": np.array(10 * self.steps + 1, np.int32),
             "view": np.full(2, self.steps, np.float32),
         }
 
@@ -44,17 +53,19 @@ def entry(worker: int) -> Any:
     return Counted
 
 
-def policy(view: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(view.shape[:-1], dtype=torch.int64)
+def act(view: torch.Tensor, step_count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(view.shape[:-1], dtype=torch.int64), step_count.clone()
 
 
-@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, CENTRAL, STACK))
+@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, MULTI_ASYNC[0], STACK))
 def test_an_observation_may_have_that_name(way: Way) -> None:
+    policy = TensorDictModule(act, ["view", "step_count"], ["action", "seen"])
     with collecting(way, entry, policy, frames=8) as collector:
         td = collector.next()
     for row in td.reshape(-1, 8):
-        assert row["step_count"].tolist() == [0, 10, 20, 30] * 2
-        assert row["next", "step_count"].tolist() == [10, 20, 30, 40] * 2
+        assert row["step_count"].tolist() == [1, 11, 21, 31] * 2
+        assert torch.equal(row["seen"], row["step_count"])
+        assert row["next", "step_count"].tolist() == [11, 21, 31, 41] * 2
         assert row["step_count"].dtype == torch.int32
 
 

@@ -401,6 +401,47 @@ def test_rewards_of_any_type(reward: Any, is_list: bool) -> None:
         scalar(collector.next())
 
 
+class OneEnv(EchoEnv):
+    """Declares rewards of shape [1], and converts them with `convert`."""
+
+    reward_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    convert: Any = None
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, type(self).convert(reward), *rest
+
+
+class OneOfNestedActions(OneEnv):
+    """A OneEnv that is stepped by the general code."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.action_space = spaces.Tuple((self.action_space,))
+
+    def step(self, action: Any) -> Any:
+        return super().step(action[0])
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [float, lambda r: np.array([r]), lambda r: torch.tensor([r]), lambda r: [r]],
+    ids=["number", "array", "tensor", "list"],
+)
+@pytest.mark.parametrize("base", [OneEnv, OneOfNestedActions])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_declared_reward_of_one_number(reward: Any, base: Any, is_list: bool) -> None:
+    kind = type("Kind", (base,), {"convert": staticmethod(reward)})
+    one = partial(kind, 0, LENGTHS)
+    with SyncDataCollector(
+        [one, partial(kind, 1, LENGTHS)] if is_list else one, frames_per_batch=8
+    ) as collector:
+        td = collector.next()
+    action = td["action", "0"] if base is OneOfNestedActions else td["action"]
+    expected = td["next", "observation"][..., 2] + 100 * action
+    assert torch.equal(td["next", "reward"], expected.unsqueeze(-1).float())
+
+
 def test_a_list_wants_rewards_of_one_shape() -> None:
     other = of_form(float, EchoEnv)
     with refused(ValueError, "create_env_fn"):

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from collect_support import (
@@ -21,12 +22,14 @@ from collect_support import (
     PATIENCE,
     STEPS,
     FrameOracle,
+    Way,
     collecting,
     parity,
     parity_policy,
 )
-from echo_envs import ENTRIES, GateEnv, envs_of
+from echo_envs import ENTRIES, LENGTHS, GateEnv, envs_of
 from envs_for_tests import CountingEnv
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from raising import refused
 from state_support import POLICIES, check_states_follow_the_loop
@@ -125,6 +128,41 @@ def test_workers_with_and_without_a_time_limit_share_calls() -> None:
         module.seen.clear()
         collector.next()
     assert module.seen == [(2, 3)] * STEPS
+
+
+class UnsignedEnv(CountingEnv):
+    """Observes large unsigned integers, also in a sequence of step + 1 rows."""
+
+    def __init__(self, dtype: str, number: int) -> None:
+        super().__init__(number, length=LENGTHS)
+        self.high = int(np.iinfo(dtype).max)
+        box = spaces.Box(0, self.high, (3,), dtype)  # type: ignore[arg-type]
+        self.observation_space = spaces.Dict(plain=box, rows=spaces.Sequence(box))
+
+    def observe(self) -> Any:
+        dtype = self.observation_space["plain"].dtype
+        plain = np.array([self.number, self.episode, self.high - self.steps], dtype)
+        return {"plain": plain, "rows": (plain,) * (self.steps + 1)}
+
+
+def act_and_tell(plain: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(plain.shape[:-1], dtype=torch.int64), plain.clone()
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("way", [CENTRAL, CENTRAL_ASYNC], ids=lambda way: way.name)
+def test_unsigned_integers(way: Way, dtype: str) -> None:
+    policy = TensorDictModule(act_and_tell, ["plain"], ["action", "seen"])
+    with collecting(way, lambda w: partial(UnsignedEnv, dtype, w), policy, frames=8) as collector:
+        batches = [collector.next().reshape(-1) for _ in range(4)]
+    for td in batches:
+        for frame in td.unbind(0):
+            plain = frame["plain"].numpy()
+            assert plain.dtype == dtype
+            assert torch.equal(frame["seen"], frame["plain"])
+            rows = frame["rows"].numpy()
+            assert len(rows) == np.iinfo(dtype).max - plain[2] + 1
+            assert (rows == plain).all()
 
 
 def test_sizes_of_a_call() -> None:
