@@ -36,7 +36,7 @@ class FastStep(NamedTuple):
     """A step without conversions; the caller converts an observation only if it must.
 
     Attributes:
-        step: The environment's own `step`, which returns four values or more, see `step_values`.
+        step: The environment's own `step`: an observation, a reward, two flags, perhaps more.
         convert: Returns `Arrays` for an observation that is not yet the expected array.
         scalars: Whether `step` takes an action of shape () as a numpy scalar instead of an array.
         names: If an observation is a dict that is not nested, the keys of its leaves, in order.
