@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -133,7 +133,7 @@ def weights_of(policy: Any) -> Weights:
 
     Raises:
         TypeError: An extra state cannot be pickled.
-        ValueError: A lazy parameter has no shape yet.
+        ValueError: A lazy parameter has no shape yet, or a tensor is on the meta device.
     """
     if not isinstance(policy, nn.Module):
         return Weights()
@@ -189,7 +189,7 @@ def named_weights(policy: Any) -> dict[str, torch.Tensor]:
     the module. After a replacement of a tensor (`p.data = x`), call this again.
 
     Raises:
-        ValueError: A lazy parameter has no shape yet.
+        ValueError: A lazy parameter has no shape yet, or a tensor is on the meta device.
     """
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors(policy):
@@ -224,10 +224,16 @@ def moved_to(policy: Any, device: torch.device) -> Any:
     return copy.deepcopy(policy).to(device)
 
 
-def _tensors(policy: Any) -> Iterable[tuple[str, torch.Tensor]]:
+def _tensors(policy: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if not isinstance(policy, nn.Module):
-        return ()
-    return chain(policy.named_parameters(), policy.named_buffers())
+        return
+    for name, tensor in chain(policy.named_parameters(), policy.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(
+                f"policy: expected parameters with values, but {name!r} is on the meta device; "
+                "call policy.to_empty(device='cpu') and load its weights"
+            )
+        yield name, tensor
 
 
 @dataclass(frozen=True)
