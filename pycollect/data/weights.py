@@ -90,7 +90,7 @@ def weights_from(source: Any) -> Weights:
     if isinstance(source, Weights):
         return source
     if isinstance(source, nn.Module) and not isinstance(source, TensorDictBase):
-        weights = weights_of(source)
+        weights = weights_of(source, "policy_or_weights")
     elif isinstance(source, Mapping | TensorDictBase):
         tensors: dict[str, torch.Tensor] = {}
         extra: dict[str, bytes] = {}
@@ -128,8 +128,12 @@ def _gather(
             )
 
 
-def weights_of(policy: Any) -> Weights:
+def weights_of(policy: Any, argument: str = "policy") -> Weights:
     """Return the weights of a policy, sharing memory with it; none for a plain callable.
+
+    Args:
+        policy: The policy.
+        argument: Name of the argument that errors name.
 
     Raises:
         TypeError: An extra state cannot be pickled.
@@ -144,7 +148,7 @@ def weights_of(policy: Any) -> Weights:
         if overrides(module, "get_extra_state") and overrides(module, "set_extra_state")
         for key in [extra_state_key(name)]
     }
-    return Weights(named_weights(policy), extra, {name: own.training for name, own in modules})
+    return Weights(named_weights(policy, argument), extra, {name: own.training for name, own in modules})
 
 
 def extra_state_key(module: str) -> str:
@@ -181,7 +185,7 @@ def deserialized_extra(key: str, serialized: bytes) -> Any:
         ) from error
 
 
-def named_weights(policy: Any) -> dict[str, torch.Tensor]:
+def named_weights(policy: Any, argument: str = "policy") -> dict[str, torch.Tensor]:
     """Return parameters and buffers of a policy by name, detached, sharing the module's memory.
 
     A parameter used in two places appears once. The result is empty if the policy is not an
@@ -192,10 +196,10 @@ def named_weights(policy: Any) -> dict[str, torch.Tensor]:
         ValueError: A lazy parameter has no shape yet, or a tensor is on the meta device.
     """
     weights: dict[str, torch.Tensor] = {}
-    for name, tensor in _tensors(policy):
+    for name, tensor in _tensors(policy, argument):
         if is_lazy(tensor):
             raise ValueError(
-                f"policy: expected initialized parameters, but {name!r} has no shape yet; "
+                f"{argument}: expected initialized parameters, but {name!r} has no shape yet; "
                 "call the policy once first"
             )
         weights[name] = tensor.detach()
@@ -224,14 +228,14 @@ def moved_to(policy: Any, device: torch.device) -> Any:
     return copy.deepcopy(policy).to(device)
 
 
-def _tensors(policy: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(policy: Any, argument: str = "policy") -> Iterator[tuple[str, torch.Tensor]]:
     if not isinstance(policy, nn.Module):
         return
     for name, tensor in chain(policy.named_parameters(), policy.named_buffers()):
         if tensor.is_meta:
             raise ValueError(
-                f"policy: expected parameters with values, but {name!r} is on the meta device; "
-                "call policy.to_empty(device='cpu') and load its weights"
+                f"{argument}: expected parameters with values, but {name!r} is on the meta device; "
+                "call its to_empty(device='cpu') and load weights"
             )
         yield name, tensor
 
@@ -348,8 +352,13 @@ def load_weights(policy: Any, weights: Weights) -> None:
             module.train(mode)
     with torch.no_grad():
         for name, value in weights.tensors.items():
-            if targets[name].data_ptr() != value.data_ptr():
-                targets[name].copy_(value)
+            target = targets[name]
+            if target.data_ptr() != value.data_ptr():
+                try:
+                    target.copy_(value)
+                except RuntimeError:  # a tensor from `expand` is not writable
+                    if not torch.equal(target, value.to(target)):
+                        raise
     for name, module in modules.items() if extra else ():
         key = extra_state_key(name)
         try:

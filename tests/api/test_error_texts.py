@@ -245,8 +245,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: processes(policy=torch.nn.Linear(3, 1, device="meta")),
         ValueError,
-        "policy: expected parameters with values, but 'weight' is on the meta device; call "
-        "policy.to_empty(device='cpu') and load its weights",
+        "policy: expected parameters with values, but 'weight' is on the meta device; call its "
+        "to_empty(device='cpu') and load weights",
     ),
     (
         lambda: processes(storing_device=["cpu"] * 3),
