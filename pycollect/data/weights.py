@@ -131,10 +131,6 @@ def _gather(
 def weights_of(policy: Any, argument: str = "policy") -> Weights:
     """Return the weights of a policy, sharing memory with it; none for a plain callable.
 
-    Args:
-        policy: The policy.
-        argument: Name of the argument that errors name.
-
     Raises:
         TypeError: An extra state cannot be pickled.
         ValueError: A lazy parameter has no shape yet, or a tensor is on the meta device.
@@ -148,7 +144,8 @@ def weights_of(policy: Any, argument: str = "policy") -> Weights:
         if overrides(module, "get_extra_state") and overrides(module, "set_extra_state")
         for key in [extra_state_key(name)]
     }
-    return Weights(named_weights(policy, argument), extra, {name: own.training for name, own in modules})
+    modes = {name: own.training for name, own in modules}
+    return Weights(named_weights(policy, argument), extra, modes)
 
 
 def extra_state_key(module: str) -> str:
@@ -189,8 +186,8 @@ def named_weights(policy: Any, argument: str = "policy") -> dict[str, torch.Tens
     """Return parameters and buffers of a policy by name, detached, sharing the module's memory.
 
     A parameter used in two places appears once. The result is empty if the policy is not an
-    nn.Module; the attributes of a callable object are not searched. Writing into a tensor changes
-    the module. After a replacement of a tensor (`p.data = x`), call this again.
+    nn.Module; attributes of a callable are not searched. Writing into a tensor changes the module.
+    After a replacement of a tensor (`p.data = x`), call this again.
 
     Raises:
         ValueError: A lazy parameter has no shape yet, or a tensor is on the meta device.
@@ -209,16 +206,6 @@ def named_weights(policy: Any, argument: str = "policy") -> dict[str, torch.Tens
 def device_of(policy: Any) -> torch.device | None:
     """Return the device of a policy's first parameter or buffer, or ``None`` if it has none."""
     return next((tensor.device for _, tensor in _tensors(policy)), None)
-
-
-def check_on_device(policy: Any, device: torch.device) -> None:
-    """Raise a ValueError for the first parameter or buffer on another device."""
-    for name, tensor in _tensors(policy):
-        if tensor.device != device:
-            raise ValueError(
-                f"policy: expected its parameters on {device}, but {name!r} is on "
-                f"{tensor.device}; pass policy_device"
-            )
 
 
 def moved_to(policy: Any, device: torch.device) -> Any:
@@ -352,8 +339,7 @@ def load_weights(policy: Any, weights: Weights) -> None:
             module.train(mode)
     with torch.no_grad():
         for name, value in weights.tensors.items():
-            target = targets[name]
-            if target.data_ptr() != value.data_ptr():
+            if (target := targets[name]).data_ptr() != value.data_ptr():
                 try:
                     target.copy_(value)
                 except RuntimeError:  # a tensor from `expand` is not writable

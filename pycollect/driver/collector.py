@@ -124,8 +124,7 @@ class Collector(Stream):
             A dict with these entries.
 
             - "frames" and "batches": number delivered.
-            - "total_frames", and "completed", whether all batches were delivered or written to the
-              replay buffer: only if the collector has an end.
+            - "total_frames", "completed" (all is delivered or written): only if there is an end.
             - "requested_frames_per_batch" and "policy_version".
             - "stepped_frames": frames of the rollouts that have arrived, whether delivered or not.
             - "completed_trajectories", "trajectory_completed_frames": number and frames of
@@ -158,8 +157,7 @@ class Collector(Stream):
         """Return the limits and the progress of the stream, and whether it has ended."""
         flow, end = self._flow, {}
         if (total := flow.options.total_frames) is not None:
-            # Frames that are being written to a replay buffer count as delivered already.
-            is_written = flow.statistics.frames == flow.ledger.delivered
+            is_written = flow.statistics.frames == flow.ledger.delivered  # to the replay buffer
             end = {"total_frames": total, "completed": flow.has_ended and is_written}
         return {
             **end,
