@@ -186,8 +186,7 @@ def named_weights(policy: Any, argument: str = "policy") -> dict[str, torch.Tens
     """Return parameters and buffers of a policy by name, detached, sharing the module's memory.
 
     A parameter used in two places appears once. The result is empty if the policy is not an
-    nn.Module; attributes of a callable are not searched. Writing into a tensor changes the module.
-    After a replacement of a tensor (`p.data = x`), call this again.
+    nn.Module. Writing into a tensor changes the module, until it is replaced (`p.data = x`).
 
     Raises:
         ValueError: A lazy parameter has no shape yet, or a tensor is on the meta device.
