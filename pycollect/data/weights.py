@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -90,7 +90,7 @@ def weights_from(source: Any) -> Weights:
     if isinstance(source, Weights):
         return source
     if isinstance(source, nn.Module) and not isinstance(source, TensorDictBase):
-        weights = weights_of(source)
+        weights = weights_of(source, "policy_or_weights")
     elif isinstance(source, Mapping | TensorDictBase):
         tensors: dict[str, torch.Tensor] = {}
         extra: dict[str, bytes] = {}
@@ -128,12 +128,12 @@ def _gather(
             )
 
 
-def weights_of(policy: Any) -> Weights:
+def weights_of(policy: Any, argument: str = "policy") -> Weights:
     """Return the weights of a policy, sharing memory with it; none for a plain callable.
 
     Raises:
         TypeError: An extra state cannot be pickled.
-        ValueError: A lazy parameter has no shape yet.
+        ValueError: A lazy parameter has no shape yet, or a tensor is on the meta device.
     """
     if not isinstance(policy, nn.Module):
         return Weights()
@@ -144,9 +144,8 @@ def weights_of(policy: Any) -> Weights:
         if overrides(module, "get_extra_state") and overrides(module, "set_extra_state")
         for key in [extra_state_key(name)]
     }
-    return Weights(
-        named_weights(policy), extra, {name: module.training for name, module in modules}
-    )
+    modes = {name: module.training for name, module in modules}
+    return Weights(named_weights(policy, argument), extra, modes)
 
 
 def extra_state_key(module: str) -> str:
@@ -183,21 +182,20 @@ def deserialized_extra(key: str, serialized: bytes) -> Any:
         ) from error
 
 
-def named_weights(policy: Any) -> dict[str, torch.Tensor]:
+def named_weights(policy: Any, argument: str = "policy") -> dict[str, torch.Tensor]:
     """Return parameters and buffers of a policy by name, detached, sharing the module's memory.
 
     A parameter used in two places appears once. The result is empty if the policy is not an
-    nn.Module; the attributes of a callable object are not searched. Writing into a tensor changes
-    the module. After a replacement of a tensor (`p.data = x`), call this again.
+    nn.Module. Writing into a tensor changes the module, until it is replaced (`p.data = x`).
 
     Raises:
-        ValueError: A lazy parameter has no shape yet.
+        ValueError: A lazy parameter has no shape yet, or a tensor is on the meta device.
     """
     weights: dict[str, torch.Tensor] = {}
-    for name, tensor in _tensors(policy):
+    for name, tensor in _tensors(policy, argument):
         if is_lazy(tensor):
             raise ValueError(
-                f"policy: expected initialized parameters, but {name!r} has no shape yet; "
+                f"{argument}: expected initialized parameters, but {name!r} has no shape yet; "
                 "call the policy once first"
             )
         weights[name] = tensor.detach()
@@ -209,16 +207,6 @@ def device_of(policy: Any) -> torch.device | None:
     return next((tensor.device for _, tensor in _tensors(policy)), None)
 
 
-def check_on_device(policy: Any, device: torch.device) -> None:
-    """Raise a ValueError for the first parameter or buffer on another device."""
-    for name, tensor in _tensors(policy):
-        if tensor.device != device:
-            raise ValueError(
-                f"policy: expected its parameters on {device}, but {name!r} is on "
-                f"{tensor.device}; pass policy_device"
-            )
-
-
 def moved_to(policy: Any, device: torch.device) -> Any:
     """Return the policy if all its parameters and buffers are on a device, else a copy there."""
     if all(tensor.device == device for _, tensor in _tensors(policy)):
@@ -226,10 +214,16 @@ def moved_to(policy: Any, device: torch.device) -> Any:
     return copy.deepcopy(policy).to(device)
 
 
-def _tensors(policy: Any) -> Iterable[tuple[str, torch.Tensor]]:
+def _tensors(policy: Any, argument: str = "policy") -> Iterator[tuple[str, torch.Tensor]]:
     if not isinstance(policy, nn.Module):
-        return ()
-    return chain(policy.named_parameters(), policy.named_buffers())
+        return
+    for name, tensor in chain(policy.named_parameters(), policy.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(
+                f"{argument}: expected parameters with values, but {name!r} is on the meta device; "
+                "call its to_empty(device='cpu') and load weights"
+            )
+        yield name, tensor
 
 
 @dataclass(frozen=True)
@@ -344,8 +338,12 @@ def load_weights(policy: Any, weights: Weights) -> None:
             module.train(mode)
     with torch.no_grad():
         for name, value in weights.tensors.items():
-            if targets[name].data_ptr() != value.data_ptr():
-                targets[name].copy_(value)
+            if (target := targets[name]).data_ptr() != value.data_ptr():
+                try:
+                    target.copy_(value)
+                except RuntimeError:  # a tensor from `expand` is not writable
+                    if not torch.equal(target, value.to(target)):
+                        raise
     for name, module in modules.items() if extra else ():
         key = extra_state_key(name)
         try:

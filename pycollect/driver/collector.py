@@ -124,7 +124,7 @@ class Collector(Stream):
             A dict with these entries.
 
             - "frames" and "batches": number delivered.
-            - "total_frames" and "completed": only if the collector has an end.
+            - "total_frames", "completed" (all is delivered or written): only if there is an end.
             - "requested_frames_per_batch" and "policy_version".
             - "stepped_frames": frames of the rollouts that have arrived, whether delivered or not.
             - "completed_trajectories", "trajectory_completed_frames": number and frames of
@@ -155,13 +155,15 @@ class Collector(Stream):
 
     def _counts(self) -> dict[str, Any]:
         """Return the limits and the progress of the stream, and whether it has ended."""
-        total = self._flow.options.total_frames
-        end = {} if total is None else {"total_frames": total, "completed": self._flow.has_ended}
+        flow, end = self._flow, {}
+        if (total := flow.options.total_frames) is not None:
+            is_written = flow.statistics.frames == flow.ledger.delivered  # to the replay buffer
+            end = {"total_frames": total, "completed": flow.has_ended and is_written}
         return {
             **end,
             "requested_frames_per_batch": self.requested_frames_per_batch,
-            "policy_version": self._flow.version.number,
-            **self._flow.progress(),
+            "policy_version": flow.version.number,
+            **flow.progress(),
         }
 
     def ledger(self) -> dict[str, Any]:

@@ -132,8 +132,9 @@ class Flow:
 
     @property
     def _has_batch(self) -> bool:
-        """Whether the queue holds a complete batch of trajectories."""
-        return self.queue is not None and self.queue.complete >= self.options.trajectories
+        """Whether the queue holds a complete batch; a buffer takes any number of trajectories."""
+        least = self.options.trajectories if self.options.replay_buffer is None else 1
+        return self.queue is not None and self.queue.complete >= least
 
     # Frames
 

@@ -186,6 +186,8 @@ class Membership:
 
     def settle(self) -> None:
         """End leaving workers without requests; sync: all at once, between two rounds."""
+        if self._flow.queue is not None and self._flow.unclaimed is not None:
+            return  # the collected batch may continue their trajectories, which end with them
         present = self._group.present
         done = [worker for worker in present if worker.leaving and not worker.requests]
         if self._options.sync and any(worker.requests for worker in present):

@@ -220,7 +220,8 @@ class Stream:
         """Write the trajectories that a batch completes to the replay buffer."""
         queue, options = self._flow.queue, self._flow.options
         assert queue is not None
-        self._enqueue()
+        if not queue.complete:  # an interrupted call may have left some
+            self._enqueue()
         with self._writing() as write:
             while not self._flow.released and (waiting := queue.complete):
                 popped = queue.pop(min(waiting, options.trajs_per_write or waiting))

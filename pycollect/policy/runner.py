@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
+from torch import nn
 
 from pycollect._core import Leaf
 from pycollect.data.cast import ObservationCast
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues, Kind
 from pycollect.data.layout import Key, is_delivered
-from pycollect.data.weights import check_on_device
 from pycollect.envs.base import EnvSpec
 from pycollect.policy.calling import UNCHANGED, CallOptions, keep_freed_memory
 from pycollect.policy.device import DeviceTransfer
@@ -125,7 +126,7 @@ class PolicyRunner:
         state_device = device if self.keeps_states else output_device
         self._policy_inputs = PolicyInputs(env, current, extras, counts_steps, state_device, cast)
         self._call = TensorDictCall(self._policy_inputs, self._transfer)
-        check_on_device(policy, device)
+        _check_on_device(policy, device)
         self._tensor_calls: list[TensorCall] = []
         keep_freed_memory()
         with torch.no_grad():
@@ -171,7 +172,7 @@ class PolicyRunner:
         """
         if self._fingerprint.is_current() and all(c.is_current() for c in self._tensor_calls):
             return
-        check_on_device(self.policy, self._transfer.device)
+        _check_on_device(self.policy, self._transfer.device)
         with torch.no_grad():
             trusted = self._call_options.trusted
             program = to_program(self.policy, self._env, trusted, self._state_keys)
@@ -311,3 +312,15 @@ class PolicyRunner:
             return outs
 
         return act_and_draw
+
+
+def _check_on_device(policy: Any, device: torch.device) -> None:
+    """Raise a ValueError for the first parameter or buffer on another device."""
+    if not isinstance(policy, nn.Module):
+        return
+    for name, tensor in chain(policy.named_parameters(), policy.named_buffers()):
+        if tensor.device != device:
+            raise ValueError(
+                f"policy: expected its parameters on {device}, but {name!r} is on "
+                f"{tensor.device}; pass policy_device"
+            )

@@ -243,6 +243,12 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "data on devices of type 'meta'",
     ),
     (
+        lambda: processes(policy=torch.nn.Linear(3, 1, device="meta")),
+        ValueError,
+        "policy: expected parameters with values, but 'weight' is on the meta device; call its "
+        "to_empty(device='cpu') and load weights",
+    ),
+    (
         lambda: processes(storing_device=["cpu"] * 3),
         ValueError,
         "storing_device: expected one value per worker (2), got 3",

@@ -113,6 +113,62 @@ def test_it_ends_with_the_frames() -> None:
     collector.shutdown()
 
 
+@pytest.mark.parametrize(
+    "own", [{}, {"trajs_per_batch": 4}, {"trajs_per_batch": 4, "trajs_per_write": 1}], ids=str
+)
+def test_it_has_completed_when_the_buffer_has_everything(own: dict[str, Any]) -> None:
+    """Five trajectories end in each of the two batches, so one could wait for another batch."""
+    completed: list[bool] = []
+
+    class Asking(Buffer):
+        def extend(self, td: Any) -> None:
+            completed.append(collector.stats()["completed"])
+            super().extend(td)
+
+    with SyncDataCollector(
+        partial(CountingEnv, 0, 2),
+        None,
+        frames_per_batch=10,
+        total_frames=20,
+        max_frames_per_traj=5,
+        replay_buffer=(taken := Asking()),
+        **own,
+    ) as collector:
+        assert list(collector) == [None, None]
+        assert collector.stats()["completed"]
+    assert not any(completed)
+    assert sum(td.numel() for td in taken) == 20
+
+
+def test_trajectories_that_an_interrupt_left_are_written_next() -> None:
+    class InterruptedOnce(Buffer):
+        calls = 0
+
+        def extend(self, td: Any) -> None:
+            self.calls += 1
+            if self.calls == 1:
+                raise KeyboardInterrupt
+            super().extend(td)
+
+    with SyncDataCollector(
+        partial(CountingEnv, 0, 2),
+        None,
+        frames_per_batch=10,
+        total_frames=10,
+        trajs_per_batch=8,
+        trajs_per_write=1,
+        max_frames_per_traj=5,
+        replay_buffer=(taken := InterruptedOnce()),
+    ) as collector:
+        with pytest.raises(KeyboardInterrupt):
+            collector.next()
+        assert not collector.stats()["completed"]
+        assert collector.next() is None
+        total = check(collector.ledger())
+        assert (total["issued"], total["reasons"]) == (10, {"replay_buffer": 2})
+        assert sum(td.numel() for td in taken) == total["delivered"] == 8
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_goes_wrong_there_is_raised_here() -> None:
     taken = Buffer()

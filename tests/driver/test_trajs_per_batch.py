@@ -13,6 +13,7 @@ from collect_support import (
     CAT_0,
     CAT_TIME,
     IN_PROCESS,
+    MULTI_AHEAD,
     MULTI_ASYNC,
     MULTI_STACK,
     MULTI_TIME,
@@ -154,6 +155,29 @@ def test_what_waits_is_in_flight_and_lost_by_name(way: Way) -> None:
         collector.load_state_dict(state[1])
         ids = collector.next()["collector", "traj_ids"]
         assert ids[ids >= 0].min() == first_id
+
+
+@pytest.mark.filterwarnings("ignore:from the next batch on")
+@pytest.mark.parametrize("way", [MULTI_AHEAD, MULTI_ASYNC[0]], ids=lambda way: way.name)
+def test_the_last_rollout_of_a_removed_worker_completes_its_trajectories(way: Way) -> None:
+    """An episode of length 7 spans two rollouts; the worker leaves after the first."""
+    with collecting(
+        way,
+        lambda worker: partial(CountingEnv, worker, (7,)),
+        frames=T,
+        total_frames=60,
+        trajs_per_batch=1,
+        max_frames_per_traj=10,
+    ) as collector:
+        numbers = []
+        for td in collector:
+            number, _, _ = td["observation"][0, 0].tolist()
+            assert td["observation"][0, :, 2].tolist() == list(range(7))
+            if not numbers:
+                collector.remove_collectors(1 - int(number))
+            numbers.append(int(number))
+        assert 1 - numbers[0] in numbers
+        assert check(collector.ledger())["in_flight"] == 0
 
 
 def test_a_vector_env_that_skips_cells() -> None:

@@ -297,6 +297,28 @@ def test_tied_parameters_may_have_all_their_names(way: Way) -> None:
             assert frames["weight"].unique().tolist() == [2.0 * version]
 
 
+class Scaled(nn.Module):
+    """A module with a constant buffer that torch cannot write into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(()))
+        self.register_buffer("scale", torch.tensor([2.0]).expand(3))
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        lead = observation.shape[:-1]
+        return torch.zeros(lead, dtype=torch.int64), (self.scale + self.shift).expand(*lead, 3)
+
+
+@pytest.mark.parametrize("way", [ALL[0], *marked(MULTI_STACK)])
+def test_a_buffer_that_is_not_writable_may_stay_as_it_is(way: Way) -> None:
+    policy = TensorDictModule(Scaled(), ["observation"], ["action", "scale"])
+    with collecting(way, ONE, policy, frames=T, track_policy_version=True) as collector:
+        nn.init.constant_(policy.module.shift, 1.0)
+        collector.update_policy_weights_()
+        assert next_of_version(collector, 1)["scale"].unique().tolist() == [3.0]
+
+
 def no_pickle(policy: Any) -> Any:
     policy.module.head.gain = threading.Lock()
     return policy.state_dict()
@@ -312,6 +334,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         ValueError,
         "module.body.bias",
     ),
+    "no values in a module": (lambda policy: policy.to("meta"), ValueError, "module.body.weight"),
     "sparse": (
         lambda _: {"module.body.bias": torch.ones(1).to_sparse()},
         ValueError,

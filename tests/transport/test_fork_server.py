@@ -531,9 +531,10 @@ def test_it_ends_with_its_program(end: str, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     driver = subprocess.Popen(
-        [sys.executable, str(script), end],
+        [sys.executable, "-X", "dev", str(script), end],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     assert driver.stdout is not None
@@ -545,8 +546,9 @@ def test_it_ends_with_its_program(end: str, tmp_path: Path) -> None:
         pids.append(int(pid))
     if end == "killed":
         driver.kill()
-    driver.communicate(timeout=LONG)
+    _, errors = driver.communicate(timeout=LONG)
     assert driver.returncode == (-signal.SIGKILL if end == "killed" else 0)
+    assert end == "fork" or "ResourceWarning" not in errors
     for pid in pids:
         await_gone(pid)
 

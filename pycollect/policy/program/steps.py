@@ -309,7 +309,8 @@ def preserve_state(policy: Any, device: torch.device) -> Iterator[None]:
             _restore(generator, state)
         with torch.no_grad():
             for module, name, buffer, contents in buffers:
-                buffer.copy_(contents)
+                if not torch.equal(buffer, contents):  # a tensor from `expand` is not writable
+                    buffer.copy_(contents)
                 module._buffers[name] = buffer
 
 

@@ -62,7 +62,8 @@ def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
     os.setpgid(0, 0)
     adopt_orphans()
     name_process(_NAME)
-    _ForkServer(socket.socket(fileno=control), driver, on_interrupt).serve(idle)
+    server = _ForkServer(socket.socket(fileno=control), driver, on_interrupt)
+    server.serve(idle)  # its sockets stay open until the process ends, so none is warned about
     kill_descendants()
     os._exit(0)  # the teardown of an interpreter that has imported torch takes a second
 
