@@ -80,8 +80,12 @@ class WorkerGroup:
         return {worker.index: worker.info for worker in self.present}
 
     def pending(self) -> int:
-        """Return the number of built workers that share memory and have unanswered requests."""
-        return sum(own.handle.has_pending_requests for own in self.present if not own.starting)
+        """Return the number of built workers that share memory and have unanswered requests.
+
+        Dead workers do not count, because the driver replaces them only when it waits for them.
+        """
+        handles = (own.handle for own in self.present if not own.starting)
+        return sum(own.has_pending_requests and not own.is_dead for own in handles)
 
     def of(self, indices: Sequence[int]) -> list[WorkerRecord]:
         """Return the present workers with these ids."""

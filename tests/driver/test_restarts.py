@@ -34,7 +34,7 @@ from envs_for_tests import CountingEnv, EnvBrokeError
 from raising import raised
 from test_ledger import check
 
-from pycollect import WorkerError
+from pycollect import MultiSyncDataCollector, WorkerError
 
 T = 5
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
@@ -136,6 +136,24 @@ def test_a_rollout_that_dies_on_the_way_is_lost_and_asked_for_again(
     assert [td.shape for td in batches] == [(2, T)] * 3
     # The frames after the death begin with an episode of the new env.
     assert batches[0]["observation"][1, 0, 2] == 0
+
+
+@pytest.mark.processes(usual=2)
+def test_a_call_does_not_wait_for_a_dead_worker_that_is_ahead() -> None:
+    """With a smaller share, a worker is rounds ahead, so the driver does not wait for it."""
+    with MultiSyncDataCollector(
+        [endless(0), endless(1)],
+        parity_policy(),
+        frames_per_batch=[1, 3],
+        total_frames=40,
+        prefetch=4,
+        inference="central",
+    ) as collector:
+        collector.next()
+        kill(collector, 0)
+        assert sum(td["collector", "mask"].sum().item() for td in collector) == 36
+        assert collector.stats()["workers"][0]["restarts"] == 1
+        check(collector.ledger())
 
 
 def killing_when(reached: Path, pid: int, then: Path) -> Any:
