@@ -176,7 +176,8 @@ def test_the_last_rollout_of_a_removed_worker_completes_its_trajectories(way: Wa
             if not numbers:
                 collector.remove_collectors(1 - int(number))
             numbers.append(int(number))
-        assert 1 - numbers[0] in numbers
+        if way.sync:  # async, its only rollout may be shorter than an episode
+            assert 1 - numbers[0] in numbers
         assert check(collector.ledger())["in_flight"] == 0
 
 
