@@ -321,7 +321,7 @@ class _Padded:
         if ids.device.type == "cpu":
             self.plan.pad(ids, self.padding_id)
         else:
-            ids.masked_fill_(~self.mask.to(ids.device), self.padding_id)
+            ids.masked_fill_(~rows_like(self.mask.to(ids.device), ids), self.padding_id)
 
 
 class _Flat:

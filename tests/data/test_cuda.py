@@ -338,6 +338,9 @@ def test_trajectories_on_the_device(arguments: dict[str, Any]) -> None:
 def test_split_of_a_batch_on_the_device() -> None:
     (td,) = batches(IN_PROCESS, table_policy(), 1)
     assert_equal(split_trajectories(td.to(DEVICE)), split_trajectories(td), DEVICE)
+    ids = td["collector", "traj_ids"]
+    td["collector", "traj_ids"] = ids.unsqueeze(-1)  # as done flags have it
+    assert_equal(split_trajectories(td.to(DEVICE)), split_trajectories(td), DEVICE)
 
 
 def test_a_policy_on_the_gpu_is_found_there() -> None:

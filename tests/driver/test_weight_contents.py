@@ -319,6 +319,25 @@ def test_a_buffer_that_is_not_writable_may_stay_as_it_is(way: Way) -> None:
         assert next_of_version(collector, 1)["scale"].unique().tolist() == [3.0]
 
 
+class Mixed(nn.Module):
+    """A module with a sparse buffer, which torch cannot compare."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mix", torch.eye(2).to_sparse())
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        lead = observation.shape[:-1]
+        diagonal = (self.mix @ torch.ones(2, 1)).flatten()
+        return torch.zeros(lead, dtype=torch.int64), diagonal.expand(*lead, 2)
+
+
+def test_a_policy_in_process_may_have_sparse_buffers() -> None:
+    policy = TensorDictModule(Mixed(), ["observation"], ["action", "diagonal"])
+    with collecting(IN_PROCESS, ONE, policy, frames=T) as collector:
+        assert collector.next()["diagonal"].unique().tolist() == [1.0]
+
+
 def no_pickle(policy: Any) -> Any:
     policy.module.head.gain = threading.Lock()
     return policy.state_dict()

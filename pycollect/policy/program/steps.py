@@ -309,9 +309,14 @@ def preserve_state(policy: Any, device: torch.device) -> Iterator[None]:
             _restore(generator, state)
         with torch.no_grad():
             for module, name, buffer, contents in buffers:
-                if not torch.equal(buffer, contents):  # a tensor from `expand` is not writable
+                if not _is_equal(buffer, contents):  # a tensor from `expand` is not writable
                     buffer.copy_(contents)
                 module._buffers[name] = buffer
+
+
+def _is_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether the values are equal; ``False`` for sparse tensors, which torch refuses."""
+    return tensor.layout == torch.strided and torch.equal(tensor, other)
 
 
 def _state(generator: torch.Generator | np.random.Generator) -> Any:
