@@ -116,7 +116,7 @@ def test_weights_that_meet_a_limit_can_be_given_again() -> None:
             policy.module.bias += 3.0
         wire = "pycollect.transport.pickling.Memory"
         with mock.patch(wire) as memory:
-            memory.share.side_effect = MemoryError
+            memory.share_copy.side_effect = MemoryError
             with pytest.raises(OSError, match="memory"):
                 collector.update_policy_weights_()
         collector.update_policy_weights_()
