@@ -100,9 +100,8 @@ class VirtualBaseCollector:
     __class__ = property(_registered_class, _set_class)
 
 
-IterableDataset.register(
-    VirtualBaseCollector
-)  # like TorchRL's collectors, so that a DataLoader works
+# Like TorchRL's collectors, so that a DataLoader works.
+IterableDataset.register(VirtualBaseCollector)
 
 
 def register_with_torchrl() -> None:

@@ -137,6 +137,15 @@ def rows_like(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return rows.view(*rows.shape, *[1] * (like.ndim - rows.ndim))
 
 
+def overwrite(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Write values into a tensor, unless it has them and is not writable (`Tensor.expand`)."""
+    try:
+        target.copy_(values)
+    except RuntimeError:
+        if not torch.equal(target, values.to(target)):
+            raise
+
+
 def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:
     """Return one flag per frame: whether any of its flags is set, such as one agent's.
 

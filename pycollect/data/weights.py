@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from pycollect._core import Leaf
 from pycollect.data.layout import dtype_name
+from pycollect.data.tensordicts import overwrite
 
 _EXTRA_STATE = "_extra_state"  # the last part of such a key, as in `nn.Module.state_dict`
 
@@ -192,7 +193,7 @@ def named_weights(policy: Any, argument: str = "policy") -> dict[str, torch.Tens
         ValueError: A lazy parameter has no shape yet, or a tensor is on the meta device.
     """
     weights: dict[str, torch.Tensor] = {}
-    for name, tensor in _tensors(policy, argument):
+    for name, tensor in named_tensors(policy, argument):
         if is_lazy(tensor):
             raise ValueError(
                 f"{argument}: expected initialized parameters, but {name!r} has no shape yet; "
@@ -204,17 +205,18 @@ def named_weights(policy: Any, argument: str = "policy") -> dict[str, torch.Tens
 
 def device_of(policy: Any) -> torch.device | None:
     """Return the device of a policy's first parameter or buffer, or ``None`` if it has none."""
-    return next((tensor.device for _, tensor in _tensors(policy)), None)
+    return next((tensor.device for _, tensor in named_tensors(policy)), None)
 
 
 def moved_to(policy: Any, device: torch.device) -> Any:
     """Return the policy if all its parameters and buffers are on a device, else a copy there."""
-    if all(tensor.device == device for _, tensor in _tensors(policy)):
+    if all(tensor.device == device for _, tensor in named_tensors(policy)):
         return policy
     return copy.deepcopy(policy).to(device)
 
 
-def _tensors(policy: Any, argument: str = "policy") -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(policy: Any, argument: str = "policy") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers of a policy; a ValueError for one without values."""
     if not isinstance(policy, nn.Module):
         return
     for name, tensor in chain(policy.named_parameters(), policy.named_buffers()):
@@ -338,12 +340,8 @@ def load_weights(policy: Any, weights: Weights) -> None:
             module.train(mode)
     with torch.no_grad():
         for name, value in weights.tensors.items():
-            if (target := targets[name]).data_ptr() != value.data_ptr():
-                try:
-                    target.copy_(value)
-                except RuntimeError:  # a tensor from `expand` is not writable
-                    if not torch.equal(target, value.to(target)):
-                        raise
+            if targets[name].data_ptr() != value.data_ptr():
+                overwrite(targets[name], value)
     for name, module in modules.items() if extra else ():
         key = extra_state_key(name)
         try:

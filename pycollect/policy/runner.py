@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
 
 from pycollect._core import Leaf
 from pycollect.data.cast import ObservationCast
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues, Kind
 from pycollect.data.layout import Key, is_delivered
+from pycollect.data.weights import named_tensors
 from pycollect.envs.base import EnvSpec
 from pycollect.policy.calling import UNCHANGED, CallOptions, keep_freed_memory
 from pycollect.policy.device import DeviceTransfer
@@ -316,9 +315,7 @@ class PolicyRunner:
 
 def _check_on_device(policy: Any, device: torch.device) -> None:
     """Raise a ValueError for the first parameter or buffer on another device."""
-    if not isinstance(policy, nn.Module):
-        return
-    for name, tensor in chain(policy.named_parameters(), policy.named_buffers()):
+    for name, tensor in named_tensors(policy):
         if tensor.device != device:
             raise ValueError(
                 f"policy: expected its parameters on {device}, but {name!r} is on "

@@ -168,7 +168,7 @@ std::shared_ptr<Memory> reserve(std::int64_t bytes) {
 
 std::shared_ptr<Memory> share_memory(std::int64_t bytes) {
   auto memory = reserve(bytes);
-  touch(memory->data(), whole_pages(std::max<std::int64_t>(bytes, 1)));
+  touch(memory->data(), bytes);
   return memory;
 }
 

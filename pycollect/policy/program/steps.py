@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from pycollect.data.devices import generator_state, set_generator_state
 from pycollect.data.layout import Key, as_key, is_delivered, show
+from pycollect.data.tensordicts import overwrite
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Values: TypeAlias = dict[Key, torch.Tensor]
@@ -309,14 +310,8 @@ def preserve_state(policy: Any, device: torch.device) -> Iterator[None]:
             _restore(generator, state)
         with torch.no_grad():
             for module, name, buffer, contents in buffers:
-                if not _is_equal(buffer, contents):  # a tensor from `expand` is not writable
-                    buffer.copy_(contents)
+                overwrite(buffer, contents)
                 module._buffers[name] = buffer
-
-
-def _is_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether the values are equal; ``False`` for sparse tensors, which torch refuses."""
-    return tensor.layout == torch.strided and torch.equal(tensor, other)
 
 
 def _state(generator: torch.Generator | np.random.Generator) -> Any:
