@@ -420,6 +420,9 @@ class Bell:
         Also returns after `seconds`, and when a signal arrives.
         """
 
+    def ring_when_gone(self, pid: int) -> None:
+        """Ring when a process is gone, if the system offers a way to wait for that."""
+
     @property
     def knocks(self) -> int: ...
     def knock(self, times: int = 1) -> None: ...

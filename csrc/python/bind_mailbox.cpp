@@ -44,6 +44,7 @@ void bind_mailbox(py::module_& module) {
             return self.wait_ring(seen, Seconds(seconds));
           },
           py::arg("seen"), py::arg("seconds"), Release())
+      .def("ring_when_gone", &Bell::ring_when_gone, py::arg("pid"))
       .def_property_readonly("knocks", &Bell::knocks)
       .def("knock", &Bell::knock, py::arg("times") = 1)
       .def(

@@ -18,6 +18,7 @@ from pycollect.driver.records import WorkerPlan, WorkerRecord
 from pycollect.driver.scheduler import Scheduler
 from pycollect.driver.workers import check_alike
 from pycollect.errors import WorkerError
+from pycollect.transport.channel import POLL_SECONDS
 from pycollect.transport.messages import WorkerInfo, WorkerSpec, resume, set_seed
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds, pickled_extras
@@ -292,6 +293,7 @@ class _NestBell:
     def __init__(self) -> None:
         self._bell = Bell()
         self.address, self.ring = self._bell.address, self._bell.ring
+        self.ring_when_gone = self._bell.ring_when_gone
         self.control = RolloutControl()
         self.beats = 0
         self.stop: Callable[[], None] = _do_nothing
@@ -307,7 +309,7 @@ class _NestBell:
         self.control.count_step()
         if self.control.is_stopped:
             self.stop()
-        return self._bell.wait_ring(seen, seconds)
+        return self._bell.wait_ring(seen, min(seconds, POLL_SECONDS))
 
 
 def _do_nothing() -> None:

@@ -364,6 +364,10 @@ class ServingBell:
         """Wake the waiting threads."""
         self._bell.ring()
 
+    def ring_when_gone(self, pid: int) -> None:
+        """See `AnyBell`."""
+        self._bell.ring_when_gone(pid)
+
     def wait_ring(self, seen: int, seconds: float) -> bool:
         """Sleep until a worker has answered or the time is over; return whether `count` changed.
 
@@ -371,7 +375,7 @@ class ServingBell:
         wait begins. Waits are short, so a thread that does not serve takes over with one of its
         next waits.
         """
-        serves = False
+        seconds, serves = min(seconds, POLL_SECONDS), False
         try:
             with Uninterrupted():
                 serves = self._serving.acquire(blocking=False)

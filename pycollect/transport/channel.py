@@ -35,7 +35,10 @@ from pycollect.transport.process import Caller
 T = TypeVar("T")
 
 POLL_SECONDS = 0.02
-"""How often a waiting driver checks whether its workers are alive."""
+"""How often a driver looks whether its workers are alive while they answer."""
+
+IDLE_SECONDS = 0.25
+"""How often it looks while none answers; the end of a process on this machine rings the bell."""
 
 
 class AnyBell(Protocol):
@@ -54,6 +57,9 @@ class AnyBell(Protocol):
 
     def wait_ring(self, seen: int, seconds: float) -> bool:
         """Sleep until `count` differs from `seen`; return whether it does. May return early."""
+
+    def ring_when_gone(self, pid: int) -> None:
+        """Ring when a process is gone that shares memory with this one."""
 
 
 class ThreadBell:
@@ -81,11 +87,14 @@ class ThreadBell:
         with self._condition:
             return self._condition.wait_for(lambda: self._count != seen, seconds)
 
+    def ring_when_gone(self, pid: int) -> None:
+        """Do nothing, because no process shares memory with this one."""
+
 
 def wait_for(bell: AnyBell, look: Callable[[], T], seconds: float = math.inf) -> T:
     """Call `look` whenever the bell rings, until it returns a true value or the time is over.
 
-    It is also called at intervals, because a worker that dies rings no bell.
+    It is also called at intervals, for what rings no bell.
 
     Returns:
         The last result of `look`.
@@ -97,7 +106,7 @@ def wait_for(bell: AnyBell, look: Callable[[], T], seconds: float = math.inf) ->
         left = deadline - time.monotonic()
         if result or left <= 0:
             return result
-        bell.wait_ring(seen, min(left, POLL_SECONDS))
+        bell.wait_ring(seen, min(left, IDLE_SECONDS))
 
 
 MAX_REQUESTS = 64

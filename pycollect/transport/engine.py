@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from pycollect._core import available_memory
-from pycollect.transport.channel import POLL_SECONDS, AnyBell, wait_for
+from pycollect.transport.channel import IDLE_SECONDS, POLL_SECONDS, AnyBell, wait_for
 from pycollect.transport.handle import WorkerHandle
 from pycollect.transport.messages import WorkerSpec
 from pycollect.transport.pickling import Shareable, SharedValue
@@ -104,20 +104,15 @@ class AnswerWaiter:
         deadline = time.monotonic() + timeout
         while True:
             seen = self._bell.count
-            answered = (handle for handle in handles if handle.has_answer)
-            ready = self._dead_worker(handles) or next(answered, None)
-            left = deadline - time.monotonic()
-            if ready is not None or left <= 0:
+            ready = next((handle for handle in handles if handle.has_answer), None)
+            now = time.monotonic()
+            pause = POLL_SECONDS
+            if now - self._polled >= POLL_SECONDS:  # also while other workers ring
+                self._polled, pause = now, IDLE_SECONDS
+                ready = next((handle for handle in handles if handle.is_dead), ready)
+            if ready is not None or now >= deadline:
                 return ready
-            self._bell.wait_ring(seen, min(left, POLL_SECONDS))
-
-    def _dead_worker(self, handles: Sequence[AnyHandle]) -> AnyHandle | None:
-        """Return a dead worker, or ``None``. Polls at intervals, even while other workers ring."""
-        now = time.monotonic()
-        if now - self._polled < POLL_SECONDS:
-            return None
-        self._polled = now
-        return next((handle for handle in handles if handle.is_dead), None)
+            self._bell.wait_ring(seen, min(deadline - now, pause))
 
     def wait_closed(self, handles: Sequence[AnyHandle], timeout: float | None = None) -> None:
         """Let workers close their environments, then kill the remaining processes.

@@ -72,6 +72,20 @@ def test_a_worker_that_is_killed_while_it_waits_is_one_that_does_not_answer() ->
     assert not box.has_answer
 
 
+def test_a_bell_rings_when_a_process_is_gone() -> None:
+    bell, box = Bell(), Mailbox(1)
+    process = SPAWN.Process(target=echo, args=(box.address, bell.address), daemon=True)
+    process.start()
+    assert process.pid is not None
+    bell.ring_when_gone(process.pid)
+    assert not bell.wait_ring(0, 0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    assert bell.wait_ring(0, LONG)
+    process.join(LONG)
+    bell.ring_when_gone(process.pid)  # it is gone already
+    assert bell.count == 2
+
+
 def interrupt(parent: int, mailbox: Any, bell: Any) -> None:
     end = WorkerMailbox(mailbox, bell)
     assert end.wait_ask(LONG)

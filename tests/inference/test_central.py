@@ -306,6 +306,8 @@ def without_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Disable the driver's periodic checks, so that a lost wake-up exceeds the time limit."""
     seconds = 60.0
     with monkeypatch.context() as patched:
+        patched.setattr("pycollect.inference.server.POLL_SECONDS", seconds)
+        patched.setattr("pycollect.transport.engine.IDLE_SECONDS", seconds)
         patched.setattr("pycollect.transport.engine.POLL_SECONDS", seconds)
         patched.setattr("pycollect.driver.records.CHECK_SECONDS", seconds)
         begin = time.monotonic()

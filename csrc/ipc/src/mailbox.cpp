@@ -5,10 +5,12 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "futex.h"
 #include "pycollect/detail/checked.h"
+#include "pycollect/detail/process.h"
 #include "pycollect/shared_memory.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
@@ -132,6 +134,17 @@ bool Bell::wait_ring(std::uint64_t seen, Seconds timeout) const {
     futex::wait(page_in(*memory_).rings, seen, timeout);
   }
   return count() != seen;
+}
+
+void Bell::ring_when_gone(int pid) {
+  owner_.check();
+  try {
+    when_gone(pid, [bell = *this]() mutable { bell.ring(); });
+  } catch (const std::system_error& error) {
+    if (error.code() == std::errc::no_such_process) {
+      ring();
+    }
+  }
 }
 
 std::uint64_t Bell::knocks() const {

@@ -85,7 +85,7 @@ bool kill_children() {
   _exit(1);
 }
 
-void wait_end(int pid, int pidfd) {
+void wait_gone(int pid, int pidfd) {
   if (pidfd >= 0) {
     pollfd event{pidfd, POLLIN, 0};
     while (poll(&event, 1, -1) < 0 && errno == EINTR) {
@@ -95,7 +95,6 @@ void wait_end(int pid, int pidfd) {
       sleep(1);
     }
   }
-  end_group();
 }
 
 }  // namespace
@@ -111,6 +110,17 @@ void kill_descendants() {
   }
 }
 
+void when_gone(int pid, std::function<void()> act) {
+  File pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (pidfd.fd() < 0 && (errno == ESRCH || errno == EINVAL)) {
+    throw std::system_error(errno, std::generic_category(), "pidfd_open");
+  }
+  start_deaf_thread([pid, own = std::move(pidfd), done = std::move(act)] {
+    wait_gone(pid, own.fd());
+    done();
+  });
+}
+
 void end_with_process(int pid) {
   static std::mutex lock;
   // Watcher and watched. A forked child inherits the pair, but not the thread.
@@ -122,11 +132,7 @@ void end_with_process(int pid) {
   }
   adopt_orphans();
   setpgid(0, 0);  // fails for a session leader, which already has its own group
-  File pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-  if (pidfd.fd() < 0 && (errno == ESRCH || errno == EINVAL)) {
-    throw std::system_error(errno, std::generic_category(), "pidfd_open");
-  }
-  start_deaf_thread([pid, own = std::move(pidfd)] { wait_end(pid, own.fd()); });
+  when_gone(pid, end_group);
   watching = wanted;
 }
 

@@ -233,6 +233,7 @@ class RankProcess(WorkerProcess):
         """See `WorkerProcess`. A rank that serves a mailbox needs no meeting."""
         if shares_memory:
             self._meeting.close()
+            self._bell.ring_when_gone(pid)
         self._process.watch(pid, shares_memory)
 
     @property

@@ -273,6 +273,7 @@ class ProcessEngine(Engine):
         name = f"pycollect-{spec.name}".replace(" ", "-")
         process = start_child(serve, arguments, name, self._start_method)
         handle = WorkerHandle(spec, pickled, policy, mailbox, process, self.bell)
+        self.bell.ring_when_gone(process.native.pid)
         self._handles[:] = [*(other for other in self._handles if not other.ended), handle]
         return handle
 

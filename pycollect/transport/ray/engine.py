@@ -101,6 +101,7 @@ class ActorProcess(WorkerProcess):
         self._pid = pid
         if shares_memory:
             self._process = OtherProcess(pid)
+            self._bell.ring_when_gone(pid)
 
     @property
     def is_over(self) -> bool:

@@ -47,6 +47,8 @@ class Bell {
   void ring();
   // Sleeps until count() differs from `seen`. Returns whether it does.
   bool wait_ring(std::uint64_t seen, Seconds timeout) const;
+  // Rings when the process `pid` is gone. Without a thread for that, waits just last longer.
+  void ring_when_gone(int pid);
 
   // A ring and an urgent knock count as this many knocks, which ends every wait.
   static constexpr std::uint64_t kUrgent = 1024;

@@ -1,6 +1,8 @@
 // Process management for workers.
 #pragma once
 
+#include <functional>
+
 #include "pycollect/version.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
@@ -14,12 +16,15 @@ void adopt_orphans();
 // seconds: a process that is blocked in the kernel dies later.
 void kill_descendants();
 
+// Calls `act` when the process `pid` is gone, in a thread of its own that receives no signals.
+// Throws std::system_error if the process does not exist or if the thread cannot start.
+void when_gone(int pid, std::function<void()> act);
+
 // Kills this process, its group and all its descendants when the process `pid` is gone. Makes this
 // process the leader of its own process group and adopts orphans. A thread waits for the end of
 // `pid`, so no environment can delay it. Unlike PR_SET_PDEATHSIG, this does not mistake the end of
 // the thread that started the worker for the end of the driver. Does nothing if it watches this
-// process already. Throws std::system_error if the process does not exist or if the thread cannot
-// start.
+// process already. Throws as when_gone() does.
 void end_with_process(int pid);
 
 // Makes malloc merge small blocks when they are freed, except for the few that each thread keeps
