@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pycollect._core import Memory
-from pycollect.inference.client import JoinReply, JoinRequest
+from pycollect.inference.client import JoinReply, JoinRequest, are_equal
 from pycollect.inference.group import PolicyGroup, ServedPolicy
 from pycollect.inference.options import InferenceOptions, ServerSettings
 
@@ -197,9 +197,9 @@ class BatchScheduler:
         """Give a client a row in a group of clients with the same needs."""
         needs, place = joining.needs, client.place
         self._called = ([], [])
-        if client.group is not None and not client.group.needs.equals(needs):
+        if client.group is not None and not are_equal(client.group.needs, needs):
             client.group.leave(place)
-        fitting = (group for group in self._groups if group.needs.equals(needs))
+        fitting = (group for group in self._groups if are_equal(group.needs, needs))
         group = next((other for other in fitting if other.has_room(place)), None)
         if group is None:
             first = pickle.loads(joining.first)

@@ -26,15 +26,13 @@ from pycollect._core import (
     SharedMemoryError,
     WorkerSlot,
 )
-from pycollect.data.cast import ObservationCast
 from pycollect.data.frame import ONE_REWARD
 from pycollect.data.layout import Key
 from pycollect.data.objects import pickled_tensors
 from pycollect.data.slabs import MemoryAddress, slab_tensors
 from pycollect.envs.base import EnvSpec
-from pycollect.policy.calling import CallOptions
 from pycollect.policy.program.steps import show_all
-from pycollect.policy.remote import RemotePolicy, RemoteRunner
+from pycollect.policy.remote import PolicyNeeds, RemotePolicy, RemoteRunner
 from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
 from pycollect.transport.pickling import ErrorReport, pack, unpack
 
@@ -144,32 +142,14 @@ def read_by_policy(env: EnvSpec) -> EnvSpec:
     )
 
 
-@dataclass(frozen=True)
-class PolicyNeeds:
-    """Requirements of a worker on the policy; workers with equal requirements share calls.
-
-    Attributes:
-        env: Spec of the worker's environments, as far as a policy reads it.
-        counts_steps: Whether steps are counted, so that a policy can read their number.
-        call_options: How the policy is called.
-        cast: Cast of observations for the policy.
-        state_forms: Items of `policy_state`.
-    """
-
-    env: EnvSpec
-    counts_steps: bool
-    call_options: CallOptions
-    cast: ObservationCast | None
-    state_forms: tuple[tuple[Any, Any], ...]
-
-    def equals(self, other: PolicyNeeds) -> bool:
-        """Return whether the requirements are equal."""
-        if len(self.state_forms) != len(other.state_forms):
-            return False
-        pairs = zip(self.state_forms, other.state_forms, strict=True)
-        return replace(self, state_forms=()) == replace(other, state_forms=()) and all(
-            first[0] == second[0] and _same(first[1], second[1]) for first, second in pairs
-        )
+def are_equal(needs: PolicyNeeds, others: PolicyNeeds) -> bool:
+    """Return whether the needs of two workers are equal, so that they share calls."""
+    states, other_states = needs.policy_state or {}, others.policy_state or {}
+    return (
+        replace(needs, policy_state=None) == replace(others, policy_state=None)
+        and [*states] == [*other_states]
+        and all(map(_same, states.values(), other_states.values()))
+    )
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -184,7 +164,7 @@ class JoinRequest:
     """Sent by a worker that is built except for its policy.
 
     Attributes:
-        needs: Requirements of the worker.
+        needs: Requirements of the worker; `env` is its spec, as far as a policy reads it.
         first: Its current observation, ``[P, *frame]`` by key, pickled.
     """
 
@@ -239,18 +219,10 @@ class PolicyClient(RemotePolicy):
         """Return the client of one group of the worker's environments, with its own slot."""
         return PolicyClient(self._slots, self._slot + place, self._bell)
 
-    def runner(
-        self,
-        env: EnvSpec,
-        current: Mapping[Key, torch.Tensor],
-        policy_state: Mapping[Any, Any] | None,
-        counts_steps: bool,
-        call_options: CallOptions,
-        cast: ObservationCast | None,
-    ) -> RemoteRunner:
+    def runner(self, needs: PolicyNeeds, current: Mapping[Key, torch.Tensor]) -> RemoteRunner:
         """Return a runner that sends requests to the server, after the server has accepted it."""
-        forms = tuple((policy_state or {}).items())
-        needs = PolicyNeeds(read_by_policy(env), counts_steps, call_options, cast, forms)
+        batch = needs.env.rows
+        needs = replace(needs, env=read_by_policy(needs.env))
         try:
             slot = WorkerSlot(self._slots, self._slot, self._bell)
         except SharedMemoryError as error:
@@ -258,7 +230,6 @@ class PolicyClient(RemotePolicy):
                 "inference: 'central' needs shared memory between workers and the inference server "
                 f"of their machine; use inference=None: {error}"
             ) from error
-        batch = env.rows
         first = {key: tensor if batch else tensor[None] for key, tensor in current.items()}
         message, memory = pack(JoinRequest(needs, pickled_tensors(first)), ServerSlots.BYTES)
         answered = slot.ask(message, _BEAT_SECONDS)

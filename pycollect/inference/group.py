@@ -12,9 +12,10 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.layout import Key, dtype_name, signed_view
-from pycollect.inference.client import ANSWER, IOLayout, JoinReply, PolicyNeeds, SharedIO
+from pycollect.inference.client import ANSWER, IOLayout, JoinReply, SharedIO
 from pycollect.policy.calling import GraphPool
 from pycollect.policy.program.steps import show_all
+from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.runner import PolicyRunner
 from pycollect.policy.signature import with_action_spec
 from pycollect.policy.states import IS_INIT, STEP_COUNT
@@ -88,16 +89,13 @@ class PolicyGroup:
                 "random actions; use inference=None"
             )
         try:
+            call_options = replace(needs.call_options.for_device(device), pool=graphs)
             runner = PolicyRunner(
                 policy,
-                env,
+                replace(needs, env=env, call_options=call_options),
                 current,
-                policy_state=dict(needs.state_forms),
-                counts_steps=needs.counts_steps,
-                call_options=replace(needs.call_options.for_device(device), pool=graphs),
                 device=device,
                 explicit_device=explicit,
-                cast=needs.cast,
                 keeps_states=True,
             )
         except Exception as error:

@@ -18,7 +18,7 @@ from pycollect.envs.base import Arrays, AutoresetCalls, EnvBatch
 from pycollect.envs.tensors import TensorVectorEnv
 from pycollect.policy.inputs import make_current, write_current
 from pycollect.policy.random_runner import RandomRunner
-from pycollect.policy.remote import RemotePolicy, RemoteRunner
+from pycollect.policy.remote import PolicyNeeds, RemotePolicy, RemoteRunner
 from pycollect.policy.runner import PolicyRunner
 from pycollect.worker.captured import CapturedRollout
 from pycollect.worker.device_recorder import DeviceRecorder
@@ -91,26 +91,24 @@ class EnvGroup:
         self._records.restart(first)
 
     def _make_runner(self, policy: Any) -> Runner:
-        spec, options, counts_steps = self.env.spec, self._options, bool(self._cut)
-        state, cast, call_options = options.policy_state, options.cast, self._call_options
+        spec, options = self.env.spec, self._options
         if policy is None:
-            if state:
+            if options.policy_state:
                 raise ValueError("policy_state: policy=None has no states; omit policy_state")
             return RandomRunner(self.env)
+        needs = PolicyNeeds(
+            spec, options.policy_state, bool(self._cut), self._call_options, options.cast
+        )
         if isinstance(policy, RemotePolicy):
-            return policy.runner(spec, self._current, state, counts_steps, call_options, cast)
+            return policy.runner(needs, self._current)
         return PolicyRunner(
             policy,
-            spec,
+            needs,
             self._current,
-            policy_state=state,
-            extras=self._extras.current,
-            counts_steps=counts_steps,
-            call_options=call_options,
+            self._extras.current,
             device=self._device,
             output_device=indexed(spec.device) if spec.device_keys else CPU,
             explicit_device=options.devices.policy_device is not None,
-            cast=cast,
         )
 
     def _leaves(self) -> BatchLeaves:
