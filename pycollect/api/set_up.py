@@ -205,7 +205,7 @@ class WorkerTemplate:
         (sources, built), stepping = policies, devices
         if central is not None:  # the server builds the policy, workers do not
             sources, built = central.clients.policies(len(entries)), False
-            stepping = [each.without_policy for each in devices]
+            stepping = [replace(each, policy=None) for each in devices]
         options = engine_options(stepping)
         specs = [
             worker_spec(

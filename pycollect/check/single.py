@@ -141,7 +141,13 @@ def check_walk(subject: Subject) -> None:
             starts.clear()
             fits(visit.observation, visit.where.partition("(")[0], report)
             _check_values(visit, subject)
-            _check_buffers(visit, report)
+            if visit.overwritten:
+                report.add(
+                    "reused-buffer",
+                    f"{visit.overwritten}. Collectors copy each frame at once; a list of "
+                    "observations, or final_obs of a SyncVectorEnv in SAME_STEP mode, has wrong "
+                    "values",
+                )
             subject.info_sizes.append(_size(visit.info))
 
         try:
@@ -182,16 +188,6 @@ def _check_values(visit: Visit, subject: Subject) -> None:
                 f"{visit.where} returned {name}={describe(flag)} instead of a bool",
                 WARNING,
             )
-
-
-def _check_buffers(visit: Visit, report: Draft) -> None:
-    """The call did not change the observation that the call before it had returned."""
-    if visit.overwritten:
-        report.add(
-            "reused-buffer",
-            f"{visit.overwritten}. Collectors copy each frame at once; a list of observations, or "
-            "final_obs of a SyncVectorEnv in SAME_STEP mode, has wrong values",
-        )
 
 
 def check_same_seed(subject: Subject) -> None:

@@ -113,7 +113,9 @@ def check_rows(vector: Vector) -> None:
     def observe(visit: Visit) -> None:
         fits(visit.observation, visit.where, vector.report)
         _check_rows_of(visit, vector)
-        _check_buffer(visit, vector.report)
+        if visit.overwritten:
+            text = f"{visit.overwritten}. Collectors copy each frame at once, other code may not"
+            vector.report.add("reused-buffer", text, WARNING)
 
     with watched_starts() as starts:
         _walk(vector, vector.env, vector.walk, MAX_STEPS, Budget(vector.seconds), [observe])
@@ -208,12 +210,6 @@ def _check_rows_of(visit: Visit, vector: Vector) -> None:
             )
         elif not np.isfinite(array).all():
             report.add("not-finite", f"{visit.where} returned the {name} {array}", about=name)
-
-
-def _check_buffer(visit: Visit, report: Draft) -> None:
-    if visit.overwritten:
-        text = f"{visit.overwritten}. Collectors copy each frame at once, other code may not"
-        report.add("reused-buffer", text, WARNING)
 
 
 def check_different_rows(vector: Vector) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from pycollect.compat.weight_options import (
     WeightOptions,
     carried,
-    end_receiver,
     made_updater,
     only_carries,
 )
@@ -211,14 +210,6 @@ class WeightUpdates:
                 scheme.receive()
         elif source is not None:
             self._source.place.receive(source)
-
-    def _stop_receiving(self) -> None:
-        """End the threads of receiving schemes.
-
-        Their queues belong to the sender: a scheme's own `shutdown` would stop all its receivers.
-        """
-        for scheme in self._receivers.values():
-            end_receiver(scheme)
 
     def increment_version(self) -> None:
         """Increment `policy_version` without new weights; workers see it from their next update.

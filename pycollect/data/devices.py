@@ -7,7 +7,7 @@ that accelerators other than CUDA also work if torch provides the same functions
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -386,11 +386,6 @@ class Devices:
     def policy_device(self) -> torch.device | None:
         """Device of the policy, or ``None``."""
         return self.policy or self.default
-
-    @property
-    def without_policy(self) -> Devices:
-        """Devices of a worker whose policy runs in another process."""
-        return replace(self, policy=None)
 
     @property
     def worker_types(self) -> frozenset[str]:

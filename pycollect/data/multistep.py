@@ -290,7 +290,8 @@ class _Ahead:
         self.plan.sum(gamma, list(summed.values()), [result[key] for key in summed])
         result |= self._on_device(leaves, rewards, gamma)
         for key in leaves.keys() - result.keys():
-            result[key] = self._moved_by_torch(leaves[key])
+            frames = leaves[key].flatten(0, self.ndim - 1)
+            result[key] = frames[self.cells.to(frames.device)]
         for key in rewards.keys() - result.keys():
             result[key] = self._summed_by_torch(rewards[key], gamma)
         return result
@@ -340,10 +341,6 @@ class _Ahead:
             ahead = frames[(index + k).clamp_max(len(frames) - 1)]
             total = total + torch.where(left > k, gamma**k * ahead, torch.zeros_like(ahead))
         return total.reshape(reward.shape)
-
-    def _moved_by_torch(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Return a leaf from the target cells differentiably, on any device."""
-        return leaf.flatten(0, self.ndim - 1)[self.cells.to(leaf.device)]
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:

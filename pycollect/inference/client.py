@@ -262,7 +262,7 @@ class ClientRunner(RemoteRunner):
         self._slot = slot
         self._is_waiting = False  # whether a request has no reply yet
         self._control = _NO_CONTROL
-        self._report_version: Callable[[int], None] = _ignore
+        self._report_version: Callable[[int], None] = lambda _: None
         self._version = -1
         io = SharedIO(joined.layout, Memory.attach(joined.memory))
         read = rows_of(io.read, joined.row, batch)
@@ -316,10 +316,6 @@ class ClientRunner(RemoteRunner):
             self._control.count_step()
             answered = self._slot.wait_answer(_BEAT_SECONDS)
         self._is_waiting = False
-
-
-def _ignore(version: int) -> None:
-    """Do nothing, because no rollout has started."""
 
 
 class ClientSlots:

@@ -62,7 +62,7 @@ def finishers(
         if output.requires_grad:
             finish.append((place, torch.Tensor.detach))
         if output.lazy:
-            finish.append((place, _resolve))
+            finish.append((place, lambda value: value.resolve_conj().resolve_neg()))
         if output.shape[len(batch) :] != leaf.shape:
             finish.append((place, _shaper(leaf, output.shape, batch)))
     for place, (key, source) in enumerate(carried.items(), len(outputs)):
@@ -71,10 +71,6 @@ def finishers(
         elif raw[source].requires_grad:
             finish.append((place, torch.Tensor.detach))
     return finish
-
-
-def _resolve(value: torch.Tensor) -> torch.Tensor:
-    return value.resolve_conj().resolve_neg()
 
 
 def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, RawOutput]) -> Act:

@@ -14,7 +14,7 @@ from pycollect.data.devices import CPU, indexed
 from pycollect.data.extras import Extras
 from pycollect.data.frame import BatchLeaves, NoLeaves
 from pycollect.data.layout import Key
-from pycollect.envs.base import Arrays, AutoresetCalls, EnvBatch
+from pycollect.envs.base import Arrays, EnvBatch
 from pycollect.envs.tensors import TensorVectorEnv
 from pycollect.policy.inputs import make_current, write_current
 from pycollect.policy.random_runner import RandomRunner
@@ -175,7 +175,10 @@ class EnvGroup:
     def _make_recorder(self, given: Sequence[int], of: int) -> Recorder:
         spec, runner, leaves = self.env.spec, self.runner, self._on_host
         fast_step = self.env.fast_step
-        falls_behind = self._falls_behind(alone=of == spec.num_envs)
+        # To reset ended environments at once would cost a second round trip after nearly every
+        # step. But extras are recorded for all at once, and requests of groups must alternate.
+        alternates = self.has_remote_policy and of != spec.num_envs
+        falls_behind = spec.steps_rows and not self.leaves.extras and not alternates
         # With names, the recorder does not call `convert`, which may have to read extras.
         has_names = fast_step is not None and (not spec.extras or self._extras.are_entries)
         live = set(runner.inputs)
@@ -210,19 +213,6 @@ class EnvGroup:
             all_envs=of,
             first_env=self.span.start,
         )
-
-    def _falls_behind(self, alone: bool) -> bool:
-        """Return whether ended environments reset themselves, and `catch_up` steps them later.
-
-        To reset them at once would cost a second round trip after nearly every step. Extras are
-        recorded for all environments at once, so they need resets at once. So do groups that
-        alternate requests to a remote policy.
-
-        Args:
-            alone: Whether the worker has only this group.
-        """
-        is_alternating = self.has_remote_policy and not alone
-        return self.env.spec.steps_rows and not self.leaves.extras and not is_alternating
 
     @property
     def has_remote_policy(self) -> bool:
@@ -261,18 +251,12 @@ class EnvGroup:
             act = extras.wrap_act(act, runner.extra_values)
             record = extras.wrap_record(record)
             reset_done = extras.wrap_reset_done(reset_done)
-        if autoreset := self._autoreset_calls():
-            step, record = autoreset
+        elif not (env.spec.overlaps or self._cut):
+            step, record = env.autoreset_calls(self.recorder) or (step, record)
         whole = None
         if env.compiled is not None and not self.leaves.extras:
             whole = partial(self.recorder.step_env, env.compiled)
         return Calls(act, self._take, step, record, records.done, reset_done, records.reset, whole)
-
-    def _autoreset_calls(self) -> AutoresetCalls | None:
-        """Return `autoreset_calls` of the environment, unless steps have two parts or are cut."""
-        if self.env.spec.overlaps or self._cut or self.leaves.extras:
-            return None
-        return self.env.autoreset_calls(self.recorder)
 
     @property
     def alternating_calls(self) -> Calls:

@@ -215,7 +215,8 @@ class Worker:
         groups = self.groups
         try:
             with self._settings():
-                self._reset_if_due()
+                if self._must_reset or (self.options.reset_at_each_iter and not self._fresh):
+                    self._restart()
                 self._must_reset, self._fresh = True, False
                 for group in groups:
                     group.begin(slab, row, policy_version, control, self.steps, random)
@@ -275,10 +276,6 @@ class Worker:
         is_one = len(self.groups) == 1  # whose seeds may be fewer than its environments
         for group in self.groups:
             group.restart(seeds if seeds is None or is_one else seeds[group.span])
-
-    def _reset_if_due(self) -> None:
-        if self._must_reset or (self.options.reset_at_each_iter and not self._fresh):
-            self._restart()
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
         """Seed all random generators and reset all environments.
