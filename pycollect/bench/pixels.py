@@ -27,6 +27,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect import MultiSyncDataCollector
+from pycollect.bench.clock import durations, seconds_of
 from pycollect.bench.report import Row, missing
 from pycollect.bench.sides import (
     FreeFrames,
@@ -299,18 +300,11 @@ def measured(side: str, processes: int, seconds: float, device: torch.device) ->
     def batch() -> None:
         if (got := next(stream)) != frames:
             raise RuntimeError(f"expected batches of {frames} frames, got {got}")
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
 
-    batch()
+    seconds_of(batch, device)
     first = time.perf_counter() - start
     batch()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        batch()
-        times.append(time.perf_counter() - start)
+    times = durations(partial(seconds_of, batch, device), seconds)
     stream.close()
     name = f"{side}, {processes}"
     note = f"{len(times)} batches; slowest {1e3 * max(times):.3g} ms"

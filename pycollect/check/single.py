@@ -18,16 +18,17 @@ from pycollect.check.walk import (
     Checked,
     Observer,
     Visit,
+    Walk,
     check_times,
     compare,
     global_generators,
-    interface,
     mask_of,
     reset,
+    step,
     take,
 )
 from pycollect.data.frame import ONE_REWARD
-from pycollect.envs.base import EnvBatch, step_values
+from pycollect.envs.base import EnvBatch
 from pycollect.envs.gymnasium_support import has_time_limit
 from pycollect.envs.spaces import describe
 
@@ -218,17 +219,14 @@ def _other_steps(subject: Subject) -> Observer:
     env, rng = subject.env, np.random.default_rng(SEED + 1)
     last = reset(env)
 
-    def step(_: Visit) -> None:
+    def observe(_: Visit) -> None:
         nonlocal last
         action = subject.actions.draw(rng, mask_of(last, env.action_space))
-        with calling(f"a step with the action {action!r}"):
-            result = env.step(action)
-        observation, *values, info = interface(step_values, result)
-        last = Visit("a step", observation, info, tuple(values), None, None)
+        last = step(env, action, "a step", None, Walk())
         if last.ended:
             last = reset(env)
 
-    return step
+    return observe
 
 
 def check_changed_later(subject: Subject) -> None:

@@ -22,6 +22,7 @@ from pycollect.check.walk import (
     compare,
     global_generators,
     interface,
+    step,
     timed,
 )
 from pycollect.data.frame import ONE_REWARD
@@ -160,21 +161,16 @@ def _walk(
         walk.kept.append((copied(timed(walk.reset_seconds, lambda: api.reset(vector.seeds))),))
     before: Visit | None = None
     for count, action in enumerate(islice(actions, steps), 1):
-        where = f"step {count}"
-        with calling(f"{where} with the actions {_given(api, action)!r}"):
-            result = timed(walk.step_seconds, lambda: env.step(_given(api, action)))  # noqa: B023
-        observation, *values, info = interface(step_values, result)
-        visit = Visit(where, observation, info, tuple(values), before, copied(observation))
+        before = visit = step(env, _given(api, action), f"step {count}", before, walk, "actions")
         for observe in observers:
             observe(visit)
         if len(walk.kept) <= KEPT:
             walk.actions.append(action)
-            walk.kept.append((visit.kept, *map(copied, values)))
-        ended = ends.note(values)
+            walk.kept.append((visit.kept, *map(copied, visit.values)))
+        ended = ends.note(visit.values)
         if vector.mode is Autoreset.DISABLED and ended.any():
             with calling("reset(options={'reset_mask': ...})"):
                 api.reset_rows(ended)
-        visit.before, before = None, visit
         if not budget.is_left:
             break
 

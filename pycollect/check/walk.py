@@ -164,6 +164,23 @@ def interface(read: Callable[[Any], Any], result: Any) -> Any:
         raise CallFailed("interface", str(error), "") from error
 
 
+def step(
+    env: Any, action: Any, where: str, before: Visit | None, walk: Walk, noun: str = "action"
+) -> Visit:
+    """Make and time a step; raise `CallFailed` if it raises or returns another form.
+
+    Args:
+        where, before: See `Visit`.
+        noun: Name of the action in messages.
+    """
+    with calling(f"{where} with the {noun} {action!r}"):
+        result = timed(walk.step_seconds, lambda: env.step(action))
+    observation, *values, info = interface(step_values, result)
+    if before is not None:
+        before.before = None
+    return Visit(where, observation, info, tuple(values), before, copied(observation))
+
+
 def take(
     env: Any,
     actions: Actions,
@@ -190,14 +207,10 @@ def take(
     length = 0
     for count in range(1, steps + 1):
         assert walk.last is not None
-        before, where = walk.last, f"step {count}"
+        before = walk.last
         action = actions.draw(rng, mask_of(before, env.action_space))
-        with calling(f"{where} with the action {action!r}"):
-            result = timed(walk.step_seconds, lambda: env.step(action))  # noqa: B023
-        observation, *values, info = interface(step_values, result)
+        visit = step(env, action, f"step {count}", before, walk)
         length += 1
-        visit = Visit(where, observation, info, tuple(values), before, copied(observation))
-        before.before = None
         if len(walk.kept) <= KEPT:
             walk.actions.append(action)
         _visit(walk, visit, observers)
