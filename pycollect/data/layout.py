@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +89,16 @@ def as_key(key: Any) -> Key:
 def show(key: Key) -> str:
     """Return a key for messages as users write it: a string, or a tuple if it is nested."""
     return repr(key[0] if len(key) == 1 else key) if key else "the top level"
+
+
+def show_all(keys: Iterable[Key]) -> str:
+    """Return keys for an error message, separated by commas; "none" if there are no keys."""
+    return ", ".join(map(show, keys)) or "none"
+
+
+def overlap(a: Key, b: Key) -> bool:
+    """Return whether two keys are equal, or one is inside the other."""
+    return a[: len(b)] == b[: len(a)]
 
 
 def dotted(key: Key) -> str:

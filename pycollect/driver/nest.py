@@ -274,7 +274,7 @@ class Nest:
 
     def close(self) -> None:
         """End the processes, which close their environments. Idempotent."""
-        self._bell.stop = _do_nothing  # it refers to this object
+        self._bell.stop = lambda: None  # it refers to this object
         self._flow.closed = True
         self._flow.ledger.lose_in_flight("shutdown")
         self.scheduler.close()
@@ -294,7 +294,7 @@ class _NestBell:
         self.address, self.ring = self._bell.address, self._bell.ring
         self.control = RolloutControl()
         self.beats = 0
-        self.stop: Callable[[], None] = _do_nothing
+        self.stop: Callable[[], None] = lambda: None
 
     @property
     def count(self) -> int:
@@ -308,10 +308,6 @@ class _NestBell:
         if self.control.is_stopped:
             self.stop()
         return self._bell.wait_ring(seen, seconds)
-
-
-def _do_nothing() -> None:
-    pass
 
 
 class _NestFlow(Flow):

@@ -27,11 +27,10 @@ from pycollect._core import (
     WorkerSlot,
 )
 from pycollect.data.frame import ONE_REWARD
-from pycollect.data.layout import Key
+from pycollect.data.layout import Key, show_all
 from pycollect.data.objects import pickled_tensors
 from pycollect.data.slabs import MemoryAddress, slab_tensors
 from pycollect.envs.base import EnvSpec
-from pycollect.policy.program.steps import show_all
 from pycollect.policy.remote import PolicyNeeds, RemotePolicy, RemoteRunner
 from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
 from pycollect.transport.pickling import ErrorReport, pack, unpack

@@ -11,10 +11,9 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
-from pycollect.data.layout import Key, dtype_name, signed_view
+from pycollect.data.layout import Key, dtype_name, show_all, signed_view
 from pycollect.inference.client import ANSWER, IOLayout, JoinReply, SharedIO
 from pycollect.policy.calling import GraphPool
-from pycollect.policy.program.steps import show_all
 from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.runner import PolicyRunner
 from pycollect.policy.signature import with_action_spec

@@ -12,14 +12,13 @@ from tensordict import TensorDict, TensorDictBase
 from pycollect._core import copy
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, with_current
-from pycollect.data.layout import Key, as_key, is_delivered, torch_dtype
+from pycollect.data.layout import Key, as_key, is_delivered, show_all, torch_dtype
 from pycollect.data.objects import is_object
 from pycollect.envs.base import Arrays, EnvSpec
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.program.compile import Act, Finishers
 from pycollect.policy.program.steps import (
     PolicyOutputError,
-    show_all,
 )
 from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.states import CollectorEntries, PolicyState, StateForm

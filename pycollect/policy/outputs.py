@@ -11,13 +11,12 @@ from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.data.extras import Kind
-from pycollect.data.layout import Key, dtype_name, is_delivered, show, torch_dtype
+from pycollect.data.layout import Key, dtype_name, is_delivered, show, show_all, torch_dtype
 from pycollect.envs.base import EnvSpec
 from pycollect.envs.spaces import RESERVED_KEYS, action_cast
 from pycollect.policy.program.compile import Act, Finishers
 from pycollect.policy.program.steps import (
     PolicyOutputError,
-    show_all,
 )
 
 

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 
 from pycollect.data.extras import Extra, Kind
 from pycollect.data.frame import FLAGS
-from pycollect.data.layout import Key, as_key, is_delivered, show
+from pycollect.data.layout import Key, as_key, is_delivered, show, show_all
 from pycollect.errors import is_interrupt
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs, TensorDictCall, returned
@@ -23,7 +23,6 @@ from pycollect.policy.program.steps import (
     Program,
     Values,
     preserve_state,
-    show_all,
 )
 from pycollect.policy.signature import Forms, is_env_state, overlaps
 from pycollect.policy.states import PolicyState

@@ -11,7 +11,7 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues, Kind
-from pycollect.data.layout import Key, is_delivered
+from pycollect.data.layout import Key, is_delivered, show_all
 from pycollect.data.weights import named_tensors
 from pycollect.policy.calling import keep_freed_memory
 from pycollect.policy.device import DeviceTransfer
@@ -26,7 +26,6 @@ from pycollect.policy.program.steps import (
     Program,
     Values,
     preserve_state,
-    show_all,
 )
 from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.signature import called_modules, declared_states, to_program, watched_modules

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from pycollect.data.layout import Key, as_key
+from pycollect.data.layout import Key, as_key, overlap, show_all
 from pycollect.envs.base import EnvSpec
 from pycollect.envs.make import is_torchrl_env
 from pycollect.policy.inputs import PolicyInputs
@@ -21,7 +21,6 @@ from pycollect.policy.program.steps import (
     CallStep,
     CannotUnwrapError,
     Program,
-    show_all,
 )
 from pycollect.policy.program.tensordict_modules import unwrap
 from pycollect.policy.states import IS_INIT, StateForm, find_states
@@ -98,7 +97,7 @@ def is_env_state(key: Key, env: EnvSpec) -> bool:
 
 def overlaps(key: Key, others: Iterable[Key]) -> bool:
     """Return whether the key equals one of the others, contains it, or is inside it."""
-    return any(key[: len(other)] == other[: len(key)] for other in others)
+    return any(overlap(key, other) for other in others)
 
 
 def watched_modules(program: Program) -> tuple[nn.Module, ...]:
