@@ -206,11 +206,11 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         self._remote_configs = given["remote_configs"]
         options = partial(_options_of_actors, self._remote_configs)
         self._bell: ServingBell | None = None
-        engine = partial(self._engine, init_config)
-        LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
 
-    def _engine(self, init_config: Mapping[str, Any] | None, remote: RemoteOptions) -> RayEngine:
-        return RayEngine(init_config, self._bell)
+        def engine(remote: RemoteOptions) -> RayEngine:
+            return RayEngine(init_config, self._bell)
+
+        LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
 
     def _central(
         self, given: Arguments, kind: WorkerKind, workers: int, sync: bool

@@ -67,7 +67,9 @@ def side_rows(side: str, processes: int, seconds: float, device: torch.device) -
         except subprocess.TimeoutExpired:
             return _missing(name, f"it took longer than {MOST_SECONDS + seconds:g} s")
         finally:
-            _end(child)
+            with suppress(ProcessLookupError):  # a library may leave descendants running
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
         printed.seek(0)
         log.seek(0)
         rows, logged = printed.read(), log.read()
@@ -75,13 +77,6 @@ def side_rows(side: str, processes: int, seconds: float, device: torch.device) -
     if child.returncode != 0:
         return _missing(name, f"it failed: {(logged.strip().splitlines() or ['no message'])[-1]}")
     return [Row(**row) for row in json.loads(rows.splitlines()[-1])]
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its descendants, including those that a library has left running."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _missing(name: str, why: str) -> list[Row]:

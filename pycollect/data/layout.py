@@ -33,7 +33,8 @@ _TORCH_DTYPES: dict[str, torch.dtype] = {
     )
 }
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+"""Names of the numeric dtypes of torch."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def dtype_name(dtype: torch.dtype | np.dtype | type) -> str:
     Raises:
         ValueError: The dtype is not numeric.
     """
-    name = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
+    name = NAMES.get(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
     if name not in _TORCH_DTYPES:
         raise ValueError(f"dtype: expected a numeric dtype, got {dtype}")
     return name

@@ -56,16 +56,12 @@ def flag_by_flag(
     wide = td.clone(False)
     wide.batch_size = flags
     result = step(wide.transpose(time, -1)).transpose(time, -1)
-    for key in [None, *_nodes(td)]:
+    leaves = set(td.keys(True, True))
+    for key in [None, *(key for key in td.keys(True) if key not in leaves)]:
         source, target = (td, result) if key is None else (td.get(key), result.get(key))
         target.batch_size = source.batch_size
     result.names = td.names
     return result
-
-
-def _nodes(td: TensorDictBase) -> list[str | tuple[str, ...]]:
-    leaves = set(td.keys(True, True))
-    return [key for key in td.keys(True) if key not in leaves]
 
 
 _memory = spare_memory()

@@ -159,11 +159,12 @@ class Nest:
         header = join_rollouts(slab, row, batch.slab, self.index, self.incarnation, self._sequence)
         self._sequence += 1
         reports = [process.report for process in self._present if process.report is not None]
+        phases = zip(*(report.seconds for report in reports), strict=True)
         return RolloutReport(
             header.frames,
             header.policy_version,
             list(batch.episodes),
-            _mean([report.seconds for report in reports]),
+            WorkerSeconds(*[sum(phase) / len(reports) for phase in phases]),
             sum(report.stepped for report in reports),
             tuple(sorted({name for report in reports for name in report.slow_paths})),
             self._extras(batch.extras),
@@ -314,7 +315,3 @@ class _NestFlow(Flow):
     """Counters of a nest's processes; the driver decides whether their actions are random."""
 
     is_random = False
-
-
-def _mean(seconds: Sequence[WorkerSeconds]) -> WorkerSeconds:
-    return WorkerSeconds(*[sum(phase) / len(seconds) for phase in zip(*seconds, strict=True)])

@@ -235,7 +235,9 @@ class BatchScheduler:
         if least is None:  # then all clients of a scheduler are of one part
             return max(pending - len(asking), 0)
         workers = max(Counter(client.part for client in asking).values(), default=0)
-        return int(workers < pending and _envs(asking) < least)
+        groups = (client.group for client in asking if client.group is not None)
+        envs = sum(group.needs.env.num_envs for group in groups)
+        return int(workers < pending and envs < least)
 
     def _worth_waiting_for(
         self, timing: CallTiming, asking: Sequence[Client], others: Sequence[Client]
@@ -299,11 +301,6 @@ class BatchScheduler:
             for begin in range(0, len(clients), count):
                 chunk = clients[begin : begin + count]
                 yield InferenceBatch(group, [c.place for c in chunk], [c.number for c in chunk])
-
-
-def _envs(clients: Sequence[Client]) -> int:
-    """Return the total number of environments of the clients."""
-    return sum(client.group.needs.env.num_envs for client in clients if client.group is not None)
 
 
 def schedulers_for(

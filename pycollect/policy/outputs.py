@@ -205,12 +205,8 @@ def _check_kind(key: Key, tensor: torch.Tensor, device: torch.device) -> None:
         raise ValueError(f"policy: {show(key)}: expected a dense tensor, got {tensor.layout}")
     if tensor.device != device:
         raise ValueError(
-            f"policy: {show(key)}: expected a tensor on {_name(device)}, got one on {tensor.device}"
+            f"policy: {show(key)}: expected a tensor on {device}, got one on {tensor.device}"
         )
-
-
-def _name(device: torch.device) -> str:
-    return "the CPU" if device.type == "cpu" else str(device)
 
 
 def _leaf(key: Key, tensor: torch.Tensor, env: EnvSpec) -> Leaf:

@@ -300,7 +300,7 @@ def _explained(
     single: Sequence[Key],
     casts: Sequence[Key],
 ) -> Exception:
-    forms = (f"{show(key)} {_name(own.dtype)} {list(own.shape)}" for key, own in read.items())
+    forms = (f"{show(key)} {str(own.dtype)[6:]} {list(own.shape)}" for key, own in read.items())
     text = f"policy: the first call, with {', '.join(forms) or 'no tensors'}, raised: {raised}"
     if casts:
         plain = {
@@ -319,10 +319,6 @@ def _explained(
     error = ValueError(text) if isinstance(raised, ValueError) else RuntimeError(text)
     error.__cause__ = raised
     return error
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:

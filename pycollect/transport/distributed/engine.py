@@ -161,17 +161,11 @@ class RankCaller:
         if not isinstance(error, RankLostError):
             return None
         cause = without_frames(error)
-        if not self._has_ended():
+        # The connection may break slightly before the process ends.
+        if not wait_for(self._bell, lambda: self._process.is_over, _REPORT_SECONDS):
             return ProcessEnd(f"the connection to it is broken: {error}", str(error), cause)
         end = self._process.end()
         return ProcessEnd(end.summary, f"{end.details}; {error}", cause)
-
-    def _has_ended(self) -> bool:
-        """Return whether the process has ended.
-
-        Waits a little, because the connection may break slightly before the process ends.
-        """
-        return wait_for(self._bell, lambda: self._process.is_over, _REPORT_SECONDS)
 
     def ask_end(self) -> None:
         """Let a rank that has closed end the connection; ask another one to end its process."""
