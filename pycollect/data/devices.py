@@ -95,11 +95,9 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Return whether all earlier work of the stream is done."""
-        ...
 
     def synchronize(self) -> None:
         """Wait on the host until all earlier work of the stream is done."""
-        ...
 
 
 @dataclass

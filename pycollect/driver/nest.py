@@ -303,7 +303,6 @@ class _NestBell:
         return self._bell.count
 
     def wait_ring(self, seen: int, seconds: float) -> bool:
-        """See `AnyBell`."""
         self.beats += 1
         self.control.count_step()
         if self.control.is_stopped:

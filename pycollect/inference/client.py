@@ -283,13 +283,11 @@ class ClientRunner(RemoteRunner):
         self._answer = tuple(rows_of(io.written, joined.row, batch).values())
 
     def begin(self, control: RolloutControl, report_version: Callable[[int], None]) -> None:
-        """See :meth:`RemoteRunner.begin`."""
         self._control, self._report_version, self._version = control, report_version, -1
         if self._is_waiting:  # for a step of an interrupted rollout
             self._wait(answered=False)
 
     def request(self) -> None:
-        """See :meth:`RemoteRunner.request`."""
         self._is_waiting = True
         self._slot.ask()
 

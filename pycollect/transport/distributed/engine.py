@@ -76,7 +76,6 @@ class RankCaller:
         self._thread.start()
 
     def call(self, request: Request, unqueued: bool = False) -> Future[Any]:
-        """See `Caller`."""
         future: Future[Any] = Future()
         if isinstance(request, Close):
             self._closing = future
@@ -157,7 +156,6 @@ class RankCaller:
         return self._lost is not None
 
     def process_end(self, error: BaseException) -> ProcessEnd | None:
-        """See `Caller`."""
         if not isinstance(error, RankLostError):
             return None
         cause = without_frames(error)
@@ -216,7 +214,6 @@ class RankProcess(WorkerProcess):
         return self._meeting.check([REFUSAL])
 
     def by_calls(self) -> RankCaller:
-        """See `WorkerProcess`."""
         if self._caller is None:
             carrier, meeting = self._carrier, self._meeting
             connect = partial(carrier.driver_end, meeting)  # holds no reference to the engine
@@ -243,7 +240,6 @@ class RankProcess(WorkerProcess):
 
     @property
     def cpu_delay(self) -> float:
-        """Seconds for which the process was ready to run but had no CPU; 0.0 if unknown."""
         return self._process.cpu_delay if self._caller is None else 0.0
 
     def end(self) -> ProcessEnd:
@@ -255,7 +251,6 @@ class RankProcess(WorkerProcess):
         return self._process.recent_log()
 
     def kill(self) -> None:
-        """End the process and its environments' processes, and wait for the end. Idempotent."""
         if self._end is None and self._caller is not None:
             self._caller.ask_end()  # its launcher may be unable to kill it directly
         self.kill_launched()
