@@ -6,12 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pycollect.compat.weight_options import (
-    WeightOptions,
-    carried,
-    made_updater,
-    only_carries,
-)
+from pycollect.compat.weight_options import WeightOptions, carried, made_updater, only_carries
 from pycollect.driver.flow import Flow
 from pycollect.driver.pace import Pacing
 from pycollect.driver.stream import Source

@@ -26,10 +26,7 @@ from pycollect.envs.base import (
 )
 from pycollect.envs.info_rows import stacked_entry
 from pycollect.envs.random_actions import Rng, Sampler, make_sampler
-from pycollect.envs.spaces import (
-    Array,
-    describe,
-)
+from pycollect.envs.spaces import Array, describe
 
 ROOT_FLAGS = tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
 """Leaves of an episode's flags."""

@@ -54,11 +54,7 @@ class PolicyGroup:
     """
 
     def __init__(
-        self,
-        policy: ServedPolicy,
-        needs: PolicyNeeds,
-        rows: int,
-        first: Mapping[Key, torch.Tensor],
+        self, policy: ServedPolicy, needs: PolicyNeeds, rows: int, first: Mapping[Key, torch.Tensor]
     ) -> None:
         self.needs = needs
         self._policy, self._rows = policy, rows

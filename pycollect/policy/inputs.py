@@ -17,9 +17,7 @@ from pycollect.data.objects import is_object
 from pycollect.envs.base import Arrays, EnvSpec
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.program.compile import Act, Finishers
-from pycollect.policy.program.steps import (
-    PolicyOutputError,
-)
+from pycollect.policy.program.steps import PolicyOutputError
 from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.states import CollectorEntries, PolicyState, StateForm
 

@@ -15,9 +15,7 @@ from pycollect.data.layout import Key, dtype_name, is_delivered, show, show_all,
 from pycollect.envs.base import EnvSpec
 from pycollect.envs.spaces import RESERVED_KEYS, action_cast
 from pycollect.policy.program.compile import Act, Finishers
-from pycollect.policy.program.steps import (
-    PolicyOutputError,
-)
+from pycollect.policy.program.steps import PolicyOutputError
 
 
 class RawOutput(NamedTuple):

@@ -18,12 +18,7 @@ from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs, TensorDictCall, returned
 from pycollect.policy.outputs import check_output_keys
 from pycollect.policy.program.compile import Samples, run_plainly
-from pycollect.policy.program.steps import (
-    CannotUnwrapError,
-    Program,
-    Values,
-    preserve_state,
-)
+from pycollect.policy.program.steps import CannotUnwrapError, Program, Values, preserve_state
 from pycollect.policy.signature import Forms, is_env_state, overlaps
 from pycollect.policy.states import PolicyState
 

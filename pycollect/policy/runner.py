@@ -21,12 +21,7 @@ from pycollect.policy.probe import Probe, source_of
 from pycollect.policy.program.compile import Act, assemble
 from pycollect.policy.program.exploration import TensorCall, tensor_calls
 from pycollect.policy.program.plan import Fingerprint
-from pycollect.policy.program.steps import (
-    PolicyOutputError,
-    Program,
-    Values,
-    preserve_state,
-)
+from pycollect.policy.program.steps import PolicyOutputError, Program, Values, preserve_state
 from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.signature import called_modules, declared_states, to_program, watched_modules
 from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState

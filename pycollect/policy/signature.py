@@ -17,11 +17,7 @@ from pycollect.envs.make import is_torchrl_env
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_inputs, check_output_keys
 from pycollect.policy.program.plan import chain_of
-from pycollect.policy.program.steps import (
-    CallStep,
-    CannotUnwrapError,
-    Program,
-)
+from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program
 from pycollect.policy.program.tensordict_modules import unwrap
 from pycollect.policy.states import IS_INIT, StateForm, find_states
 

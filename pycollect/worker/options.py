@@ -95,13 +95,9 @@ class WorkerOptions:
         """Truncate and reset a trajectory after this many steps, and record "step_count". ``None``
         or 0 sets no limit.""",
     )
-    reset_at_each_iter: bool = flag(
-        False,
-        "Reset all environments at the start of every rollout.",
-    )
+    reset_at_each_iter: bool = flag(False, "Reset all environments at the start of every rollout.")
     set_truncated: bool = flag(
-        False,
-        "Set the truncated flag of each environment's last frame in every rollout.",
+        False, "Set the truncated flag of each environment's last frame in every rollout."
     )
     policy_state: Mapping[Any, Any] | None = made_of(
         check_policy_state,
@@ -176,7 +172,5 @@ class WorkerOptions:
         "Function without arguments that is called before each batch is collected.",
     )
     post_collect_hook: Callable[[TensorDictBase], Any] | None = argument(
-        None,
-        check.check_callable,
-        "Function that is called with each batch before it is returned.",
+        None, check.check_callable, "Function that is called with each batch before it is returned."
     )
