@@ -360,18 +360,11 @@ def worker_spec(
         ),
         replace(settings, frames=frames),
         builds_policy=builds_policy,
-        hides_gpus=_hides_gpus(devices, options),
+        # Each process that opens a GPU takes memory of it. If no device was specified, GPUs are
+        # hidden only if the engine counts them and gives the worker none.
+        hides_gpus=devices.worker_types == {"cpu"}
+        or (not devices.worker_types and options.get("num_gpus", 1) == 0),
         maker=maker,
-    )
-
-
-def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
-    """Return whether to hide GPUs from a worker; each process that opens one takes memory of it.
-
-    If no device was specified, GPUs are hidden only if the engine counts them and gives it none.
-    """
-    return devices.worker_types == {"cpu"} or (
-        not devices.worker_types and options.get("num_gpus", 1) == 0
     )
 
 

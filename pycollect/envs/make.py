@@ -242,22 +242,18 @@ def make_env_batch(
     )
     env = _make(create_env_fn, dict(create_env_kwargs or {}), make_vector, devices)
     try:
-        if final_observation is not None:
-            _check_resets_in_same_step(env, final_observation)
+        may_lack = any(leaf.key == OBSERVATION_VALID for leaf in env.spec.step_only)
+        if final_observation is not None and not may_lack:
+            raise ValueError(
+                f"final_observation: expected None, got {final_observation!r}; only vector "
+                "environments that reset in the same step (SAME_STEP) may lack last observations, "
+                f"{env.original} does not"
+            )
         return InfoEnv(env, info_keys) if info_keys else env
     except BaseException:
         if not is_env(create_env_fn):
             env.close()
         raise
-
-
-def _check_resets_in_same_step(env: EnvBatch, final_observation: str) -> None:
-    if all(leaf.key != OBSERVATION_VALID for leaf in env.spec.step_only):
-        raise ValueError(
-            f"final_observation: expected None, got {final_observation!r}; only vector "
-            "environments that reset in the same step (SAME_STEP) may lack last observations, "
-            f"{env.original} does not"
-        )
 
 
 def _make(

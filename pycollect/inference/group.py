@@ -133,7 +133,10 @@ class PolicyGroup:
 
     def join(self, client: int) -> JoinReply:
         """Give a client its row."""
-        row = self._row_of[client] = self._row_for(client)
+        free = [row for row in range(self._rows) if row not in self._row_of.values()]
+        if client not in self._row_of:  # whatever the order of arrival: draws depend on the row
+            self._row_of[client] = client if client in free else free[0]
+        row = self._row_of[client]
         address, runner = self._memory.address, self._full
         assert address is not None, "memory: expected shared memory"
         return JoinReply(
@@ -147,13 +150,6 @@ class PolicyGroup:
             tuple(_collector_entries(runner)),
             numbered=self._states is not None,
         )
-
-    def _row_for(self, client: int) -> int:
-        """Return a client's row, whatever the order of arrival: random draws depend on the row."""
-        if client in self._row_of:
-            return self._row_of[client]
-        free = [row for row in range(self._rows) if row not in self._row_of.values()]
-        return client if client in free else free[0]
 
     def leave(self, client: int) -> None:
         """Free the row of a client."""

@@ -148,7 +148,13 @@ class Probe:
         probed = probed or self._with_tensordict()
         for state in self._inputs.states:
             given = self._inputs.tensors[state.leaf.key]
-            _check_next(state.leaf.key, given, probed.values[source_of(state, probed.values)])
+            value = probed.values[source_of(state, probed.values)]
+            if value.shape != given.shape or value.dtype != given.dtype:
+                raise ValueError(
+                    f"policy: its state {show(state.leaf.key)} must keep its dtype and shape, "
+                    f"{given.dtype} {list(given.shape)}, but it returned {value.dtype} "
+                    f"{list(value.shape)}"
+                )
         return probed
 
     def _plainly(self, program: Program) -> Probed | None:
@@ -343,14 +349,6 @@ def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:
 def source_of(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
     """Return the key of a state's next value; a state that is not written keeps its value."""
     return state.next_key if state.next_key in values else state.leaf.key
-
-
-def _check_next(key: Key, given: torch.Tensor, value: torch.Tensor) -> None:
-    if value.shape != given.shape or value.dtype != given.dtype:
-        raise ValueError(
-            f"policy: its state {show(key)} must keep its dtype and shape, {given.dtype} "
-            f"{list(given.shape)}, but it returned {value.dtype} {list(value.shape)}"
-        )
 
 
 def _entry(td: Any, key: Key) -> Any:
