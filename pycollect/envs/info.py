@@ -114,7 +114,8 @@ class InfoEnv(EnvBatch):
         _check_not_taken(keys, env.spec)
         self.original = env.original
         self._env, self._read, self.owned = env, read, [env]
-        for name in ("bind_outputs", "random_action", "action_sampler", "send"):
+        same = ("bind_outputs", "random_action", "action_sampler", "send")
+        for name in (*same, "steps_rows", "overlaps", "time_limit"):
             setattr(self, name, getattr(env, name))
         inner = env.spec
         self._single = len(inner.observation) + len(inner.step_only) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -305,7 +304,7 @@ def _make_callables(entry: list[Any], kwargs: dict[str, Any], devices: Devices |
         else:
             batch = CallablesEnv(envs)
         batch.original = envs
-        batch.spec = replace(batch.spec, time_limit=all(map(has_time_limit, envs)))
+        batch.time_limit = all(map(has_time_limit, envs))
         return batch
     except BaseException:
         for env in envs:
@@ -360,5 +359,5 @@ def _wrap(env: Any, make_vector: Callable[[Any], EnvBatch], devices: Devices | N
     else:
         batch = SingleEnv(env)
     batch.original = env
-    batch.spec = replace(batch.spec, time_limit=has_time_limit(env))
+    batch.time_limit = has_time_limit(env)
     return batch

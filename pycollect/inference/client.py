@@ -134,10 +134,7 @@ def read_by_policy(env: EnvSpec) -> EnvSpec:
         step_extras=(),
         root_only=frozenset(),
         skips_after_done=False,
-        steps_rows=False,
-        overlaps=False,
         can_reset=True,
-        time_limit=False,
     )
 
 

@@ -178,7 +178,7 @@ class EnvGroup:
         # To reset ended environments at once would cost a second round trip after nearly every
         # step. But extras are recorded for all at once, and requests of groups must alternate.
         alternates = self.has_remote_policy and of != spec.num_envs
-        falls_behind = spec.steps_rows and not self.leaves.extras and not alternates
+        falls_behind = self.env.steps_rows and not self.leaves.extras and not alternates
         # With names, the recorder does not call `convert`, which may have to read extras.
         has_names = fast_step is not None and (not spec.extras or self._extras.are_entries)
         live = set(runner.inputs)
@@ -251,7 +251,7 @@ class EnvGroup:
             act = extras.wrap_act(act, runner.extra_values)
             record = extras.wrap_record(record)
             reset_done = extras.wrap_reset_done(reset_done)
-        elif not (env.spec.overlaps or self._cut):
+        elif not (env.overlaps or self._cut):
             step, record = env.autoreset_calls(self.recorder) or (step, record)
         whole = None
         if env.compiled is not None and not self.leaves.extras:
@@ -263,7 +263,7 @@ class EnvGroup:
         """The functions of a step if those of another group are called in between."""
         env, runner = self.env, self._acting
         calls = self.calls
-        if env.spec.overlaps:
+        if env.overlaps:
             calls = calls._replace(overlapped=(env.send, env.receive))
         if isinstance(runner, RemoteRunner):
             return calls._replace(request=runner.request)

@@ -162,7 +162,8 @@ class Worker:
     @property
     def bounded(self) -> bool:
         """Whether every episode has a maximum length."""
-        return bool(self.options.max_frames_per_traj) or self.env.spec.time_limit
+        are_limited = all(env.time_limit for env in self.env.groups)
+        return are_limited or bool(self.options.max_frames_per_traj)
 
     @property
     def seconds(self) -> WorkerSeconds:
@@ -268,7 +269,7 @@ class Worker:
             self._timer,
             self.steps,
             lambda: control.is_stopped and recorder.stop(others),
-            remote_envs=all(group.env.spec.overlaps for group in self.groups),
+            remote_envs=all(group.env.overlaps for group in self.groups),
             remote_policy=self.groups[0].has_remote_policy,
         )
 
