@@ -202,8 +202,9 @@ def _check_kind(key: Key, tensor: torch.Tensor, device: torch.device) -> None:
     if tensor.layout is not torch.strided:
         raise ValueError(f"policy: {show(key)}: expected a dense tensor, got {tensor.layout}")
     if tensor.device != device:
+        place = "the CPU" if device.type == "cpu" else device
         raise ValueError(
-            f"policy: {show(key)}: expected a tensor on {device}, got one on {tensor.device}"
+            f"policy: {show(key)}: expected a tensor on {place}, got one on {tensor.device}"
         )
 
 

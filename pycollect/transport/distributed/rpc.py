@@ -87,17 +87,11 @@ class SignedPickler:
 
 
 def _signed_agent(name: str, host: str, options: Mapping[str, Any], key: bytes) -> SignedPickler:
-    """Start an agent whose messages are signed; return its pickler.
-
-    As `init_rpc` does, for a group of one that is not static.
-    """
+    """Start an agent whose messages are signed; return its pickler."""
     pickler = SignedPickler(key)
     internal._internal_rpc_pickler = pickler  # type: ignore[assignment] # before anything arrives
     try:
-        init_autograd(0)
-        backend = rpc.TensorPipeRpcBackendOptions(**options)
-        with _listening_at(host):
-            _set_and_start_rpc_agent(TensorPipeAgent(HashStore(), name, 0, None, backend, {}, []))
+        _start(name, host, options)
     except BaseException:
         internal._internal_rpc_pickler = _TORCHS_PICKLER
         raise
@@ -212,6 +206,14 @@ atexit.register(AGENT.end)
 
 def _current() -> Any:
     return _get_current_rpc_agent()
+
+
+def _start(name: str, host: str, options: Mapping[str, Any]) -> None:
+    """Start an agent as `init_rpc` does, for a group of one that is not static."""
+    init_autograd(0)
+    backend = rpc.TensorPipeRpcBackendOptions(**options)
+    with _listening_at(host):
+        _set_and_start_rpc_agent(TensorPipeAgent(HashStore(), name, 0, None, backend, {}, []))
 
 
 @contextmanager
