@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import pickle
 import secrets
+import selectors
 import socket
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -102,68 +103,85 @@ class Acceptor(threading.Thread):
     def __init__(self, listener: socket.socket, token: bytes) -> None:
         super().__init__(name="pycollect-rendezvous", daemon=True)
         self.expected: weakref.WeakValueDictionary[str, Meeting] = weakref.WeakValueDictionary()
-        self._listener, self._token = listener, token
-        self._loop = asyncio.SelectorEventLoop()
-        self._accepting = self._loop.create_task(self._accept())
+        self._listener = listener
+        self._token = token
+        self._pending: dict[socket.socket, tuple[bytes, bytearray]] = {}
+        self._wake, self._woken = socket.socketpair()
         self._driver = os.getpid()
         self._has_warned = False
 
     def close(self) -> None:
         """Stop listening. In a fork of this process, do nothing."""
         if os.getpid() == self._driver:
-            self._loop.call_soon_threadsafe(self._accepting.cancel)
+            with self._wake:
+                self._wake.send(b"\0")  # closing is not enough: a fork may hold the socket open
             self.join()
 
     def run(self) -> None:
         """Accept connections until `close` is called."""
-        with contextlib.closing(self._loop), self._listener:
-            with contextlib.suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(self._accepting)
+        self._listener.setblocking(False)
+        with selectors.DefaultSelector() as selector, self._listener, self._woken:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while True:
+                ready = [key.fileobj for key, _ in selector.select()]
+                if self._woken in ready:
+                    break
+                for source in ready:
+                    if source is self._listener:
+                        self._accept(selector)
+                    elif source in self._pending:
+                        self._read_hello(selector, source)
+            for connection in self._pending:
+                connection.close()
             self._listener.shutdown(socket.SHUT_RDWR)  # also frees the port if a fork holds it open
 
-    async def _accept(self) -> None:
-        self._listener.setblocking(False)
-        greeted: dict[asyncio.Task[None], None] = {}
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        """Accept one connection and send it a nonce."""
         try:
-            while True:
-                try:
-                    connection, _ = await self._loop.sock_accept(self._listener)
-                except OSError:  # the connection is gone, or no file descriptor is free
-                    await asyncio.sleep(_RETRY_SECONDS)
-                    continue
-                if len(greeted) >= _MAX_PENDING:
-                    next(iter(greeted)).cancel()
-                task = self._loop.create_task(self._greet(connection))
-                greeted[task] = None
-                task.add_done_callback(greeted.pop)
-                await asyncio.sleep(0)  # others run even if connections never stop coming
-        finally:
-            self._has_warned = True  # the others are not refused
-            for task in greeted:
-                task.cancel()
-            await asyncio.gather(*greeted, return_exceptions=True)
-
-    async def _greet(self, connection: socket.socket) -> None:
-        """Send a nonce; pass the connection of an expected rank on, and refuse any other one."""
-        meeting: Meeting | None = None
-        try:
-            nonce, hello = secrets.token_bytes(NONCE_BYTES), b""
-            await self._loop.sock_sendall(connection, nonce)
-            while left := HELLO_BYTES - len(hello):
-                data = await self._loop.sock_recv(connection, left)
-                if not data:
-                    return
-                hello += data
-            known = admitted(self._token, nonce, hello)
-            if known is not None and (meeting := self.expected.pop(known.rank, None)) is not None:
-                meeting.join(connection, known.key, DRIVER)
-        except OSError:  # the other end is gone
+            connection, _ = self._listener.accept()
+        except OSError:  # the connection is gone, or no file descriptor is free
+            time.sleep(_RETRY_SECONDS)
             return
-        finally:
-            if meeting is None:
-                self._refuse(connection)
+        if len(self._pending) >= _MAX_PENDING:
+            self._refuse(selector, next(iter(self._pending)))
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._pending[connection] = nonce, bytearray()
+        connection.setblocking(False)
+        selector.register(connection, selectors.EVENT_READ)
+        with contextlib.suppress(OSError):  # the other end is gone; the next read shows that
+            connection.send(nonce)
 
-    def _refuse(self, connection: socket.socket) -> None:
+    def _read_hello(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Read more of a connection's hello; admit or refuse the connection once it is complete."""
+        _, hello = self._pending[connection]
+        try:
+            data = connection.recv(HELLO_BYTES - len(hello))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        hello += data
+        if not data:
+            self._refuse(selector, connection)
+        elif len(hello) == HELLO_BYTES:
+            self._admit(selector, connection)
+
+    def _admit(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Pass a connection to its meeting, or refuse it if its hello is wrong."""
+        nonce, hello = self._pending[connection]
+        known = admitted(self._token, nonce, bytes(hello))
+        meeting = None if known is None else self.expected.pop(known.rank, None)
+        if known is None or meeting is None:
+            self._refuse(selector, connection)
+            return
+        selector.unregister(connection)
+        del self._pending[connection]
+        meeting.join(connection, known.key, DRIVER)
+
+    def _refuse(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        selector.unregister(connection)
+        del self._pending[connection]
         if not self._has_warned:
             self._has_warned = True
             port = self._listener.getsockname()[1]
