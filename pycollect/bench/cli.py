@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pycollect.arguments import positive
 from pycollect.bench.report import (
     Row,
     headline,
@@ -106,7 +105,7 @@ def _add_gpu(benches: Any) -> None:
 def _add_workers(parser: argparse.ArgumentParser, default: list[int]) -> None:
     parser.add_argument(
         "--workers",
-        type=positive,
+        type=int,
         nargs="+",
         default=default,
         metavar="N",
@@ -200,6 +199,8 @@ def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Names
     command = shlex.join(["python", "-m", "pycollect", *sys.argv[1:]])
     rows: list[Row] = []
     try:
+        if min(args.workers) < 1:
+            raise ValueError(f"--workers: expected numbers of at least 1, got {min(args.workers)}")
         for part in measure(args):
             known = len(rows)
             rows = with_ratios([*rows, *part])
