@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import inspect
 import re
@@ -107,6 +108,14 @@ def check_flag(name: str, value: Any) -> bool:
     if not is_flag:
         raise TypeError(f"{name}: expected True or False, got {value!r}")
     return bool(value)
+
+
+def positive(text: str) -> int:
+    """Return an int of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {value}")
+    return value
 
 
 def flag(default: bool, text: str = "", **more: Any) -> Any:

@@ -112,17 +112,20 @@ class Central:
         from pycollect.inference.client import ClientSlots
         from pycollect.inference.server import PolicyWorker
 
-        settings = _on_device_of(settings, given["policy"])
+        device = device_of(given["policy"])
+        if settings.device is None and device not in (None, CPU):
+            settings = replace(settings, device=device)
         clients = ClientSlots(Bell(), settings.groups)
         slots, bell = clients.slots.address, clients.bell.address
         maker = partial(PolicyWorker, settings=settings, slots=slots, bell=bell)
-        name = "policy_factory"
-        factory = given[name]
+        factory = given["policy_factory"]
         plan = _plan(given["policy"], factory, settings, maker)
         return cls(
             given,
             clients,
-            copy=lambda: plan.policy if factory is None else pickled(name, _Built(factory)),
+            copy=lambda: (
+                plan.policy if factory is None else pickled("policy_factory", _Built(factory))
+            ),
             place=lambda method: partial(InPolicyProcess, plan, ProcessEngine(method)),
         )
 
@@ -135,14 +138,6 @@ class _Built:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return check.built_policy, (self._factory,)
-
-
-def _on_device_of(settings: ServerSettings, policy: Any) -> ServerSettings:
-    """Return settings with the device of the policy, if no device was passed."""
-    device = device_of(policy)
-    if settings.device is None and device is not None and device != CPU:
-        return replace(settings, device=device)
-    return settings
 
 
 def _plan(

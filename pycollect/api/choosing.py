@@ -117,7 +117,8 @@ def check_none_chosen(cls: type, given: Mapping[str, Any]) -> None:
 
 def _backend(given: Any, count: int | None) -> str:
     """Return the backend's name from the argument, TorchRL's `service_backend` or the count."""
-    backend = given if given is not None else _surrounding_backend()
+    ask = getattr(sys.modules.get("torchrl._comm.backends"), "_get_service_backend", None)
+    backend = ask() if given is None and ask is not None else given
     if backend is None:
         return "direct" if count is None else "process"
     if isinstance(backend, str):
@@ -126,13 +127,6 @@ def _backend(given: Any, count: int | None) -> str:
         raise ValueError(f"backend: expected None or one of {list(_BACKENDS)}, got {backend!r}")
     name: str = backend
     return name
-
-
-def _surrounding_backend() -> str | None:
-    """Return the backend of a surrounding ``with torchrl.service_backend(...)``, if any."""
-    backends = sys.modules.get("torchrl._comm.backends")
-    ask = getattr(backends, "_get_service_backend", None)
-    return None if ask is None else ask()
 
 
 def _checked_options(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:

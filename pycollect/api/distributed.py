@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -50,7 +49,9 @@ def engine_maker(
     launcher = check.check_choice("launcher", given["launcher"], _LAUNCHERS)
     slurm_kwargs = _check_slurm_kwargs(launcher, given["slurm_kwargs"])
     port = check_port("tcp_port", given["tcp_port"])
-    address = _check_address(given["tcp_address"])
+    address = given["tcp_address"]
+    if address is not None and not isinstance(address, str):
+        raise TypeError(f"tcp_address: expected a string or None, got {type(address).__name__}")
     board = current_job_folder() if launcher == "submitit_delayed" else None
 
     def engine(remote: RemoteOptions) -> DistributedEngine:
@@ -77,12 +78,6 @@ def _check_slurm_kwargs(launcher: str, value: Any) -> Mapping[str, Any] | None:
             f"slurm_kwargs: expected None with the launcher {launcher!r}, got {value!r}"
         )
     return check_job_parameters("slurm_kwargs", value)
-
-
-def _check_address(value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"tcp_address: expected a string or None, got {type(value).__name__}")
-    return value
 
 
 _DEFAULTS: dict[str, Any] = {"num_worker_threads": 16, "rpc_timeout": 0, "_transports": ["uv"]}
@@ -281,13 +276,9 @@ class RPCDataCollector(RPCDataCollectorSignature, DistributedDataCollector):
     """
 
     def _make(self, given: Arguments) -> None:
-        rpc = carrier(given)
-        options = partial(_launch_options, given["visible_devices"])
-        engine = engine_maker(given, rpc)
+        def options(devices: Sequence[Any]) -> list[Mapping[str, Any]]:
+            check_visible_devices(given["visible_devices"], len(devices))
+            return no_options(devices)
+
+        engine = engine_maker(given, carrier(given))
         LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
-
-
-def _launch_options(visible_devices: Any, devices: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Check `visible_devices`, and return empty launcher options, one per rank."""
-    check_visible_devices(visible_devices, len(devices))
-    return [{} for _ in devices]

@@ -206,11 +206,11 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         self._remote_configs = given["remote_configs"]
         options = partial(_options_of_actors, self._remote_configs)
         self._bell: ServingBell | None = None
-        engine = partial(self._engine, init_config)
-        LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
 
-    def _engine(self, init_config: Mapping[str, Any] | None, remote: RemoteOptions) -> RayEngine:
-        return RayEngine(init_config, self._bell)
+        def engine(remote: RemoteOptions) -> RayEngine:
+            return RayEngine(init_config, self._bell)
+
+        LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
 
     def _central(
         self, given: Arguments, kind: WorkerKind, workers: int, sync: bool
@@ -227,12 +227,18 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         return central
 
     def _with_policies(self, given: Arguments, workers: int) -> Arguments:
-        """Replace an inference service by one client factory per actor."""
+        """Replace an inference service, TorchRL's or its like, by one client factory per actor."""
         policy = given["policy"]
-        self._service = policy if is_inference_service(policy) else None
-        if self._service is None:
+        client = getattr(policy, "client", None)
+        if getattr(policy, "service_backend", None) != "ray" or not callable(client):
+            self._service = None
             return given
-        factories = client_factories(self._service, given["policy_factory"], workers)
+        if given["policy_factory"] is not None:
+            raise ValueError(
+                "policy_factory: expected None together with policy; pass one of the two"
+            )
+        self._service = policy
+        factories = [partial(ServiceClient, client()) for _ in range(workers)]
         return given.instead(policy_factory=factories, policy=None)
 
     @completed_by(LaunchedCollector.add_collectors)
@@ -319,26 +325,6 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         """
         self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
         return Done()
-
-
-def is_inference_service(policy: Any) -> bool:
-    """Whether the policy is TorchRL's ``InferenceServer(service_backend="ray")``, or its like."""
-    return getattr(policy, "service_backend", None) == "ray" and callable(
-        getattr(policy, "client", None)
-    )
-
-
-def client_factories(
-    service: Any, policy_factory: Any, workers: int
-) -> list[Callable[[], ServiceClient]]:
-    """Return one policy factory per worker, each with its own client.
-
-    Raises:
-        ValueError: A `policy_factory` was also passed.
-    """
-    if policy_factory is not None:
-        raise ValueError("policy_factory: expected None together with policy; pass one of the two")
-    return [partial(ServiceClient, service.client()) for _ in range(workers)]
 
 
 class ServiceClient:

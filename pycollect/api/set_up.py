@@ -205,7 +205,7 @@ class WorkerTemplate:
         (sources, built), stepping = policies, devices
         if central is not None:  # the server builds the policy, workers do not
             sources, built = central.clients.policies(len(entries)), False
-            stepping = [each.without_policy for each in devices]
+            stepping = [replace(each, policy=None) for each in devices]
         options = engine_options(stepping)
         specs = [
             worker_spec(
@@ -360,18 +360,11 @@ def worker_spec(
         ),
         replace(settings, frames=frames),
         builds_policy=builds_policy,
-        hides_gpus=_hides_gpus(devices, options),
+        # Each process that opens a GPU takes memory of it. If no device was specified, GPUs are
+        # hidden only if the engine counts them and gives the worker none.
+        hides_gpus=devices.worker_types == {"cpu"}
+        or (not devices.worker_types and options.get("num_gpus", 1) == 0),
         maker=maker,
-    )
-
-
-def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
-    """Return whether to hide GPUs from a worker; each process that opens one takes memory of it.
-
-    If no device was specified, GPUs are hidden only if the engine counts them and gives it none.
-    """
-    return devices.worker_types == {"cpu"} or (
-        not devices.worker_types and options.get("num_gpus", 1) == 0
     )
 
 

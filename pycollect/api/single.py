@@ -96,7 +96,10 @@ class SyncDataCollector(
         flow = Flow(weights.stream(stream))
         (source,), is_factory = parse.policy_sources([arguments], given["policy"])
         env_kwargs = check.check_env_kwargs(arguments["create_env_kwargs"])
-        entry = _only_entry(given["create_env_fn"])
+        entry = given["create_env_fn"]
+        if isinstance(entry, (list, tuple)) and len(entry) == 1:  # else a list is a batch
+            entry = entry[0]
+        entry = check_entry(entry)
         parse.check_groups(entry, options.env_groups)
         policy = check.built_policy(source) if is_factory else source
         self._worker = Worker(0, entry, env_kwargs, policy, options)
@@ -178,10 +181,3 @@ class SyncDataCollector(
         blank = self._source.blank()
         td = assemble(blank, options, self._flow.uploads)
         return finish(td, options, blank.tensors)
-
-
-def _only_entry(create_env_fn: Any) -> Any:
-    """Return the worker's entry: ``[a]`` becomes a; ``[a, b]`` and ``[[a, b]]`` are a batch."""
-    if isinstance(create_env_fn, (list, tuple)) and len(create_env_fn) == 1:
-        create_env_fn = create_env_fn[0]
-    return check_entry(create_env_fn)

@@ -183,14 +183,10 @@ def _gpu(args: argparse.Namespace) -> Iterator[list[Row]]:
     }
     for part in args.parts:
         for measured in cases[part]:
-            yield _rows_of(part, measured)
-
-
-def _rows_of(part: str, measured: Callable[[], list[Row]]) -> list[Row]:
-    try:
-        return measured()
-    except Exception as error:  # the time on such a machine is short
-        return [missing(f"{part}, which failed", f"{type(error).__name__}: {error}")]
+            try:
+                yield measured()
+            except Exception as error:  # the time on such a machine is short
+                yield [missing(f"{part}, which failed", f"{type(error).__name__}: {error}")]
 
 
 def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ def median_seconds(work: Callable[[], object], seconds: float, device: torch.dev
         device: Synchronized before and after each call.
     """
     work()
-    return _median(lambda: seconds_of(work, device), seconds)
+    return statistics.median(durations(lambda: seconds_of(work, device), seconds))
 
 
 def queued_seconds(work: Callable[[], object], seconds: float, device: torch.device) -> float:
@@ -96,16 +96,16 @@ def median_host_seconds(
 
     work()
     wait()
-    return _median(once, seconds)
+    return statistics.median(durations(once, seconds))
 
 
-def _median(once: Callable[[], float], seconds: float) -> float:
-    """Return the median of at least three durations, measured for at least that time."""
-    durations: list[float] = []
+def durations(once: Callable[[], float], seconds: float) -> list[float]:
+    """Return at least three durations, measured for at least that time."""
+    times: list[float] = []
     end = time.perf_counter() + seconds
-    while len(durations) < 3 or time.perf_counter() < end:
-        durations.append(once())
-    return statistics.median(durations)
+    while len(times) < 3 or time.perf_counter() < end:
+        times.append(once())
+    return times
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:

@@ -44,7 +44,7 @@ def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[lis
         raise ValueError(f"--env: {error}") from error
     loop = Row(LOOP, frames=_FRAMES, note="keeps nothing")
     collectors = _two("SyncDataCollector", make, loop, "in process")
-    yield _raced(loop, _loop_side(make), collectors, seconds)
+    yield _raced(loop, _side(_loop(make, _FRAMES)), collectors, seconds)
     for number in workers:
         where = f"{number} process{'es' if number > 1 else ''}"
         envs = [make] * number
@@ -64,7 +64,7 @@ def _two(kind: str, env: Any, loop: Row, where: str) -> list[_Collector]:
 
 def _raced(
     loop: Row,
-    loop_side: AbstractContextManager[_Side],
+    loop_side: AbstractContextManager[tuple[float, _Side]],
     collectors: Sequence[_Collector],
     seconds: float,
 ) -> list[Row]:
@@ -83,12 +83,12 @@ def _raced(
     reason = lacks("torchrl")
     present = collectors[:-1] if reason else collectors
     with ExitStack() as opened:
-        sides, firsts = [opened.enter_context(loop_side)], []
+        sides, firsts = [opened.enter_context(loop_side)[1]], []
         for row, make in present:
             start = partial(make, read=count, frames_per_batch=row.frames)
-            with _collector_side(start()) as (first, _):
+            with _side(start()) as (first, _):
                 pass
-            again, side = opened.enter_context(_collector_side(start()))
+            again, side = opened.enter_context(_side(start()))
             firsts.append((first, again))
             sides.append(side)
         turns = [[side(seconds / _TURNS) for side in sides] for _ in range(_TURNS)]
@@ -112,17 +112,11 @@ def _first_names(name: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _collector_side(stream: Stream) -> Iterator[tuple[float, _Side]]:
-    """Start a collector; yield the seconds until its first batch, and its side."""
+def _side(stream: Stream) -> Iterator[tuple[float, _Side]]:
+    """Start a collector or a loop; yield the seconds until its first batch, and its side."""
     with closing(stream):
         batch = partial(next, stream)
         yield seconds_of(batch, CPU), lambda seconds: median_seconds(batch, seconds, CPU)
-
-
-@contextmanager
-def _loop_side(make: _Make) -> Iterator[_Side]:
-    with closing(_loop(make, _FRAMES)) as stream:
-        yield lambda seconds: median_seconds(partial(next, stream), seconds, CPU)
 
 
 def _loop(make: _Make, frames: int) -> Stream:
@@ -138,7 +132,7 @@ def _loop(make: _Make, frames: int) -> Stream:
 
 
 @contextmanager
-def _loops_side(make: _Make, number: int) -> Iterator[_Side]:
+def _loops_side(make: _Make, number: int) -> Iterator[tuple[float, _Side]]:
     """Open loops in simultaneous processes, which together take the steps of one round."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(number, _open_loop, (make, context.Barrier(number))) as pool:
@@ -147,7 +141,7 @@ def _loops_side(make: _Make, number: int) -> Iterator[_Side]:
             took = pool.map(_loop_with_others, [seconds] * number, chunksize=1)
             return number / sum(1 / own for own in took)
 
-        yield side
+        yield 0.0, side  # the start is not measured
 
 
 _round: Callable[[float], float]  # in a process of the pool

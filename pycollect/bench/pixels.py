@@ -27,6 +27,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect import MultiSyncDataCollector
+from pycollect.bench.clock import durations, seconds_of
 from pycollect.bench.report import Row, missing
 from pycollect.bench.sides import (
     FreeFrames,
@@ -66,7 +67,9 @@ def side_rows(side: str, processes: int, seconds: float, device: torch.device) -
         except subprocess.TimeoutExpired:
             return _missing(name, f"it took longer than {MOST_SECONDS + seconds:g} s")
         finally:
-            _end(child)
+            with suppress(ProcessLookupError):  # a library may leave descendants running
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
         printed.seek(0)
         log.seek(0)
         rows, logged = printed.read(), log.read()
@@ -74,13 +77,6 @@ def side_rows(side: str, processes: int, seconds: float, device: torch.device) -
     if child.returncode != 0:
         return _missing(name, f"it failed: {(logged.strip().splitlines() or ['no message'])[-1]}")
     return [Row(**row) for row in json.loads(rows.splitlines()[-1])]
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its descendants, including those that a library has left running."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _missing(name: str, why: str) -> list[Row]:
@@ -299,18 +295,11 @@ def measured(side: str, processes: int, seconds: float, device: torch.device) ->
     def batch() -> None:
         if (got := next(stream)) != frames:
             raise RuntimeError(f"expected batches of {frames} frames, got {got}")
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
 
-    batch()
+    seconds_of(batch, device)
     first = time.perf_counter() - start
     batch()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        batch()
-        times.append(time.perf_counter() - start)
+    times = durations(partial(seconds_of, batch, device), seconds)
     stream.close()
     name = f"{side}, {processes}"
     note = f"{len(times)} batches; slowest {1e3 * max(times):.3g} ms"

@@ -97,7 +97,9 @@ def calling(call: str, calls: int = 1) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         place = place_of(error)
-        text = f"{call} raised {type(error).__name__}: {_shortened(error)} ({place})"
+        said = " ".join(str(error).split()) or "without a message"
+        said = said if len(said) <= 300 else f"{said[:297]}..."
+        text = f"{call} raised {type(error).__name__}: {said} ({place})"
         raise CallFailed("crashes", text, place, _refusal(error)) from error
 
 
@@ -157,7 +159,8 @@ def _innermost(frames: list[tuple[str, int]]) -> str:
     if not frames:
         return "code without a traceback"
     file, line = (users or frames)[-1]
-    return f"{_relative(file)}:{line}"
+    inside = os.path.relpath(file) if os.path.isabs(file) else file
+    return f"{file if inside.startswith(os.pardir) else inside}:{line}"
 
 
 def _is_users(file: str) -> bool:
@@ -165,16 +168,6 @@ def _is_users(file: str) -> bool:
     if file.startswith(_STANDARD) and not in_packages:
         return False
     return not any(name in file for name in _LIBRARIES)
-
-
-def _relative(file: str) -> str:
-    inside = os.path.relpath(file) if os.path.isabs(file) else file
-    return file if inside.startswith(os.pardir) else inside
-
-
-def _shortened(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or "without a message"
-    return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def run(checks: Sequence[Callable[[Any], None]], subject: Any, report: Draft) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from pycollect.arguments import positive
 from pycollect.check.report import Draft
 
 _EXAMPLES = """examples:
@@ -51,7 +52,7 @@ def add_command(commands: Any) -> None:
     add = parser.add_argument
     add("env", metavar="ENV_ID", help="Gymnasium id, or module:id")
     add("--module", metavar="M", help="import this module first; it registers the id")
-    add("--vector", type=_count, metavar="N", help="also check gymnasium.make_vec(ENV_ID, N)")
+    add("--vector", type=positive, metavar="N", help="also check gymnasium.make_vec(ENV_ID, N)")
     add(
         "--seconds",
         type=float,
@@ -68,14 +69,6 @@ def add_command(commands: Any) -> None:
     )
     add("--json", action="store_true", help="print one JSON object per environment, on one line")
     parser.set_defaults(run=partial(_run, parser), parser=parser)
-
-
-def _count(text: str) -> int:
-    """Return an int of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {value}")
-    return value
 
 
 @contextlib.contextmanager

@@ -107,7 +107,9 @@ def _collect(entry: Any, report: Draft, seconds: float, mode: Any, twice: bool) 
     ) as collector:
         first = _first_batch(collector)
         if twice:
-            _check_finite(first, report)
+            for key, value in _numeric(first).items():
+                if value.is_floating_point() and torch.isnan(value).any():
+                    report.add("not-finite", f"batch[{key!r}] has NaN", about=str(key))
             different = _first_difference(first, _first_batch(collector))
             if different:
                 text = f"two batches after set_seed({SEED}) differ in {different}"
@@ -132,12 +134,6 @@ def _rows_of(entry: Any) -> int:
 def _numeric(batch: TensorDictBase) -> dict[Any, torch.Tensor]:
     items = batch.items(include_nested=True, leaves_only=True)
     return {key: value for key, value in items if isinstance(value, torch.Tensor)}
-
-
-def _check_finite(batch: TensorDictBase, report: Draft) -> None:
-    for key, value in _numeric(batch).items():
-        if value.is_floating_point() and torch.isnan(value).any():
-            report.add("not-finite", f"batch[{key!r}] has NaN", about=str(key))
 
 
 def _first_difference(first: TensorDictBase, again: TensorDictBase) -> str:

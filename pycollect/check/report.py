@@ -108,19 +108,16 @@ class Report:
         return [finding for finding in self.findings if finding.severity == WARNING]
 
     def __str__(self) -> str:
-        lines = [f"{self.env}: {self._summary()}"]
-        lines += map(str, self.findings)
-        lines += [f"  {name}: {value}" for name, value in self.facts.items()]
-        lines += [_wrapped(f"not checked: {text}", "  ") for text in self.skipped]
-        return "\n".join(lines)
-
-    def _summary(self) -> str:
         counts = [
             f"{len(found)} {name}{'s' if len(found) > 1 else ''}"
             for name, found in ((ERROR, self.errors), (WARNING, self.warnings))
             if found
         ]
-        return ", ".join(counts) or "nothing is wrong"
+        lines = [f"{self.env}: {', '.join(counts) or 'nothing is wrong'}"]
+        lines += map(str, self.findings)
+        lines += [f"  {name}: {value}" for name, value in self.facts.items()]
+        lines += [_wrapped(f"not checked: {text}", "  ") for text in self.skipped]
+        return "\n".join(lines)
 
 
 @dataclass

@@ -18,16 +18,17 @@ from pycollect.check.walk import (
     Checked,
     Observer,
     Visit,
+    Walk,
     check_times,
     compare,
     global_generators,
-    interface,
     mask_of,
     reset,
+    step,
     take,
 )
 from pycollect.data.frame import ONE_REWARD
-from pycollect.envs.base import EnvBatch, step_values
+from pycollect.envs.base import EnvBatch
 from pycollect.envs.gymnasium_support import has_time_limit
 from pycollect.envs.spaces import describe
 
@@ -141,7 +142,13 @@ def check_walk(subject: Subject) -> None:
             starts.clear()
             fits(visit.observation, visit.where.partition("(")[0], report)
             _check_values(visit, subject)
-            _check_buffers(visit, report)
+            if visit.overwritten:
+                report.add(
+                    "reused-buffer",
+                    f"{visit.overwritten}. Collectors copy each frame at once; a list of "
+                    "observations, or final_obs of a SyncVectorEnv in SAME_STEP mode, has wrong "
+                    "values",
+                )
             subject.info_sizes.append(_size(visit.info))
 
         try:
@@ -184,16 +191,6 @@ def _check_values(visit: Visit, subject: Subject) -> None:
             )
 
 
-def _check_buffers(visit: Visit, report: Draft) -> None:
-    """The call did not change the observation that the call before it had returned."""
-    if visit.overwritten:
-        report.add(
-            "reused-buffer",
-            f"{visit.overwritten}. Collectors copy each frame at once; a list of observations, or "
-            "final_obs of a SyncVectorEnv in SAME_STEP mode, has wrong values",
-        )
-
-
 def check_same_seed(subject: Subject) -> None:
     """The same seed and actions give the same results, in this and in a new instance.
 
@@ -222,17 +219,14 @@ def _other_steps(subject: Subject) -> Observer:
     env, rng = subject.env, np.random.default_rng(SEED + 1)
     last = reset(env)
 
-    def step(_: Visit) -> None:
+    def observe(_: Visit) -> None:
         nonlocal last
         action = subject.actions.draw(rng, mask_of(last, env.action_space))
-        with calling(f"a step with the action {action!r}"):
-            result = env.step(action)
-        observation, *values, info = interface(step_values, result)
-        last = Visit("a step", observation, info, tuple(values), None, None)
+        last = step(env, action, "a step", None, Walk())
         if last.ended:
             last = reset(env)
 
-    return step
+    return observe
 
 
 def check_changed_later(subject: Subject) -> None:

@@ -22,6 +22,7 @@ from pycollect.check.walk import (
     compare,
     global_generators,
     interface,
+    step,
     timed,
 )
 from pycollect.data.frame import ONE_REWARD
@@ -113,7 +114,9 @@ def check_rows(vector: Vector) -> None:
     def observe(visit: Visit) -> None:
         fits(visit.observation, visit.where, vector.report)
         _check_rows_of(visit, vector)
-        _check_buffer(visit, vector.report)
+        if visit.overwritten:
+            text = f"{visit.overwritten}. Collectors copy each frame at once, other code may not"
+            vector.report.add("reused-buffer", text, WARNING)
 
     with watched_starts() as starts:
         _walk(vector, vector.env, vector.walk, MAX_STEPS, Budget(vector.seconds), [observe])
@@ -158,21 +161,16 @@ def _walk(
         walk.kept.append((copied(timed(walk.reset_seconds, lambda: api.reset(vector.seeds))),))
     before: Visit | None = None
     for count, action in enumerate(islice(actions, steps), 1):
-        where = f"step {count}"
-        with calling(f"{where} with the actions {_given(api, action)!r}"):
-            result = timed(walk.step_seconds, lambda: env.step(_given(api, action)))  # noqa: B023
-        observation, *values, info = interface(step_values, result)
-        visit = Visit(where, observation, info, tuple(values), before, copied(observation))
+        before = visit = step(env, _given(api, action), f"step {count}", before, walk, "actions")
         for observe in observers:
             observe(visit)
         if len(walk.kept) <= KEPT:
             walk.actions.append(action)
-            walk.kept.append((visit.kept, *map(copied, values)))
-        ended = ends.note(values)
+            walk.kept.append((visit.kept, *map(copied, visit.values)))
+        ended = ends.note(visit.values)
         if vector.mode is Autoreset.DISABLED and ended.any():
             with calling("reset(options={'reset_mask': ...})"):
                 api.reset_rows(ended)
-        visit.before, before = None, visit
         if not budget.is_left:
             break
 
@@ -208,12 +206,6 @@ def _check_rows_of(visit: Visit, vector: Vector) -> None:
             )
         elif not np.isfinite(array).all():
             report.add("not-finite", f"{visit.where} returned the {name} {array}", about=name)
-
-
-def _check_buffer(visit: Visit, report: Draft) -> None:
-    if visit.overwritten:
-        text = f"{visit.overwritten}. Collectors copy each frame at once, other code may not"
-        report.add("reused-buffer", text, WARNING)
 
 
 def check_different_rows(vector: Vector) -> None:

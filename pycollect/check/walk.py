@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,8 +20,8 @@ from pycollect.envs.base import observation_of, reset_env, step_values
 from pycollect.envs.random_actions import make_sampler
 from pycollect.envs.single import make_act
 from pycollect.envs.spaces import describe
+from pycollect.transport.process import waited
 
-_SCHEDULED = Path("/proc/thread-self/schedstat")
 _SLOW = 10.0  # times the median
 _PREEMPTED = 0.02  # seconds for which another process may have had the CPU
 KEPT = 150
@@ -117,17 +115,13 @@ class Actions:
 
     def draw(self, rng: np.random.Generator, mask: Any = None) -> Any:
         """Return an action as a collector passes it to `step`."""
-        if isinstance(self._space, spaces.Discrete) and (mask is not None or self._refused):
-            return self._allowed(self._space, rng, mask)
-        return self.of_leaves([leaf[0] for leaf in self._sampler(1, rng)])
-
-    def _allowed(self, space: spaces.Discrete, rng: np.random.Generator, mask: Any) -> Any:
+        space = self._space
+        if not isinstance(space, spaces.Discrete) or (mask is None and not self._refused):
+            return self.of_leaves([leaf[0] for leaf in self._sampler(1, rng)])
         allowed = np.ones(int(space.n), np.bool_) if mask is None else np.asarray(mask, np.bool_)
         values = space.start + np.flatnonzero(allowed)
         values = values[~np.isin(values, self._refused)]
-        return (values if len(values) else space.start + np.arange(space.n))[
-            rng.integers(max(1, len(values)))
-        ]
+        return (values if len(values) else [space.start])[rng.integers(max(1, len(values)))]
 
     def of_leaves(self, leaves: Sequence[Any]) -> Any:
         """Return the action that has these leaves."""
@@ -164,6 +158,23 @@ def interface(read: Callable[[Any], Any], result: Any) -> Any:
         raise CallFailed("interface", str(error), "") from error
 
 
+def step(
+    env: Any, action: Any, where: str, before: Visit | None, walk: Walk, noun: str = "action"
+) -> Visit:
+    """Make and time a step; raise `CallFailed` if it raises or returns another form.
+
+    Args:
+        where, before: See `Visit`.
+        noun: Name of the action in messages.
+    """
+    with calling(f"{where} with the {noun} {action!r}"):
+        result = timed(walk.step_seconds, lambda: env.step(action))
+    observation, *values, info = interface(step_values, result)
+    if before is not None:
+        before.before = None
+    return Visit(where, observation, info, tuple(values), before, copied(observation))
+
+
 def take(
     env: Any,
     actions: Actions,
@@ -190,14 +201,10 @@ def take(
     length = 0
     for count in range(1, steps + 1):
         assert walk.last is not None
-        before, where = walk.last, f"step {count}"
+        before = walk.last
         action = actions.draw(rng, mask_of(before, env.action_space))
-        with calling(f"{where} with the action {action!r}"):
-            result = timed(walk.step_seconds, lambda: env.step(action))  # noqa: B023
-        observation, *values, info = interface(step_values, result)
+        visit = step(env, action, f"step {count}", before, walk)
         length += 1
-        visit = Visit(where, observation, info, tuple(values), before, copied(observation))
-        before.before = None
         if len(walk.kept) <= KEPT:
             walk.actions.append(action)
         _visit(walk, visit, observers)
@@ -240,17 +247,11 @@ def timed(seconds: list[float], call: Callable[[], Any]) -> Any:
 
     The duration excludes time in which the thread was ready to run but had no CPU.
     """
-    waited, began = _seconds_without_cpu(), time.perf_counter()
+    before, began = waited("thread-self"), time.perf_counter()
     result = call()
     duration = time.perf_counter() - began
-    seconds.append(max(0.0, duration - (_seconds_without_cpu() - waited)))
+    seconds.append(max(0.0, duration - (waited("thread-self") - before)))
     return result
-
-
-def _seconds_without_cpu() -> float:
-    with contextlib.suppress(OSError, ValueError, IndexError):  # not every system reports it
-        return int(_SCHEDULED.read_text().split()[1]) / 1e9
-    return 0.0
 
 
 def compare(report: Draft, walks: tuple[Walk, Walk], name: str, before: dict[str, Any]) -> None:

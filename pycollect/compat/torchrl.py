@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 from pycollect import checks as check
 from pycollect.arguments import completed_by, exposes
 from pycollect.compat.profiling import Profiled
-from pycollect.compat.weight_options import WeightOptions
+from pycollect.compat.weight_options import WeightOptions, end_receiver
 from pycollect.compat.weights import WeightUpdates
 from pycollect.driver.collector import Collector
 from pycollect.driver.flow import Flow
@@ -217,7 +217,9 @@ class TorchRLCollector(
 
     def _end_all(self, timeout: float | None, close_env: bool) -> None:
         self._flow.closed = True
-        self._stop_receiving()
+        # The schemes' queues belong to the sender: their own `shutdown` would stop all receivers.
+        for scheme in self._receivers.values():
+            end_receiver(scheme)
         super()._end_all(timeout, close_env)
 
     def _close_source(self, timeout: float | None, close_env: bool) -> None:

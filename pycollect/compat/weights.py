@@ -6,13 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pycollect.compat.weight_options import (
-    WeightOptions,
-    carried,
-    end_receiver,
-    made_updater,
-    only_carries,
-)
+from pycollect.compat.weight_options import WeightOptions, carried, made_updater, only_carries
 from pycollect.driver.flow import Flow
 from pycollect.driver.pace import Pacing
 from pycollect.driver.stream import Source
@@ -86,39 +80,26 @@ class WeightUpdates:
             "policy": policy,
             "policy_weights": policy_weights,
         }
-        if self._updater is not None:
+        place, updater = self._source.place, self._updater
+        if updater is not None:
             for name, value in (("model_id", model_id), ("weights_dict", weights_dict)):
                 if value is not None:
                     raise ValueError(
                         f"{name}: expected None because the collector has a weight_updater"
                     )
-            self._update_by(self._updater, source_of(given, None, None), worker_ids, others)
+            source = source_of(given, None, None)
+            if self._source.is_remote and only_carries(updater):  # it only selects the weights
+                place.update(carried(updater, source), worker_ids, False)
+                updater._call_post_hooks()
+            else:
+                with place.one_version():
+                    updater(policy_or_weights=source, worker_ids=worker_ids, **others)
         elif others:
             name = next(iter(others))
             raise TypeError(f"{name}: not an argument of update_policy_weights_()")
         else:
-            source = source_of(given, model_id, weights_dict)
-            self._source.place.update(source, worker_ids, wait)
+            place.update(source_of(given, model_id, weights_dict), worker_ids, wait)
         self._pace.count_update()
-
-    def _update_by(
-        self,
-        updater: Any,
-        source: Any,
-        worker_ids: int | Sequence[int] | None,
-        others: Mapping[str, Any],
-    ) -> None:
-        """Let the user's weight updater send the weights.
-
-        If it is one of TorchRL's that would reach TorchRL's own workers, it only selects the
-        weights.
-        """
-        if self._source.is_remote and only_carries(updater):
-            self._source.place.update(carried(updater, source), worker_ids, False)
-            updater._call_post_hooks()
-            return
-        with self._source.place.one_version():
-            updater(policy_or_weights=source, worker_ids=worker_ids, **others)
 
     def _push_weights(self, workers: Sequence[int]) -> None:
         """Send the policy's weights to workers that are due for an automatic update."""
@@ -211,14 +192,6 @@ class WeightUpdates:
                 scheme.receive()
         elif source is not None:
             self._source.place.receive(source)
-
-    def _stop_receiving(self) -> None:
-        """End the threads of receiving schemes.
-
-        Their queues belong to the sender: a scheme's own `shutdown` would stop all its receivers.
-        """
-        for scheme in self._receivers.values():
-            end_receiver(scheme)
 
     def increment_version(self) -> None:
         """Increment `policy_version` without new weights; workers see it from their next update.

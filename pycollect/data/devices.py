@@ -7,7 +7,7 @@ that accelerators other than CUDA also work if torch provides the same functions
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -95,11 +95,9 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Return whether all earlier work of the stream is done."""
-        ...
 
     def synchronize(self) -> None:
         """Wait on the host until all earlier work of the stream is done."""
-        ...
 
 
 @dataclass
@@ -386,11 +384,6 @@ class Devices:
     def policy_device(self) -> torch.device | None:
         """Device of the policy, or ``None``."""
         return self.policy or self.default
-
-    @property
-    def without_policy(self) -> Devices:
-        """Devices of a worker whose policy runs in another process."""
-        return replace(self, policy=None)
 
     @property
     def worker_types(self) -> frozenset[str]:

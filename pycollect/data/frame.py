@@ -94,7 +94,9 @@ class BatchLeaves:
         leaves = [*inputs, *self.outputs, *flags]
         if self.is_init:
             leaves += [Leaf(IS_INIT, "bool", (1,))]
-        step = (*self._successors, *reward, *self._recorded_step_only, *flags)
+        left_out = self.root_only if self.compact else frozenset()
+        step_only = [leaf for leaf in self.step_only if leaf.key not in left_out]
+        step = (*self._successors, *reward, *step_only, *flags)
         leaves += [Leaf(("next", *leaf.key), leaf.dtype, leaf.shape) for leaf in step]
         leaves += [Leaf(TRAJ_IDS, "int64", ())]
         if self.step_count:
@@ -112,13 +114,6 @@ class BatchLeaves:
         if not self.compact:
             return (*observations, *self.states)
         return tuple(leaf for leaf in observations if leaf.key[-1] in FLAGS)
-
-    @property
-    def _recorded_step_only(self) -> tuple[Leaf, ...]:
-        """The `step_only` leaves that are recorded under "next"."""
-        if not self.compact:
-            return self.step_only
-        return tuple(leaf for leaf in self.step_only if leaf.key not in self.root_only)
 
     @cached_property
     def keys(self) -> tuple[Key | None, ...]:

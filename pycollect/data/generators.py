@@ -43,14 +43,7 @@ def derived_seeds(count: int, entropy: int, *key: int) -> list[int]:
 
 
 # Errors of torch, numpy and Python for an invalid generator state.
-_REFUSALS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 _MT19937_WORDS = 624
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,8 @@ _TORCH_DTYPES: dict[str, torch.dtype] = {
     )
 }
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-_NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+"""Names of the numeric dtypes of torch."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def dtype_name(dtype: torch.dtype | np.dtype | type) -> str:
     Raises:
         ValueError: The dtype is not numeric.
     """
-    name = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
+    name = NAMES.get(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
     if name not in _TORCH_DTYPES:
         raise ValueError(f"dtype: expected a numeric dtype, got {dtype}")
     return name
@@ -88,6 +90,16 @@ def as_key(key: Any) -> Key:
 def show(key: Key) -> str:
     """Return a key for messages as users write it: a string, or a tuple if it is nested."""
     return repr(key[0] if len(key) == 1 else key) if key else "the top level"
+
+
+def show_all(keys: Iterable[Key]) -> str:
+    """Return keys for an error message, separated by commas; "none" if there are no keys."""
+    return ", ".join(map(show, keys)) or "none"
+
+
+def overlap(a: Key, b: Key) -> bool:
+    """Return whether two keys are equal, or one is inside the other."""
+    return a[: len(b)] == b[: len(a)]
 
 
 def dotted(key: Key) -> str:

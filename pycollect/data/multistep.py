@@ -56,16 +56,12 @@ def flag_by_flag(
     wide = td.clone(False)
     wide.batch_size = flags
     result = step(wide.transpose(time, -1)).transpose(time, -1)
-    for key in [None, *_nodes(td)]:
+    leaves = set(td.keys(True, True))
+    for key in [None, *(key for key in td.keys(True) if key not in leaves)]:
         source, target = (td, result) if key is None else (td.get(key), result.get(key))
         target.batch_size = source.batch_size
     result.names = td.names
     return result
-
-
-def _nodes(td: TensorDictBase) -> list[str | tuple[str, ...]]:
-    leaves = set(td.keys(True, True))
-    return [key for key in td.keys(True) if key not in leaves]
 
 
 _memory = spare_memory()
@@ -290,7 +286,8 @@ class _Ahead:
         self.plan.sum(gamma, list(summed.values()), [result[key] for key in summed])
         result |= self._on_device(leaves, rewards, gamma)
         for key in leaves.keys() - result.keys():
-            result[key] = self._moved_by_torch(leaves[key])
+            frames = leaves[key].flatten(0, self.ndim - 1)
+            result[key] = frames[self.cells.to(frames.device)]
         for key in rewards.keys() - result.keys():
             result[key] = self._summed_by_torch(rewards[key], gamma)
         return result
@@ -340,10 +337,6 @@ class _Ahead:
             ahead = frames[(index + k).clamp_max(len(frames) - 1)]
             total = total + torch.where(left > k, gamma**k * ahead, torch.zeros_like(ahead))
         return total.reshape(reward.shape)
-
-    def _moved_by_torch(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Return a leaf from the target cells differentiably, on any device."""
-        return leaf.flatten(0, self.ndim - 1)[self.cells.to(leaf.device)]
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:

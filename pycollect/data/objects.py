@@ -76,9 +76,7 @@ def value_of(entry: Any) -> Any:
 
 
 def object_stack(
-    cells: Cells,
-    names: Sequence[str | None] | None = None,
-    device: torch.device | None = None,
+    cells: Cells, names: Sequence[str | None] | None = None, device: torch.device | None = None
 ) -> Any:
     """Return NonTensorData, or a stack of it, in the shape of the cells."""
     if cells.ndim == 0:

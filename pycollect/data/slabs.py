@@ -96,16 +96,11 @@ def to_tensordict(
     names: list[str | None] = [None] * (len(size) - 1)
     td = _tensordict(nested, size, device, [*names, "time"])
     for key in sorted(shapes, key=len):
-        _reshape(td, key, shapes[key])
+        if (node := td.get(key, None)) is not None:
+            names = td.names
+            node.batch_size = torch.Size([*td.batch_size, *shapes[key]])
+            node.names = [*names, *[None] * len(shapes[key])]
     return td
-
-
-def _reshape(td: TensorDict, key: Key, shape: tuple[int, ...]) -> None:
-    node = td.get(key, None)
-    if node is not None:
-        names = td.names
-        node.batch_size = torch.Size([*td.batch_size, *shape])
-        node.names = [*names, *[None] * len(shape)]
 
 
 # Skips the validation of every entry, which costs more than the rest of a batch. It is private in

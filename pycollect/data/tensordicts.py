@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from pycollect._core import Layout, Leaf, MemoryPool, Placement
-from pycollect.data.layout import Key, as_key, dotted, dtype_name, torch_dtype
+from pycollect.data.layout import NAMES, Key, as_key, dotted, torch_dtype
 from pycollect.data.objects import is_object
 from pycollect.data.slabs import poisons, slab_tensors
 
@@ -92,16 +92,8 @@ def is_raw(leaf: torch.Tensor) -> bool:
         not (leaf.requires_grad and torch.is_grad_enabled())
         and not leaf.is_conj()
         and not leaf.is_neg()
-        and _is_numeric(leaf.dtype)
+        and leaf.dtype in NAMES
     )
-
-
-def _is_numeric(dtype: torch.dtype) -> bool:
-    try:
-        dtype_name(dtype)
-    except ValueError:
-        return False
-    return True
 
 
 def _describe(value: Any) -> str:

@@ -14,6 +14,8 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pycollect.arguments import positive
+
 if TYPE_CHECKING:
     from pycollect.demo.train import Run
 
@@ -87,14 +89,6 @@ def add_command(commands: Any) -> None:
         help="folder for the plot (default: %(default)s)",
     )
     parser.set_defaults(run=partial(_run, parser), parser=parser)
-
-
-def positive(text: str) -> int:
-    """Return an int of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {value}")
-    return value
 
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:

@@ -62,7 +62,8 @@ def make_task(env_id: str, workers: int, num_envs: int | None = None) -> Task:
         num_envs, more = num_envs or 32, {}
         steps, frames, threads, ppo = 64, 300_000, 1, PPOConfig(learning_rate=2e-3)
     make_env = partial(make_vector_env, env_id, num_envs, **more)
-    target, spaces = _reward_threshold(env_id), _spaces(env_id, make_env)
+    target, spaces = _spec(env_id).reward_threshold, _spaces(env_id, make_env)
+    target = None if target is None else float(target)
     return Task(env_id, make_env, num_envs, steps, frames, target, threads, spaces, ppo)
 
 
@@ -88,12 +89,6 @@ def _spec(env_id: str) -> Any:
 
         gymnasium.register_envs(ale_py)
     return gymnasium.spec(env_id)
-
-
-def _reward_threshold(env_id: str) -> float | None:
-    """Return the mean return at which Gymnasium considers the environment solved, or None."""
-    threshold = _spec(env_id).reward_threshold
-    return None if threshold is None else float(threshold)
 
 
 def _spaces(env_id: str, make_env: Callable[[], Any]) -> tuple[tuple[int, ...], int]:

@@ -275,6 +275,7 @@ class Assembly:
         """
         info, workers = pending.infos[0], list(reports)
         whole = self._whole(pending, workers)
+        in_time = self.along_time(info)  # the dimension of concatenation
         sources = {worker: report.sources for worker, report in reports.items()}
         for worker, worker_ids in zip(workers, whole.ids, strict=True):
             count = len(sources[worker])
@@ -293,15 +294,10 @@ class Assembly:
             device,
             reported_device,
             joined=self._joined,
-            parts=self._parts(whole),
+            parts=whole.steps if in_time else [*info.batch_size[:1]] * len(workers),
             sources=sources,
             stacked=info.stacked,
         )
-
-    def _parts(self, whole: PendingBatch) -> Sequence[int]:
-        """Return the size of each worker's part along the dimension of concatenation."""
-        info = whole.infos[0]
-        return whole.steps if self.along_time(info) else [*info.batch_size[:1]] * len(whole.infos)
 
     def _extras(self, reports: Sequence[RolloutReport], whole: PendingBatch) -> Extras | None:
         """Return the extras of several workers' rollouts, joined in their order."""

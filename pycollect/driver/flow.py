@@ -86,7 +86,9 @@ class Flow:
         self.written_before = written_before(options)
         self._warned_of_bounds = False
         self._warned_of_dummies = False
-        _stop_at_exit(self)
+        _flows.add(self)
+        atexit.unregister(_stop)  # registered anew, so that it runs before Ray's
+        atexit.register(_stop)
 
     def close(self) -> None:
         """Stop collecting; a rollout in this process ends after its current step."""
@@ -124,11 +126,6 @@ class Flow:
         """Number of frames that were delivered, wait in the queue, or were cut off there."""
         waiting = 0 if self.queue is None else sum(self.queue.held.values()) + self.cut_frames
         return self.ledger.delivered + waiting
-
-    @property
-    def _omits_dummies(self) -> bool:
-        options = self.options
-        return options.drop_uncollected or options.split_trajs or bool(options.trajectories)
 
     @property
     def _has_batch(self) -> bool:
@@ -255,7 +252,9 @@ class Flow:
         """
         if self.options.cast is not None:
             self.options.cast.check_keys(leaves)
-        if leaves.dummies and not (self._warned_of_dummies or self._omits_dummies):
+        options = self.options
+        omits = options.drop_uncollected or options.split_trajs or options.trajectories
+        if leaves.dummies and not (self._warned_of_dummies or omits):
             self._warned_of_dummies = True
             warn_user(
                 "create_env_fn: this vector environment uses NEXT_STEP autoreset; its reset steps "
@@ -276,17 +275,8 @@ _EXIT_TIMEOUT = 5.0  # seconds; an environment may hang in a step
 _flows: WeakSet[Flow] = WeakSet()
 
 
-def _stop_at_exit(flow: Flow) -> None:
-    """Stop threads that collect from this stream when the program ends.
-
-    The exit handler is registered anew for each stream, so that it runs before Ray's.
-    """
-    _flows.add(flow)
-    atexit.unregister(_stop)
-    atexit.register(_stop)
-
-
 def _stop() -> None:
+    """Stop threads that collect from these streams when the program ends."""
     flows = [flow for flow in _flows if flow.moving.is_own_process]
     if not flows:  # a fork
         return

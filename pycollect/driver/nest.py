@@ -160,11 +160,12 @@ class Nest:
         header = join_rollouts(slab, row, batch.slab, self.index, self.incarnation, self._sequence)
         self._sequence += 1
         reports = [process.report for process in self._present if process.report is not None]
+        phases = zip(*(report.seconds for report in reports), strict=True)
         return RolloutReport(
             header.frames,
             header.policy_version,
             list(batch.episodes),
-            _mean([report.seconds for report in reports]),
+            WorkerSeconds(*[sum(phase) / len(reports) for phase in phases]),
             sum(report.stepped for report in reports),
             tuple(sorted({name for report in reports for name in report.slow_paths})),
             self._extras(batch.extras),
@@ -275,7 +276,7 @@ class Nest:
 
     def close(self) -> None:
         """End the processes, which close their environments. Idempotent."""
-        self._bell.stop = _do_nothing  # it refers to this object
+        self._bell.stop = lambda: None  # it refers to this object
         self._flow.closed = True
         self._flow.ledger.lose_in_flight("shutdown")
         self.scheduler.close()
@@ -296,7 +297,7 @@ class _NestBell:
         self.ring_when_gone = self._bell.ring_when_gone
         self.control = RolloutControl()
         self.beats = 0
-        self.stop: Callable[[], None] = _do_nothing
+        self.stop: Callable[[], None] = lambda: None
 
     @property
     def count(self) -> int:
@@ -304,7 +305,6 @@ class _NestBell:
         return self._bell.count
 
     def wait_ring(self, seen: int, seconds: float) -> bool:
-        """See `AnyBell`."""
         self.beats += 1
         self.control.count_step()
         if self.control.is_stopped:
@@ -312,15 +312,7 @@ class _NestBell:
         return self._bell.wait_ring(seen, min(seconds, POLL_SECONDS))
 
 
-def _do_nothing() -> None:
-    pass
-
-
 class _NestFlow(Flow):
     """Counters of a nest's processes; the driver decides whether their actions are random."""
 
     is_random = False
-
-
-def _mean(seconds: Sequence[WorkerSeconds]) -> WorkerSeconds:
-    return WorkerSeconds(*[sum(phase) / len(seconds) for phase in zip(*seconds, strict=True)])

@@ -312,7 +312,6 @@ class InDriver(LivePolicy):
 
     @contextmanager
     def one_version(self) -> Iterator[None]:
-        """Count one version for weights that the caller writes within the context."""
         with super().one_version():
             yield
         self._send_to_copies()

@@ -65,12 +65,10 @@ class InWorkers(PolicyPlace):
             sender.send(self._first, workers, self._flow.version.number)
 
     def check_new(self, workers: Sequence[WorkerRecord]) -> None:
-        """Raise ValueError unless the newest weights fit workers that were added."""
         if weights := self.current():
             self._group.weights.check(weights, workers)
 
     def served(self, worker: WorkerRecord) -> None:
-        """Async: record that a rollout of this worker was returned last."""
         self._last_served = worker
 
     def current(self) -> Weights:
@@ -147,7 +145,6 @@ class InWorkers(PolicyPlace):
 
     @contextmanager
     def one_version(self) -> Iterator[None]:
-        """Count all updates within the context as one policy version."""
         self._shared_version = 0
         try:
             yield
@@ -243,7 +240,6 @@ class InPolicyProcess(InWorkers):
         self._death: WorkerDied | None = None
 
     def start(self) -> None:
-        """Start the process, and wait until it has the policy."""
         self._group.start([self._plan])
 
     @property
@@ -369,7 +365,6 @@ class InPolicyProcess(InWorkers):
         self._group.send_all(record)
 
     def replaced(self) -> None:
-        """Forget the death, because all workers that the process served were replaced."""
         self._death = None
 
     def seed(self, root: int) -> None:

@@ -274,21 +274,17 @@ class Scheduler:
 
     def _request_more(self, depth: int, learner_waits: bool) -> None:
         workers = [worker for worker in self.group.queue if not worker.leaving]
+        limit, at_once = self._limit, 1 if self._options.sync else len(workers)
         for level in range(1, depth + 1):
             lacking = [worker for worker in workers if len(worker.requests) < level]
             if not lacking:
                 continue
             for group in [lacking] if self._options.sync else [[worker] for worker in lacking]:
-                if not (self._flow.more_needed and self._may_start(learner_waits, len(workers))):
+                if not self._flow.more_needed:
+                    return
+                if limit and not limit.may_start(self._requested, learner_waits, at_once):
                     return
                 self._request(group)
-
-    def _may_start(self, learner_waits: bool, workers: int) -> bool:
-        """Return whether another batch may be requested, by `max_policy_lag`."""
-        if self._limit is None:
-            return True
-        at_once = 1 if self._options.sync else workers
-        return self._limit.may_start(self._requested, learner_waits, at_once)
 
     def _request(self, workers: Sequence[WorkerRecord]) -> None:
         """Request one rollout from each of the workers, to be joined into one batch."""

@@ -118,16 +118,13 @@ class WorkerGroup:
 
     def _started(self, plan: WorkerPlan) -> WorkerHandle:
         with limits_named(f"the start of {plan.spec.name}"):
-            policy = self._shared(plan.policy)
+            if plan.policy not in self._policies:
+                self._policies[plan.policy] = self._engine.put(plan.policy)
+            policy = self._policies[plan.policy]
             if plan.copy is not None:
                 self._copy = self._copy or PolicyCopy(self._engine.put, plan.copy)
                 policy.elsewhere = self._copy
             return self._engine.start(plan.spec, policy, plan.options)
-
-    def _shared(self, policy: bytes) -> SharedValue:
-        if policy not in self._policies:
-            self._policies[policy] = self._engine.put(policy)
-        return self._policies[policy]
 
     def _await_built(
         self, workers: Sequence[WorkerRecord], check: Callable[[], None] | None

@@ -79,11 +79,6 @@ class EnvSpec:
         skips_after_done: Whether a finished row resets itself in the following step, which is
             then an uncollected cell of the batch. `reset_done` is not available in this case. True
             for a vector environment in NEXT_STEP mode that is not known to honor `reset_mask`.
-        steps_rows: Whether `step_rows` can step some rows without the others. True for some vector
-            environments in NEXT_STEP mode: a row that ended may then reset itself while the other
-            rows make their next step, and catches up later.
-        overlaps: Whether `send` can begin a step and `receive` wait for it, because the
-            environments step in other processes or threads.
         can_reset: Whether single rows can be reset at any time; required by `max_frames_per_traj`.
         ends: Keys of flags in `observation`; an episode ends when any of them is set. If there are
             any, reward and flags have keys and shapes of the environment's choice, the leaves of
@@ -99,7 +94,6 @@ class EnvSpec:
             are recorded and passed to `step` in the policy's dtype.
         passes_states_on: Whether a policy may write ("next", k) for an observation key k. `step`
             takes that value and returns it as the next observation's k.
-        time_limit: Whether every episode is known to end after a limited number of steps.
         extras: Entries of an observation without a fixed shape and numeric dtype.
         step_extras: Such entries that a step returns and a reset does not.
         action_extras: Such entries of the action.
@@ -116,8 +110,6 @@ class EnvSpec:
     action_space: gymnasium.Space[Any] | None = None
     reward: Leaf = ONE_REWARD
     skips_after_done: bool = False
-    steps_rows: bool = False
-    overlaps: bool = False
     can_reset: bool = True
     ends: tuple[Key, ...] = ()
     rewards: tuple[Key, ...] = ()
@@ -126,7 +118,6 @@ class EnvSpec:
     takes_tensors: bool = False
     casts_actions: bool = True
     passes_states_on: bool = False
-    time_limit: bool = False
     extras: tuple[Extra, ...] = ()
     step_extras: tuple[Extra, ...] = ()
     action_extras: tuple[Extra, ...] = ()
@@ -162,6 +153,12 @@ class EnvBatch(ABC):
 
     Attributes:
         spec: What the environments are.
+        steps_rows: Whether `step_rows` can step some rows without the others. True for some vector
+            environments in NEXT_STEP mode: a row that ended may then reset itself while the other
+            rows make their next step, and catches up later.
+        overlaps: Whether `send` can begin a step and `receive` wait for it, because the
+            environments step in other processes or threads.
+        time_limit: Whether every episode is known to end after a limited number of steps.
         original: The environment that the user passed, or that the user's callable returned; a list
             if there are several.
         specs: The TorchRL environment whose specs apply, or ``None``.
@@ -170,6 +167,9 @@ class EnvBatch(ABC):
     """
 
     spec: EnvSpec
+    steps_rows: bool = False
+    overlaps: bool = False
+    time_limit: bool = False
     specs: Any = None
     compiled: CompiledEnv | None = None
     original: Any = None

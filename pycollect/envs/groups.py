@@ -83,7 +83,6 @@ class EnvGroups:
             specs[0],
             batch_size=(sum(spec.num_envs for spec in specs),),
             can_reset=all(spec.can_reset for spec in specs),
-            time_limit=all(spec.time_limit for spec in specs),
         )
 
     def check_can_cut(self) -> None:
@@ -179,7 +178,7 @@ def make_groups(
 def _check_group(groups: Sequence[EnvBatch], remote_policy: bool) -> None:
     """Check that the last group can overlap with the first one and has equal leaves."""
     first, last = groups[0], groups[-1]
-    if not last.spec.overlaps and not remote_policy:
+    if not last.overlaps and not remote_policy:
         raise ValueError(
             f"env_groups: {last.original} steps in the thread that calls the policy, so they "
             f"cannot overlap. Use 1, or pass {_POSSIBLE}"

@@ -11,10 +11,9 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.extras import Extra, ExtraValues
-from pycollect.data.layout import Key, dtype_name, show
+from pycollect.data.layout import Key, dtype_name, overlap, show, show_all
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, EnvSpec, random_step
 from pycollect.envs.info_rows import NOTHING
-from pycollect.envs.random_actions import Sampler
 from pycollect.envs.spaces import RESERVED_OBSERVATIONS, Array, cast_safely, describe
 from pycollect.errors import warn_user
 
@@ -46,7 +45,7 @@ def check_info_keys(value: Any) -> InfoKeys:
     keys: dict[Key, str | None] = {}
     for name in value:
         key = _checked_key(name)
-        other = next((other for other in keys if _overlap(key, other)), None)
+        other = next((other for other in keys if overlap(key, other)), None)
         if other is not None:
             raise ValueError(
                 f"info_keys: expected keys that do not overlap, got {show(other)} and {show(key)}"
@@ -78,18 +77,14 @@ def _checked_dtype(value: Any) -> str | None:
         ) from None
 
 
-def _overlap(a: Key, b: Key) -> bool:
-    return a[: len(b)] == b or b[: len(a)] == a
-
-
 def _check_not_taken(keys: InfoKeys, spec: EnvSpec) -> None:
     leaves = (*spec.observation, *spec.step_only, *spec.action)
     taken = [leaf.key for leaf in leaves] + [extra.key for extra in spec.extras]
     for key in keys:
-        if any(_overlap(key, other) for other in taken):
+        if any(overlap(key, other) for other in taken):
             raise ValueError(
                 f"info_keys: {show(key)} overlaps another key of the batch; other keys: "
-                f"{', '.join(map(show, taken))}"
+                f"{show_all(taken)}"
             )
 
 
@@ -119,6 +114,9 @@ class InfoEnv(EnvBatch):
         _check_not_taken(keys, env.spec)
         self.original = env.original
         self._env, self._read, self.owned = env, read, [env]
+        same = ("bind_outputs", "random_action", "action_sampler", "send")
+        for name in (*same, "steps_rows", "overlaps", "time_limit"):
+            setattr(self, name, getattr(env, name))
         inner = env.spec
         self._single = len(inner.observation) + len(inner.step_only) == 1
         entries = self._probe(keys)
@@ -154,7 +152,7 @@ class InfoEnv(EnvBatch):
         if objects:
             suggested = {**keys, **dict.fromkeys(objects, "float32")}
             warn_user(
-                f"info_keys: the first step's info has no {_names(objects)}, so objects are "
+                f"info_keys: the first step's info has no {show_all(objects)}, so objects are "
                 "recorded (None for missing entries). To record tensors, pass a dtype, for example "
                 f"{_argument(suggested)}"
             )
@@ -165,18 +163,9 @@ class InfoEnv(EnvBatch):
         self.spec = replace(self.spec, observation=self._env.spec.observation)
         return truncates
 
-    def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
-        return self._env.bind_outputs(outputs)
-
     @property
     def draws_ahead(self) -> bool:
         return self._env.draws_ahead
-
-    def random_action(self) -> tuple[torch.Tensor, ...]:
-        return self._env.random_action()
-
-    def action_sampler(self) -> Sampler:
-        return self._env.action_sampler()
 
     def current_extras(self) -> ExtraValues:
         values = dict(self._env.current_extras())
@@ -201,9 +190,6 @@ class InfoEnv(EnvBatch):
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
         return self._informed(self._env.step_rows(action, rows))
 
-    def send(self, action: Arrays) -> None:
-        self._env.send(action)
-
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
         return self._informed(self._env.receive())
 
@@ -226,7 +212,7 @@ class InfoEnv(EnvBatch):
         ]
         if ended and self._unseen:
             warn_user(
-                f"info_keys: no info had {_names(self._unseen)} up to the end of an episode, so "
+                f"info_keys: no info had {show_all(self._unseen)} up to the end of an episode, so "
                 "zeros are recorded; check the spelling. Name an entry of a nested dict by a "
                 "tuple, for example ('episode', 'r')"
             )
@@ -263,10 +249,6 @@ def _plain_numbers(leaf: Leaf) -> Callable[[Any], bool]:
     limits = np.iinfo(dtype)
     least, most = int(limits.min), int(limits.max)
     return lambda value: type(value) is int and least <= value <= most
-
-
-def _names(keys: Sequence[Key]) -> str:
-    return ", ".join(map(show, keys))
 
 
 def _argument(keys: InfoKeys) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -242,22 +241,18 @@ def make_env_batch(
     )
     env = _make(create_env_fn, dict(create_env_kwargs or {}), make_vector, devices)
     try:
-        if final_observation is not None:
-            _check_resets_in_same_step(env, final_observation)
+        may_lack = any(leaf.key == OBSERVATION_VALID for leaf in env.spec.step_only)
+        if final_observation is not None and not may_lack:
+            raise ValueError(
+                f"final_observation: expected None, got {final_observation!r}; only vector "
+                "environments that reset in the same step (SAME_STEP) may lack last observations, "
+                f"{env.original} does not"
+            )
         return InfoEnv(env, info_keys) if info_keys else env
     except BaseException:
         if not is_env(create_env_fn):
             env.close()
         raise
-
-
-def _check_resets_in_same_step(env: EnvBatch, final_observation: str) -> None:
-    if all(leaf.key != OBSERVATION_VALID for leaf in env.spec.step_only):
-        raise ValueError(
-            f"final_observation: expected None, got {final_observation!r}; only vector "
-            "environments that reset in the same step (SAME_STEP) may lack last observations, "
-            f"{env.original} does not"
-        )
 
 
 def _make(
@@ -309,7 +304,7 @@ def _make_callables(entry: list[Any], kwargs: dict[str, Any], devices: Devices |
         else:
             batch = CallablesEnv(envs)
         batch.original = envs
-        batch.spec = replace(batch.spec, time_limit=all(map(has_time_limit, envs)))
+        batch.time_limit = all(map(has_time_limit, envs))
         return batch
     except BaseException:
         for env in envs:
@@ -364,5 +359,5 @@ def _wrap(env: Any, make_vector: Callable[[Any], EnvBatch], devices: Devices | N
     else:
         batch = SingleEnv(env)
     batch.original = env
-    batch.spec = replace(batch.spec, time_limit=has_time_limit(env))
+    batch.time_limit = has_time_limit(env)
     return batch

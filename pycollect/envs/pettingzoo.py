@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,7 @@ from pycollect.envs.base import (
 )
 from pycollect.envs.info_rows import stacked_entry
 from pycollect.envs.random_actions import Rng, Sampler, make_sampler
-from pycollect.envs.spaces import (
-    Array,
-    describe,
-)
+from pycollect.envs.spaces import Array, describe
 
 ROOT_FLAGS = tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
 """Leaves of an episode's flags."""
@@ -41,15 +38,12 @@ _METHODS = ("reset", "step", "observation_space", "action_space")
 
 def is_pettingzoo_env(value: Any) -> bool:
     """Return whether `value` has PettingZoo's parallel or AEC API, without importing PettingZoo."""
-    if any(_is_base(kind) for kind in type(value).__mro__):
+    kinds = (kind for kind in type(value).__mro__ if kind.__module__.startswith("pettingzoo."))
+    if any(kind.__name__ in ("ParallelEnv", "AECEnv") for kind in kinds):
         return True
     return hasattr(value, "possible_agents") and all(
         callable(getattr(value, name, None)) for name in _METHODS
     )
-
-
-def _is_base(kind: type) -> bool:
-    return kind.__name__ in ("ParallelEnv", "AECEnv") and kind.__module__.startswith("pettingzoo.")
 
 
 def as_parallel(env: Any) -> Any:
@@ -208,9 +202,10 @@ class PettingZooEnvs(EnvBatch):
         self._groups = agent_groups(self._envs[0])
         _check_alike(self._envs, self._groups)
         groups = self._groups
+        observed = ((*g.observation, *g.action_mask, g.mask, *g.flags) for g in groups)
         self.spec = EnvSpec(
             batch_size=(len(envs),) if batched else (),
-            observation=(*(leaf for group in groups for leaf in _observed(group)), *ROOT_FLAGS),
+            observation=(*chain.from_iterable(observed), *ROOT_FLAGS),
             ends=tuple(leaf.key for leaf in ROOT_FLAGS),
             step_only=tuple(group.reward for group in groups),
             rewards=tuple(group.reward.key for group in groups),
@@ -329,10 +324,6 @@ def _agents_sampler(groups: Sequence[AgentGroup], num_envs: int, batched: bool) 
         return tuple(np.stack(leaf, axis=1) for leaf in zip(*rows, strict=True))
 
     return draw
-
-
-def _observed(group: AgentGroup) -> tuple[Leaf, ...]:
-    return (*group.observation, *group.action_mask, group.mask, *group.flags)
 
 
 def _check_alike(envs: Sequence[Any], groups: tuple[AgentGroup, ...]) -> None:

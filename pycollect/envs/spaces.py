@@ -21,16 +21,7 @@ Array: TypeAlias = npt.NDArray[Any]
 Space: TypeAlias = gymnasium.Space[Any]
 
 RESERVED_KEYS = frozenset(
-    {
-        "action",
-        "collector",
-        "done",
-        "next",
-        "reward",
-        "step_count",
-        "terminated",
-        "truncated",
-    }
+    {"action", "collector", "done", "next", "reward", "step_count", "terminated", "truncated"}
 )
 """Top-level keys of a batch that belong to the collector."""
 

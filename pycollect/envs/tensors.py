@@ -81,8 +81,6 @@ class TensorVectorEnv(EnvBatch):
         self.spec = spec = replace(
             host.spec,
             takes_tensors=True,
-            steps_rows=False,
-            overlaps=False,
             device=arrays.device,
             device_keys=frozenset(leaf.key for leaf in host.spec.observation),
         )

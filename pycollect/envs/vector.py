@@ -42,12 +42,10 @@ class VectorEnvBatch(EnvBatch):
             action_space=api.action_space,
             reward=api.reward,
             skips_after_done=skips_after_done,
-            steps_rows=steps_rows,
-            overlaps=api.overlaps,
             can_reset=not skips_after_done,
             extras=api.extras,
         )
-        self.api = api
+        self.api, self.steps_rows, self.overlaps = api, steps_rows, api.overlaps
         self._info: Any = {}  # of the last step
         self._single = len(api.observation) == 1
         self._one_action = len(api.action) == 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pycollect._core import Memory
-from pycollect.inference.client import JoinReply, JoinRequest
+from pycollect.inference.client import JoinReply, JoinRequest, are_equal
 from pycollect.inference.group import PolicyGroup, ServedPolicy
 from pycollect.inference.options import InferenceOptions, ServerSettings
 
@@ -197,9 +197,9 @@ class BatchScheduler:
         """Give a client a row in a group of clients with the same needs."""
         needs, place = joining.needs, client.place
         self._called = ([], [])
-        if client.group is not None and not client.group.needs.equals(needs):
+        if client.group is not None and not are_equal(client.group.needs, needs):
             client.group.leave(place)
-        fitting = (group for group in self._groups if group.needs.equals(needs))
+        fitting = (group for group in self._groups if are_equal(group.needs, needs))
         group = next((other for other in fitting if other.has_room(place)), None)
         if group is None:
             first = pickle.loads(joining.first)
@@ -235,7 +235,9 @@ class BatchScheduler:
         if least is None:  # then all clients of a scheduler are of one part
             return max(pending - len(asking), 0)
         workers = max(Counter(client.part for client in asking).values(), default=0)
-        return int(workers < pending and _envs(asking) < least)
+        groups = (client.group for client in asking if client.group is not None)
+        envs = sum(group.needs.env.num_envs for group in groups)
+        return int(workers < pending and envs < least)
 
     def _worth_waiting_for(
         self, timing: CallTiming, asking: Sequence[Client], others: Sequence[Client]
@@ -299,11 +301,6 @@ class BatchScheduler:
             for begin in range(0, len(clients), count):
                 chunk = clients[begin : begin + count]
                 yield InferenceBatch(group, [c.place for c in chunk], [c.number for c in chunk])
-
-
-def _envs(clients: Sequence[Client]) -> int:
-    """Return the total number of environments of the clients."""
-    return sum(client.group.needs.env.num_envs for client in clients if client.group is not None)
 
 
 def schedulers_for(

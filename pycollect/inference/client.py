@@ -26,15 +26,12 @@ from pycollect._core import (
     SharedMemoryError,
     WorkerSlot,
 )
-from pycollect.data.cast import ObservationCast
 from pycollect.data.frame import ONE_REWARD
-from pycollect.data.layout import Key
+from pycollect.data.layout import Key, show_all
 from pycollect.data.objects import pickled_tensors
 from pycollect.data.slabs import MemoryAddress, slab_tensors
 from pycollect.envs.base import EnvSpec
-from pycollect.policy.calling import CallOptions
-from pycollect.policy.program.steps import show_all
-from pycollect.policy.remote import RemotePolicy, RemoteRunner
+from pycollect.policy.remote import PolicyNeeds, RemotePolicy, RemoteRunner
 from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
 from pycollect.transport.pickling import ErrorReport, pack, unpack
 
@@ -137,39 +134,18 @@ def read_by_policy(env: EnvSpec) -> EnvSpec:
         step_extras=(),
         root_only=frozenset(),
         skips_after_done=False,
-        steps_rows=False,
-        overlaps=False,
         can_reset=True,
-        time_limit=False,
     )
 
 
-@dataclass(frozen=True)
-class PolicyNeeds:
-    """Requirements of a worker on the policy; workers with equal requirements share calls.
-
-    Attributes:
-        env: Spec of the worker's environments, as far as a policy reads it.
-        counts_steps: Whether steps are counted, so that a policy can read their number.
-        call_options: How the policy is called.
-        cast: Cast of observations for the policy.
-        state_forms: Items of `policy_state`.
-    """
-
-    env: EnvSpec
-    counts_steps: bool
-    call_options: CallOptions
-    cast: ObservationCast | None
-    state_forms: tuple[tuple[Any, Any], ...]
-
-    def equals(self, other: PolicyNeeds) -> bool:
-        """Return whether the requirements are equal."""
-        if len(self.state_forms) != len(other.state_forms):
-            return False
-        pairs = zip(self.state_forms, other.state_forms, strict=True)
-        return replace(self, state_forms=()) == replace(other, state_forms=()) and all(
-            first[0] == second[0] and _same(first[1], second[1]) for first, second in pairs
-        )
+def are_equal(needs: PolicyNeeds, others: PolicyNeeds) -> bool:
+    """Return whether the needs of two workers are equal, so that they share calls."""
+    states, other_states = needs.policy_state or {}, others.policy_state or {}
+    return (
+        replace(needs, policy_state=None) == replace(others, policy_state=None)
+        and [*states] == [*other_states]
+        and all(map(_same, states.values(), other_states.values()))
+    )
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -184,7 +160,7 @@ class JoinRequest:
     """Sent by a worker that is built except for its policy.
 
     Attributes:
-        needs: Requirements of the worker.
+        needs: Requirements of the worker; `env` is its spec, as far as a policy reads it.
         first: Its current observation, ``[P, *frame]`` by key, pickled.
     """
 
@@ -239,18 +215,10 @@ class PolicyClient(RemotePolicy):
         """Return the client of one group of the worker's environments, with its own slot."""
         return PolicyClient(self._slots, self._slot + place, self._bell)
 
-    def runner(
-        self,
-        env: EnvSpec,
-        current: Mapping[Key, torch.Tensor],
-        policy_state: Mapping[Any, Any] | None,
-        counts_steps: bool,
-        call_options: CallOptions,
-        cast: ObservationCast | None,
-    ) -> RemoteRunner:
+    def runner(self, needs: PolicyNeeds, current: Mapping[Key, torch.Tensor]) -> RemoteRunner:
         """Return a runner that sends requests to the server, after the server has accepted it."""
-        forms = tuple((policy_state or {}).items())
-        needs = PolicyNeeds(read_by_policy(env), counts_steps, call_options, cast, forms)
+        batch = needs.env.rows
+        needs = replace(needs, env=read_by_policy(needs.env))
         try:
             slot = WorkerSlot(self._slots, self._slot, self._bell)
         except SharedMemoryError as error:
@@ -258,7 +226,6 @@ class PolicyClient(RemotePolicy):
                 "inference: 'central' needs shared memory between workers and the inference server "
                 f"of their machine; use inference=None: {error}"
             ) from error
-        batch = env.rows
         first = {key: tensor if batch else tensor[None] for key, tensor in current.items()}
         message, memory = pack(JoinRequest(needs, pickled_tensors(first)), ServerSlots.BYTES)
         answered = slot.ask(message, _BEAT_SECONDS)
@@ -291,7 +258,7 @@ class ClientRunner(RemoteRunner):
         self._slot = slot
         self._is_waiting = False  # whether a request has no reply yet
         self._control = _NO_CONTROL
-        self._report_version: Callable[[int], None] = _ignore
+        self._report_version: Callable[[int], None] = lambda _: None
         self._version = -1
         io = SharedIO(joined.layout, Memory.attach(joined.memory))
         read = rows_of(io.read, joined.row, batch)
@@ -313,13 +280,11 @@ class ClientRunner(RemoteRunner):
         self._answer = tuple(rows_of(io.written, joined.row, batch).values())
 
     def begin(self, control: RolloutControl, report_version: Callable[[int], None]) -> None:
-        """See :meth:`RemoteRunner.begin`."""
         self._control, self._report_version, self._version = control, report_version, -1
         if self._is_waiting:  # for a step of an interrupted rollout
             self._wait(answered=False)
 
     def request(self) -> None:
-        """See :meth:`RemoteRunner.request`."""
         self._is_waiting = True
         self._slot.ask()
 
@@ -345,10 +310,6 @@ class ClientRunner(RemoteRunner):
             self._control.count_step()
             answered = self._slot.wait_answer(_BEAT_SECONDS)
         self._is_waiting = False
-
-
-def _ignore(version: int) -> None:
-    """Do nothing, because no rollout has started."""
 
 
 class ClientSlots:

@@ -11,10 +11,10 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
-from pycollect.data.layout import Key, dtype_name, signed_view
-from pycollect.inference.client import ANSWER, IOLayout, JoinReply, PolicyNeeds, SharedIO
+from pycollect.data.layout import Key, dtype_name, show_all, signed_view
+from pycollect.inference.client import ANSWER, IOLayout, JoinReply, SharedIO
 from pycollect.policy.calling import GraphPool
-from pycollect.policy.program.steps import show_all
+from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.runner import PolicyRunner
 from pycollect.policy.signature import with_action_spec
 from pycollect.policy.states import IS_INIT, STEP_COUNT
@@ -54,11 +54,7 @@ class PolicyGroup:
     """
 
     def __init__(
-        self,
-        policy: ServedPolicy,
-        needs: PolicyNeeds,
-        rows: int,
-        first: Mapping[Key, torch.Tensor],
+        self, policy: ServedPolicy, needs: PolicyNeeds, rows: int, first: Mapping[Key, torch.Tensor]
     ) -> None:
         self.needs = needs
         self._policy, self._rows = policy, rows
@@ -88,16 +84,13 @@ class PolicyGroup:
                 "random actions; use inference=None"
             )
         try:
+            call_options = replace(needs.call_options.for_device(device), pool=graphs)
             runner = PolicyRunner(
                 policy,
-                env,
+                replace(needs, env=env, call_options=call_options),
                 current,
-                policy_state=dict(needs.state_forms),
-                counts_steps=needs.counts_steps,
-                call_options=replace(needs.call_options.for_device(device), pool=graphs),
                 device=device,
                 explicit_device=explicit,
-                cast=needs.cast,
                 keeps_states=True,
             )
         except Exception as error:
@@ -140,7 +133,10 @@ class PolicyGroup:
 
     def join(self, client: int) -> JoinReply:
         """Give a client its row."""
-        row = self._row_of[client] = self._row_for(client)
+        free = [row for row in range(self._rows) if row not in self._row_of.values()]
+        if client not in self._row_of:  # whatever the order of arrival: draws depend on the row
+            self._row_of[client] = client if client in free else free[0]
+        row = self._row_of[client]
         address, runner = self._memory.address, self._full
         assert address is not None, "memory: expected shared memory"
         return JoinReply(
@@ -154,13 +150,6 @@ class PolicyGroup:
             tuple(_collector_entries(runner)),
             numbered=self._states is not None,
         )
-
-    def _row_for(self, client: int) -> int:
-        """Return a client's row, whatever the order of arrival: random draws depend on the row."""
-        if client in self._row_of:
-            return self._row_of[client]
-        free = [row for row in range(self._rows) if row not in self._row_of.values()]
-        return client if client in free else free[0]
 
     def leave(self, client: int) -> None:
         """Free the row of a client."""

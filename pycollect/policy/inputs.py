@@ -10,18 +10,15 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from pycollect._core import copy
-from pycollect.data.cast import ObservationCast
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues, Kind, read_values, with_current
-from pycollect.data.layout import Key, as_key, is_delivered, torch_dtype
+from pycollect.data.layout import Key, as_key, is_delivered, show_all, torch_dtype
 from pycollect.data.objects import is_object
 from pycollect.envs.base import Arrays, EnvSpec
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.program.compile import Act, Finishers
-from pycollect.policy.program.steps import (
-    PolicyOutputError,
-    show_all,
-)
+from pycollect.policy.program.steps import PolicyOutputError
+from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.states import CollectorEntries, PolicyState, StateForm
 
 
@@ -43,13 +40,12 @@ class PolicyInputs:
 
     def __init__(
         self,
-        env: EnvSpec,
+        needs: PolicyNeeds,
         current: Mapping[Key, torch.Tensor],
         extras: ExtraValues | None,
-        counts_steps: bool,
         device: torch.device,
-        cast: ObservationCast | None,
     ) -> None:
+        env, cast = needs.env, needs.cast
         self.env = env
         self._device = device
         self.lead = env.batch_size
@@ -59,7 +55,7 @@ class PolicyInputs:
             for leaf, dtype, scale in cast.targets(env.observation):
                 self._cast(leaf.key, dtype, scale)
         self.tensors = dict(self.observation)
-        self.collector_entries = CollectorEntries(env, counts_steps)
+        self.collector_entries = CollectorEntries(env, needs.counts_steps)
         self.extras: ExtraValues = {} if extras is None else extras
         self._random_states: list[tuple[StateForm, PolicyState]] = []
 

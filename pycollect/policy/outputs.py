@@ -11,14 +11,11 @@ from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.data.extras import Kind
-from pycollect.data.layout import Key, dtype_name, is_delivered, show, torch_dtype
+from pycollect.data.layout import Key, dtype_name, is_delivered, show, show_all, torch_dtype
 from pycollect.envs.base import EnvSpec
 from pycollect.envs.spaces import RESERVED_KEYS, action_cast
 from pycollect.policy.program.compile import Act, Finishers
-from pycollect.policy.program.steps import (
-    PolicyOutputError,
-    show_all,
-)
+from pycollect.policy.program.steps import PolicyOutputError
 
 
 class RawOutput(NamedTuple):
@@ -62,7 +59,7 @@ def finishers(
         if output.requires_grad:
             finish.append((place, torch.Tensor.detach))
         if output.lazy:
-            finish.append((place, _resolve))
+            finish.append((place, lambda value: value.resolve_conj().resolve_neg()))
         if output.shape[len(batch) :] != leaf.shape:
             finish.append((place, _shaper(leaf, output.shape, batch)))
     for place, (key, source) in enumerate(carried.items(), len(outputs)):
@@ -71,10 +68,6 @@ def finishers(
         elif raw[source].requires_grad:
             finish.append((place, torch.Tensor.detach))
     return finish
-
-
-def _resolve(value: torch.Tensor) -> torch.Tensor:
-    return value.resolve_conj().resolve_neg()
 
 
 def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, RawOutput]) -> Act:
@@ -209,13 +202,10 @@ def _check_kind(key: Key, tensor: torch.Tensor, device: torch.device) -> None:
     if tensor.layout is not torch.strided:
         raise ValueError(f"policy: {show(key)}: expected a dense tensor, got {tensor.layout}")
     if tensor.device != device:
+        place = "the CPU" if device.type == "cpu" else device
         raise ValueError(
-            f"policy: {show(key)}: expected a tensor on {_name(device)}, got one on {tensor.device}"
+            f"policy: {show(key)}: expected a tensor on {place}, got one on {tensor.device}"
         )
-
-
-def _name(device: torch.device) -> str:
-    return "the CPU" if device.type == "cpu" else str(device)
 
 
 def _leaf(key: Key, tensor: torch.Tensor, env: EnvSpec) -> Leaf:

@@ -12,19 +12,13 @@ from tensordict import TensorDictBase
 
 from pycollect.data.extras import Extra, Kind
 from pycollect.data.frame import FLAGS
-from pycollect.data.layout import Key, as_key, is_delivered, show
+from pycollect.data.layout import Key, as_key, is_delivered, show, show_all
 from pycollect.errors import is_interrupt
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs, TensorDictCall, returned
 from pycollect.policy.outputs import check_output_keys
 from pycollect.policy.program.compile import Samples, run_plainly
-from pycollect.policy.program.steps import (
-    CannotUnwrapError,
-    Program,
-    Values,
-    preserve_state,
-    show_all,
-)
+from pycollect.policy.program.steps import CannotUnwrapError, Program, Values, preserve_state
 from pycollect.policy.signature import Forms, is_env_state, overlaps
 from pycollect.policy.states import PolicyState
 
@@ -154,7 +148,13 @@ class Probe:
         probed = probed or self._with_tensordict()
         for state in self._inputs.states:
             given = self._inputs.tensors[state.leaf.key]
-            _check_next(state.leaf.key, given, probed.values[source_of(state, probed.values)])
+            value = probed.values[source_of(state, probed.values)]
+            if value.shape != given.shape or value.dtype != given.dtype:
+                raise ValueError(
+                    f"policy: its state {show(state.leaf.key)} must keep its dtype and shape, "
+                    f"{given.dtype} {list(given.shape)}, but it returned {value.dtype} "
+                    f"{list(value.shape)}"
+                )
         return probed
 
     def _plainly(self, program: Program) -> Probed | None:
@@ -301,7 +301,7 @@ def _explained(
     single: Sequence[Key],
     casts: Sequence[Key],
 ) -> Exception:
-    forms = (f"{show(key)} {_name(own.dtype)} {list(own.shape)}" for key, own in read.items())
+    forms = (f"{show(key)} {str(own.dtype)[6:]} {list(own.shape)}" for key, own in read.items())
     text = f"policy: the first call, with {', '.join(forms) or 'no tensors'}, raised: {raised}"
     if casts:
         plain = {
@@ -320,10 +320,6 @@ def _explained(
     error = ValueError(text) if isinstance(raised, ValueError) else RuntimeError(text)
     error.__cause__ = raised
     return error
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:
@@ -353,14 +349,6 @@ def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:
 def source_of(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
     """Return the key of a state's next value; a state that is not written keeps its value."""
     return state.next_key if state.next_key in values else state.leaf.key
-
-
-def _check_next(key: Key, given: torch.Tensor, value: torch.Tensor) -> None:
-    if value.shape != given.shape or value.dtype != given.dtype:
-        raise ValueError(
-            f"policy: its state {show(key)} must keep its dtype and shape, {given.dtype} "
-            f"{list(given.shape)}, but it returned {value.dtype} {list(value.shape)}"
-        )
 
 
 def _entry(td: Any, key: Key) -> Any:

@@ -1,9 +1,10 @@
-"""RemotePolicy and RemoteRunner: interfaces of a policy that is called in another process."""
+"""PolicyNeeds of a worker, and the interfaces of a policy that is called in another process."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,8 +14,29 @@ from pycollect.data.cast import ObservationCast
 from pycollect.data.extras import Extra, ExtraValues
 from pycollect.data.layout import Key
 from pycollect.envs.base import EnvSpec
-from pycollect.policy.calling import CallOptions
+from pycollect.policy.calling import UNCHANGED, CallOptions
 from pycollect.policy.states import PolicyState
+
+
+@dataclass(frozen=True)
+class PolicyNeeds:
+    """Requirements of a worker on its policy.
+
+    Attributes:
+        env: Environment whose leaves and batch shape the policy must fit.
+        policy_state: Shapes for one environment, or first values, of the policy's states by key.
+            Needed for states that neither a primer nor an RNN layer of the policy defines.
+        counts_steps: The recorder counts the steps of each trajectory in `step_count`.
+        call_options: Whether to compile or capture the policy's modules.
+        cast: Casts of observations, which the policy reads as batches contain them. Defaults to
+            ``None``: no casts.
+    """
+
+    env: EnvSpec
+    policy_state: Mapping[Any, Any] | None = None
+    counts_steps: bool = False
+    call_options: CallOptions = UNCHANGED
+    cast: ObservationCast | None = None
 
 
 class RemoteRunner(ABC):
@@ -73,13 +95,5 @@ class RemotePolicy(ABC):
         """Return the remote policy for one group of the worker's environments."""
 
     @abstractmethod
-    def runner(
-        self,
-        env: EnvSpec,
-        current: Mapping[Key, torch.Tensor],
-        policy_state: Mapping[Any, Any] | None,
-        counts_steps: bool,
-        call_options: CallOptions,
-        cast: ObservationCast | None,
-    ) -> RemoteRunner:
+    def runner(self, needs: PolicyNeeds, current: Mapping[Key, torch.Tensor]) -> RemoteRunner:
         """Return a runner; arguments and errors are those of :class:`PolicyRunner`."""

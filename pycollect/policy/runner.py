@@ -9,13 +9,11 @@ from typing import Any
 import torch
 
 from pycollect._core import Leaf
-from pycollect.data.cast import ObservationCast
 from pycollect.data.devices import CPU
 from pycollect.data.extras import Extra, ExtraValues, Kind
-from pycollect.data.layout import Key, is_delivered
+from pycollect.data.layout import Key, is_delivered, show_all
 from pycollect.data.weights import named_tensors
-from pycollect.envs.base import EnvSpec
-from pycollect.policy.calling import UNCHANGED, CallOptions, keep_freed_memory
+from pycollect.policy.calling import keep_freed_memory
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs, TensorDictCall
 from pycollect.policy.outputs import RawOutput, casting, check_output_keys, finishers, output_leaves
@@ -23,13 +21,8 @@ from pycollect.policy.probe import Probe, source_of
 from pycollect.policy.program.compile import Act, assemble
 from pycollect.policy.program.exploration import TensorCall, tensor_calls
 from pycollect.policy.program.plan import Fingerprint
-from pycollect.policy.program.steps import (
-    PolicyOutputError,
-    Program,
-    Values,
-    preserve_state,
-    show_all,
-)
+from pycollect.policy.program.steps import PolicyOutputError, Program, Values, preserve_state
+from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.signature import called_modules, declared_states, to_program, watched_modules
 from pycollect.policy.states import IS_INIT, STEP_COUNT, PolicyState
 
@@ -48,19 +41,13 @@ class PolicyRunner:
     Args:
         policy: A TensorDictModuleBase; an nn.Module or callable over tensors that returns the
             action(s); a callable that takes a TensorDict.
-        env: Environment whose leaves and batch shape the policy must fit.
+        needs: Requirements of the worker.
         current: Current observation by key, [*frame] for one environment, [P, *frame] for a batch.
             It holds a first observation; the recorder updates it.
-        policy_state: Shapes for one environment, or first values, of the policy's states by key.
-            Needed for states that neither a primer nor an RNN layer of the policy defines.
         extras: Extras of the current observation, updated like `current`.
-        counts_steps: The recorder counts the steps of each trajectory in `step_count`.
-        call_options: Whether to compile or capture the policy's modules.
         device: Device of the policy's parameters (default: the CPU).
         output_device: Device of the policy's states and of the outputs of `act` (default: the CPU).
         explicit_device: The caller has passed `device`, so TensorDicts for the policy have it.
-        cast: Casts of observations, which the policy reads as batches contain them. Defaults to
-            ``None``: no casts.
         keeps_states: Keep states on the policy's device from call to call, if that is not the
             output device. To change a state, the caller writes into it.
 
@@ -100,16 +87,12 @@ class PolicyRunner:
     def __init__(
         self,
         policy: Any,
-        env: EnvSpec,
+        needs: PolicyNeeds,
         current: Mapping[Key, torch.Tensor],
-        policy_state: Mapping[Any, Any] | None = None,
         extras: ExtraValues | None = None,
-        counts_steps: bool = False,
-        call_options: CallOptions = UNCHANGED,
         device: torch.device = CPU,
         output_device: torch.device = CPU,
         explicit_device: bool = False,
-        cast: ObservationCast | None = None,
         keeps_states: bool = False,
     ) -> None:
         if not callable(policy) or isinstance(policy, type):
@@ -118,20 +101,19 @@ class PolicyRunner:
                 f"{policy!r}"
             )
         self.policy = policy
-        self._env = env
-        self._call_options = call_options
+        self._env, self._call_options = needs.env, needs.call_options
         self._transfer = DeviceTransfer(device, output_device, explicit_device)
         self.keeps_states = keeps_states and self._transfer.is_separate
         state_device = device if self.keeps_states else output_device
-        self._policy_inputs = PolicyInputs(env, current, extras, counts_steps, state_device, cast)
+        self._policy_inputs = PolicyInputs(needs, current, extras, state_device)
         self._call = TensorDictCall(self._policy_inputs, self._transfer)
         _check_on_device(policy, device)
         self._tensor_calls: list[TensorCall] = []
         keep_freed_memory()
         with torch.no_grad():
-            self._state_keys = tuple(policy_state or ())
-            program = to_program(policy, env, call_options.trusted, self._state_keys)
-            forms = declared_states(policy, program, self._policy_inputs, policy_state)
+            self._state_keys = tuple(needs.policy_state or ())
+            program = self._to_program()
+            forms = declared_states(policy, program, self._policy_inputs, needs.policy_state)
             probe = Probe(policy, self._policy_inputs, self._transfer, self._call)
             program, values, self.extra_outputs, self._samples = probe.run(program, forms)
             self.states = self._policy_inputs.states
@@ -173,9 +155,12 @@ class PolicyRunner:
             return
         _check_on_device(self.policy, self._transfer.device)
         with torch.no_grad():
-            trusted = self._call_options.trusted
-            program = to_program(self.policy, self._env, trusted, self._state_keys)
+            program = self._to_program()
             self._bind(None if program is None else program.with_outputs(self._others))
+
+    def _to_program(self) -> Program | None:
+        trusted = self._call_options.trusted
+        return to_program(self.policy, self._env, trusted, self._state_keys)
 
     @property
     def decides_on_host(self) -> bool:

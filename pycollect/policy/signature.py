@@ -11,18 +11,13 @@ from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
-from pycollect.data.layout import Key, as_key
+from pycollect.data.layout import Key, as_key, overlap, show_all
 from pycollect.envs.base import EnvSpec
 from pycollect.envs.make import is_torchrl_env
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_inputs, check_output_keys
 from pycollect.policy.program.plan import chain_of
-from pycollect.policy.program.steps import (
-    CallStep,
-    CannotUnwrapError,
-    Program,
-    show_all,
-)
+from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program
 from pycollect.policy.program.tensordict_modules import unwrap
 from pycollect.policy.states import IS_INIT, StateForm, find_states
 
@@ -98,7 +93,7 @@ def is_env_state(key: Key, env: EnvSpec) -> bool:
 
 def overlaps(key: Key, others: Iterable[Key]) -> bool:
     """Return whether the key equals one of the others, contains it, or is inside it."""
-    return any(key[: len(other)] == other[: len(key)] for other in others)
+    return any(overlap(key, other) for other in others)
 
 
 def watched_modules(program: Program) -> tuple[nn.Module, ...]:

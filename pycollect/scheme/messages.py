@@ -74,12 +74,6 @@ def _store() -> Any:
     return internal_kv
 
 
-def _checked_keys(keys: Any) -> tuple[str, ...]:
-    if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
-        raise TypeError(f"listen_to: expected a list of strings, got {keys!r}")
-    return tuple(keys)
-
-
 class StopListener:
     """Checks after each step whether a stop message was sent to one of its keys.
 
@@ -89,7 +83,9 @@ class StopListener:
     def __init__(
         self, keys: Sequence[str], check: Callable[[str], bytes | None] = check_message
     ) -> None:
-        self._keys = _checked_keys(keys)
+        if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+            raise TypeError(f"listen_to: expected a list of strings, got {keys!r}")
+        self._keys = tuple(keys)
         self._check = check
         self._next = 0.0
 

@@ -288,16 +288,12 @@ class WorkerSet:
         self.num_workers = len(self._remote_workers)
 
     def _add(self, count: int) -> None:
-        self._enter()
+        if self._session is None:  # join or start Ray, until `stop` or the end of this object
+            SESSION.enter(None)
+            self._session = call_when_freed(self, SESSION.leave)
         there = len(self._remote_workers)
         check_resources("worker_remote_config", [self.remote_config] * (there + count))
         self._remote_workers += self._made(range(there + 1, there + count + 1))
-
-    def _enter(self) -> None:
-        """Join or start Ray, until `stop` or the end of this object."""
-        if self._session is None:
-            SESSION.enter(None)
-            self._session = call_when_freed(self, SESSION.leave)
 
     def _made(self, indices: Sequence[int]) -> list[Any]:
         if self._local_worker is not None:

@@ -220,19 +220,13 @@ class WorkerHost:
         report = worker.collect(rows.slab, rows.row, self._version, random, control)
         _copy_to_slab(report.on_device, worker, rows)
         rows.header()
-        self._call_post_hook(worker, rows)
+        if (hook := worker.post_collect_hook) is not None:  # its changes are delivered
+            tensors = rows.tensors(worker.batch_size, worker.leaves.keys)
+            hook(to_tensordict(tensors, [*worker.batch_size, tensors[TRAJ_IDS].shape[-1]]))
         generators = worker.generator_state()
         if generators is not None:
             report = report._replace(generators=Lazy(generators, pickle.dumps))
         return plain_report(report)
-
-    def _call_post_hook(self, worker: Hosted, rows: SlabRows) -> None:
-        """Call the post-collect hook with views of the slab, so that its changes are delivered."""
-        hook = worker.post_collect_hook
-        if hook is not None:
-            tensors = rows.tensors(worker.batch_size, worker.leaves.keys)
-            shape = [*worker.batch_size, tensors[TRAJ_IDS].shape[-1]]
-            hook(to_tensordict(tensors, shape))
 
     def _take_published(self, worker: Hosted) -> None:
         """Load the newest weights and install the newest hooks, unless the worker has them."""

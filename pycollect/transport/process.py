@@ -27,10 +27,11 @@ def seconds_without_cpu(pid: int) -> float:
     waits for the slowest one. Returns 0.0 if the system does not report it or the process does not
     exist. Does not wait.
     """
-    return max(_waited(pid), *(seconds_without_cpu(child) for child in children_of(pid)), 0.0)
+    return max(waited(pid), *(seconds_without_cpu(child) for child in children_of(pid)), 0.0)
 
 
-def _waited(pid: int) -> float:
+def waited(pid: int | str) -> float:
+    """Return how long a thread of /proc was ready to run but had no CPU; 0.0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / _NANOSECONDS
     return 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,16 +69,13 @@ class DeviceRecorder:
         self._host.begin(slab, row, policy_version, control, steps)
         self._step = 0
         self._buffers = {}
-        for key, current in self._carried():
+        carried = [(key, current) for _, key, current in self._observed]
+        carried += [(state.leaf.key, state.current) for state in self._states]
+        for key, current in carried:
             for place in (key, ("next", *key)):
                 self._allocate(place, current.dtype, current.shape[len(self._lead) :], steps)
         for leaf in self._leaves.outputs:
             self._allocate(leaf.key, torch_dtype(leaf.dtype), leaf.shape, steps)
-
-    def _carried(self) -> Iterator[tuple[Key, torch.Tensor]]:
-        """Yield the keys and current values of observations and states."""
-        yield from ((key, current) for _, key, current in self._observed)
-        yield from ((state.leaf.key, state.current) for state in self._states)
 
     def _allocate(self, key: Key, dtype: torch.dtype, frame: Sequence[int], steps: int) -> None:
         if key in self._recorded and is_delivered(key):

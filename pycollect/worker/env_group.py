@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from pycollect._core import Layout, Leaf, Recorder, RolloutControl, Slab
+from pycollect._core import Leaf, Recorder, RolloutControl, Slab
 from pycollect.data.devices import CPU, indexed
 from pycollect.data.extras import Extras
 from pycollect.data.frame import BatchLeaves, NoLeaves
 from pycollect.data.layout import Key
-from pycollect.envs.base import Arrays, AutoresetCalls, EnvBatch
+from pycollect.envs.base import Arrays, EnvBatch
 from pycollect.envs.tensors import TensorVectorEnv
 from pycollect.policy.inputs import make_current, write_current
 from pycollect.policy.random_runner import RandomRunner
-from pycollect.policy.remote import RemotePolicy, RemoteRunner
+from pycollect.policy.remote import PolicyNeeds, RemotePolicy, RemoteRunner
 from pycollect.policy.runner import PolicyRunner
 from pycollect.worker.captured import CapturedRollout
 from pycollect.worker.device_recorder import DeviceRecorder
@@ -33,8 +33,7 @@ Runner = PolicyRunner | RandomRunner | RemoteRunner
 class EnvGroup:
     """Environments that are stepped at once: all or some environments of a worker.
 
-    After construction, call `record_into`. For each rollout, call `begin`, then the functions of
-    `calls` for each step, then `catch_up`.
+    For each rollout, call `begin`, then the functions of `calls` for each step, then `catch_up`.
 
     Args:
         env: The environments; they are reset.
@@ -42,8 +41,11 @@ class EnvGroup:
         options: Options of the worker.
         device: Device of the policy.
         cut: Number of steps after which a trajectory is truncated; 0 sets no limit.
+        span: Range of these environments among all environments of the worker.
+        of: Number of all environments of the worker.
 
     Attributes:
+        span: The argument.
         runner: Calls the policy.
         random: Draws random actions in place of the policy.
         leaves: Leaves of a batch.
@@ -52,13 +54,20 @@ class EnvGroup:
     """
 
     def __init__(
-        self, env: EnvBatch, policy: Any, options: WorkerOptions, device: torch.device, cut: int
+        self,
+        env: EnvBatch,
+        policy: Any,
+        options: WorkerOptions,
+        device: torch.device,
+        cut: int,
+        span: slice,
+        of: int,
     ) -> None:
-        self.env = env
+        self.env, self.span = env, span
         self._options, self._cut = options, cut
         self._current = make_current(env.spec)
-        self._first = env.reset()
-        write_current(self._current, self._first)
+        first = env.reset()
+        write_current(self._current, first)
         self._extras = ExtrasRecorder(env)
         self._extras.restart()
         self._call_options, self._device = options.call_options, device
@@ -78,28 +87,28 @@ class EnvGroup:
             outputs = (*self.runner.outputs, *self._passed_on)
             self.random = RandomRunner(env, outputs, self._current)
         self.leaves = self._leaves()
+        self._make_records(of)
+        self._records.restart(first)
 
     def _make_runner(self, policy: Any) -> Runner:
-        spec, options, counts_steps = self.env.spec, self._options, bool(self._cut)
-        state, cast, call_options = options.policy_state, options.cast, self._call_options
+        spec, options = self.env.spec, self._options
         if policy is None:
-            if state:
+            if options.policy_state:
                 raise ValueError("policy_state: policy=None has no states; omit policy_state")
             return RandomRunner(self.env)
+        needs = PolicyNeeds(
+            spec, options.policy_state, bool(self._cut), self._call_options, options.cast
+        )
         if isinstance(policy, RemotePolicy):
-            return policy.runner(spec, self._current, state, counts_steps, call_options, cast)
+            return policy.runner(needs, self._current)
         return PolicyRunner(
             policy,
-            spec,
+            needs,
             self._current,
-            policy_state=state,
-            extras=self._extras.current,
-            counts_steps=counts_steps,
-            call_options=call_options,
+            self._extras.current,
             device=self._device,
             output_device=indexed(spec.device) if spec.device_keys else CPU,
             explicit_device=options.devices.policy_device is not None,
-            cast=cast,
         )
 
     def _leaves(self) -> BatchLeaves:
@@ -141,14 +150,7 @@ class EnvGroup:
         staying = self.env.spec.device_keys
         return self.leaves.without(staying) if staying else self.leaves
 
-    def record_into(self, layout: Layout, first: int, envs: int) -> None:
-        """Make the recorder.
-
-        Args:
-            layout: Layout of the slabs.
-            first: Index of the first of these environments in the worker.
-            envs: Number of all environments of the worker.
-        """
+    def _make_records(self, of: int) -> None:
         env, runner = self.env, self.runner
         keys = [leaf.key for leaf in (*runner.outputs, *self._passed_on)]
         taken = env.bind_outputs((*runner.outputs, *runner.through_env))
@@ -156,34 +158,27 @@ class EnvGroup:
         self.recorder: Any = None
         self.device_recorder: DeviceRecorder | TensorRecorder | None = None
         if isinstance(env, TensorVectorEnv):
-            self.recorder = self.device_recorder = self._make_tensor_recorder(env)
-        else:
-            self.recorder = self._make_recorder(
-                layout, () if env.spec.takes_tensors else places, first, envs
+            assert not isinstance(runner, RemoteRunner), "remote policies need arrays"
+            self.recorder = self.device_recorder = TensorRecorder(
+                env, self.leaves, self._current, runner, self._cut, self._options.set_truncated
             )
+        else:
+            self.recorder = self._make_recorder(() if env.spec.takes_tensors else places, of)
             if env.spec.device_keys:
                 self.device_recorder = DeviceRecorder(
                     self.recorder, env, self.leaves, self._current, runner.states
                 )
         self._records = self.device_recorder or self.recorder
-        self._records.restart(self._first)
-        del self._first
         take: Callable[..., Any] = self._records.take
         self._take = _taking_tensors(take, places) if env.spec.takes_tensors else take
 
-    def _make_tensor_recorder(self, env: TensorVectorEnv) -> TensorRecorder:
-        runner = self.runner
-        assert not isinstance(runner, RemoteRunner), "remote policies need environments of arrays"
-        return TensorRecorder(
-            env, self.leaves, self._current, runner, self._cut, self._options.set_truncated
-        )
-
-    def _make_recorder(
-        self, layout: Layout, given: Sequence[int], first: int, envs: int
-    ) -> Recorder:
+    def _make_recorder(self, given: Sequence[int], of: int) -> Recorder:
         spec, runner, leaves = self.env.spec, self.runner, self._on_host
         fast_step = self.env.fast_step
-        falls_behind = self._falls_behind(alone=envs == spec.num_envs)
+        # To reset ended environments at once would cost a second round trip after nearly every
+        # step. But extras are recorded for all at once, and requests of groups must alternate.
+        alternates = self.has_remote_policy and of != spec.num_envs
+        falls_behind = self.env.steps_rows and not self.leaves.extras and not alternates
         # With names, the recorder does not call `convert`, which may have to read extras.
         has_names = fast_step is not None and (not spec.extras or self._extras.are_entries)
         live = set(runner.inputs)
@@ -194,7 +189,7 @@ class EnvGroup:
         states = runner.states if leaves.states else ()
         written = {leaf.key for leaf in leaves.all}
         return Recorder(
-            layout,
+            self.slab_leaves.layout(),
             observations,
             [leaf.key for leaf in leaves.outputs],
             envs=spec.num_envs,
@@ -215,22 +210,9 @@ class EnvGroup:
             elsewhere=[leaf.key for leaf in self.slab_leaves.all if leaf.key not in written],
             ends=spec.ends,
             rewards=spec.rewards,
-            all_envs=envs,
-            first_env=first,
+            all_envs=of,
+            first_env=self.span.start,
         )
-
-    def _falls_behind(self, alone: bool) -> bool:
-        """Return whether ended environments reset themselves, and `catch_up` steps them later.
-
-        To reset them at once would cost a second round trip after nearly every step. Extras are
-        recorded for all environments at once, so they need resets at once. So do groups that
-        alternate requests to a remote policy.
-
-        Args:
-            alone: Whether the worker has only this group.
-        """
-        is_alternating = self.has_remote_policy and not alone
-        return self.env.spec.steps_rows and not self.leaves.extras and not is_alternating
 
     @property
     def has_remote_policy(self) -> bool:
@@ -269,25 +251,19 @@ class EnvGroup:
             act = extras.wrap_act(act, runner.extra_values)
             record = extras.wrap_record(record)
             reset_done = extras.wrap_reset_done(reset_done)
-        if autoreset := self._autoreset_calls():
-            step, record = autoreset
+        elif not (env.overlaps or self._cut):
+            step, record = env.autoreset_calls(self.recorder) or (step, record)
         whole = None
         if env.compiled is not None and not self.leaves.extras:
             whole = partial(self.recorder.step_env, env.compiled)
         return Calls(act, self._take, step, record, records.done, reset_done, records.reset, whole)
-
-    def _autoreset_calls(self) -> AutoresetCalls | None:
-        """Return `autoreset_calls` of the environment, unless steps have two parts or are cut."""
-        if self.env.spec.overlaps or self._cut or self.leaves.extras:
-            return None
-        return self.env.autoreset_calls(self.recorder)
 
     @property
     def alternating_calls(self) -> Calls:
         """The functions of a step if those of another group are called in between."""
         env, runner = self.env, self._acting
         calls = self.calls
-        if env.spec.overlaps:
+        if env.overlaps:
             calls = calls._replace(overlapped=(env.send, env.receive))
         if isinstance(runner, RemoteRunner):
             return calls._replace(request=runner.request)

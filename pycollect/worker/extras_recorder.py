@@ -160,9 +160,10 @@ class ExtrasRecorder:
         return reset_both
 
     def _step(self, terminated: Any, truncated: Any) -> None:
-        root, following = self.current, self._read()
-        if self.outputs:
-            root = self._with_outputs()
+        root, following = dict(self.current), self._read()
+        for extra in self.outputs:
+            output = self._output_values.get(extra.key) or self._absent(extra)
+            root[extra.key] = _merged(root.get(extra.key), output)
         # Copies, because users may write into their batches.
         current = {key: private_copies(following[key]) for key in self.current}
         if self._spec.skips_after_done:
@@ -172,13 +173,6 @@ class ExtrasRecorder:
             for key, column in columns.items():
                 column.append(values[key])
         self.current.update(current)
-
-    def _with_outputs(self) -> ExtraValues:
-        root = dict(self.current)
-        for extra in self.outputs:
-            output = self._output_values.get(extra.key) or self._absent(extra)
-            root[extra.key] = _merged(root.get(extra.key), output)
-        return root
 
     def _read(self) -> ExtraValues:
         """Return copies of the environments' extras."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from tensordict import TensorDictBase
@@ -27,13 +28,6 @@ PRE, POST = "pre_collect_hook", "post_collect_hook"
 def _check_autoreset(name: str, value: Any) -> Any:
     """Return None or an autoreset mode, given as Gymnasium's enum or its name in any case."""
     parse_autoreset(value, name)
-    return value
-
-
-def _check_final(name: str, value: Any) -> Any:
-    """Return None or "unknown"."""
-    if value not in (None, "unknown"):
-        raise ValueError(f"{name}: expected None or 'unknown', got {value!r}")
     return value
 
 
@@ -64,7 +58,7 @@ class WorkerOptions:
     )
     final_observation: Literal["unknown"] | None = argument(
         None,
-        _check_final,
+        partial(check.check_choice, allowed=(None, "unknown")),
         """"unknown" for a vector environment that resets in the same step and does not return the
         last observation of an episode, as many simulators on GPUs. The entry ("next",
         "observation_valid"), bool [P, T, 1], is then False in frames whose ("next", "observation")
@@ -101,13 +95,9 @@ class WorkerOptions:
         """Truncate and reset a trajectory after this many steps, and record "step_count". ``None``
         or 0 sets no limit.""",
     )
-    reset_at_each_iter: bool = flag(
-        False,
-        "Reset all environments at the start of every rollout.",
-    )
+    reset_at_each_iter: bool = flag(False, "Reset all environments at the start of every rollout.")
     set_truncated: bool = flag(
-        False,
-        "Set the truncated flag of each environment's last frame in every rollout.",
+        False, "Set the truncated flag of each environment's last frame in every rollout."
     )
     policy_state: Mapping[Any, Any] | None = made_of(
         check_policy_state,
@@ -182,7 +172,5 @@ class WorkerOptions:
         "Function without arguments that is called before each batch is collected.",
     )
     post_collect_hook: Callable[[TensorDictBase], Any] | None = argument(
-        None,
-        check.check_callable,
-        "Function that is called with each batch before it is returned.",
+        None, check.check_callable, "Function that is called with each batch before it is returned."
     )

@@ -13,10 +13,6 @@ STOPPED = -1
 """The recorder's result for the last step if no environment has to be reset."""
 
 
-def _nothing() -> None:
-    """Do nothing: a policy in this process needs no request."""
-
-
 class Calls(NamedTuple):
     """The functions of a step.
 
@@ -44,7 +40,7 @@ class Calls(NamedTuple):
     reset_done: Callable[..., Arrays]
     record_reset: Callable[..., None]
     whole: Callable[[tuple[Any, ...]], int] | None = None
-    request: Callable[[], None] = _nothing
+    request: Callable[[], None] = lambda: None  # a policy in this process needs no request
     overlapped: tuple[Callable[[Arrays], None], Callable[[], Sequence[Any]]] | None = None
 
 

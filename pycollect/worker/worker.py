@@ -114,27 +114,25 @@ class Worker:
         cuts = [0 if cut and env.truncate_after(cut) else cut for env in envs]
         if options.set_truncated:
             self.env.check_has_truncated()
+        policy, device = self.policy, self._policy_device
+        ends = accumulate((env.spec.num_envs for env in envs), initial=0)
+        spans = starmap(slice, pairwise(ends))
         with self._settings():
             self.groups = tuple(
-                EnvGroup(env, self._policy_of(place), options, self._policy_device, cut)
-                for place, (env, cut) in enumerate(zip(envs, cuts, strict=True))
+                EnvGroup(
+                    env,
+                    policy.for_group(place) if isinstance(policy, RemotePolicy) else policy,
+                    options,
+                    device,
+                    cut,
+                    span,
+                    self.num_envs,
+                )
+                for place, (env, cut, span) in enumerate(zip(envs, cuts, spans, strict=True))
             )
         self.leaves = self.groups[0].leaves
         self.slab_leaves = self.groups[0].slab_leaves
         self.set_share(options.frames)
-        for group, span in self._spans:
-            group.record_into(self.placement.layout, span.start, self.num_envs)
-
-    def _policy_of(self, place: int) -> Any:
-        """Return the policy of one group: a remote policy has one for each group."""
-        policy = self.policy
-        return policy.for_group(place) if isinstance(policy, RemotePolicy) else policy
-
-    @property
-    def _spans(self) -> list[tuple[EnvGroup, slice]]:
-        """Each group with its range among the P environments."""
-        ends = accumulate([env.spec.num_envs for env in self.env.groups], initial=0)
-        return list(zip(self.groups, starmap(slice, pairwise(ends)), strict=True))
 
     def set_share(self, frames: int) -> None:
         """Set the number of frames per rollout, see `WorkerOptions.frames`."""
@@ -164,7 +162,8 @@ class Worker:
     @property
     def bounded(self) -> bool:
         """Whether every episode has a maximum length."""
-        return bool(self.options.max_frames_per_traj) or self.env.spec.time_limit
+        are_limited = all(env.time_limit for env in self.env.groups)
+        return are_limited or bool(self.options.max_frames_per_traj)
 
     @property
     def seconds(self) -> WorkerSeconds:
@@ -217,7 +216,8 @@ class Worker:
         groups = self.groups
         try:
             with self._settings():
-                self._reset_if_due()
+                if self._must_reset or (self.options.reset_at_each_iter and not self._fresh):
+                    self._restart()
                 self._must_reset, self._fresh = True, False
                 for group in groups:
                     group.begin(slab, row, policy_version, control, self.steps, random)
@@ -269,18 +269,14 @@ class Worker:
             self._timer,
             self.steps,
             lambda: control.is_stopped and recorder.stop(others),
-            remote_envs=all(group.env.spec.overlaps for group in self.groups),
+            remote_envs=all(group.env.overlaps for group in self.groups),
             remote_policy=self.groups[0].has_remote_policy,
         )
 
     def _restart(self, seeds: Sequence[int] | None = None) -> None:
         is_one = len(self.groups) == 1  # whose seeds may be fewer than its environments
-        for group, span in self._spans:
-            group.restart(seeds if seeds is None or is_one else seeds[span])
-
-    def _reset_if_due(self) -> None:
-        if self._must_reset or (self.options.reset_at_each_iter and not self._fresh):
-            self._restart()
+        for group in self.groups:
+            group.restart(seeds if seeds is None or is_one else seeds[group.span])
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
         """Seed all random generators and reset all environments.
@@ -302,8 +298,8 @@ class Worker:
         self.reset(seeds)
 
     def _set_action_generators(self, generators: Sequence[np.random.Generator]) -> None:
-        for group, span in self._spans:
-            group.random.rng = generators[span]
+        for group in self.groups:
+            group.random.rng = generators[group.span]
 
     def resume(self, state: GeneratorState, seeds: Sequence[int]) -> None:
         """Restore the generators, and reset all environments with `env.num_seeds` seeds."""
@@ -333,8 +329,9 @@ class Worker:
         due = self._must_reset
         self._must_reset = True  # if this raises, the next rollout begins with a reset
         with self._settings():
-            for group, span in self._spans:
-                group_rows = [row - span.start for row in rows if span.start <= row < span.stop]
+            for group in self.groups:
+                first, end = group.span.start, group.span.stop
+                group_rows = [row - first for row in rows if first <= row < end]
                 if group_rows:
                     group.reset_rows(group_rows)
         self._must_reset = due

@@ -37,6 +37,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from pycollect import SyncDataCollector
+from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.runner import PolicyRunner
 
 
@@ -185,7 +186,7 @@ def test_a_next_output_that_is_not_read_is_recorded_there() -> None:
 def test_act_returns_outputs_then_next_states() -> None:
     env = boxes(5)
     current = {("observation",): torch.rand(5, 3)}
-    runner = PolicyRunner(plain("b", "a"), env.spec, current, {"a": (), "b": (2,)})
+    runner = PolicyRunner(plain("b", "a"), PolicyNeeds(env.spec, {"a": (), "b": (2,)}), current)
     assert [state.leaf.key for state in runner.states] == [("a",), ("b",)]
     with torch.no_grad():
         action, a, b = runner.act()

@@ -14,6 +14,7 @@ from tensordict.nn import InteractionType, set_interaction_type
 from pycollect.data.layout import Key, torch_dtype
 from pycollect.envs.base import EnvBatch, EnvSpec
 from pycollect.envs.spaces import action_leaves, observation_leaves
+from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.runner import PolicyRunner
 
 KINDS = tuple(InteractionType)
@@ -58,7 +59,7 @@ def observation(env: EnvBatch, seed: int = 0) -> dict[Key, torch.Tensor]:
 def make(policy: Any, env: EnvBatch, kind: Any = "random") -> tuple[Any, dict[Key, torch.Tensor]]:
     current = observation(env)
     with torch.no_grad(), set_interaction_type(kind):
-        runner = PolicyRunner(policy, env.spec, current)
+        runner = PolicyRunner(policy, PolicyNeeds(env.spec), current)
         runner.refresh(8)
     return runner, current
 

@@ -35,7 +35,7 @@ def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
     known = unwrapped(env) or (split_serial(env) if device.type == "cpu" else None)
     batch = TorchRLEnv(env) if known is None else known
     batch.original = batch.specs = env
-    batch.spec = replace(batch.spec, device=device, time_limit=has_time_limit(env))
+    batch.spec, batch.time_limit = replace(batch.spec, device=device), has_time_limit(env)
     return batch
 
 

@@ -141,7 +141,6 @@ class TorchRLEnv(EnvBatch):
             takes_tensors=True,
             casts_actions=False,
             passes_states_on=True,
-            time_limit=has_time_limit(env),
             extras=tuple(extra for part in specs[:2] for extra in spec_extras(part, size)),
             step_extras=spec_extras(env.full_reward_spec, size),
             action_extras=spec_extras(env.full_action_spec, size),
@@ -153,7 +152,7 @@ class TorchRLEnv(EnvBatch):
     def _read_specs(self) -> None:
         """Make the spec, and all functions that depend on it or on the environment's transforms."""
         env = self._env
-        self.owned = [env]
+        self.owned, self.time_limit = [env], has_time_limit(env)
         self.spec = spec = self._make_spec()
         self._action_names = [name_of(leaf.key) for leaf in spec.action]
         self._gather_action = self._gather_on_device(spec.action)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -202,14 +202,8 @@ def quicken(env: Any) -> None:
     Args:
         env: Outermost wrapper; its attribute `env` is the next inner one.
     """
-    if _IS_SLOW:
-        for layer in _chain(env):
-            _quicken(layer)
-
-
-def _chain(env: Any) -> Iterator[Any]:
-    while env is not None:
-        yield env
+    while _IS_SLOW and env is not None:
+        _quicken(env)
         env = getattr(env, "__dict__", {}).get("env")
 
 

@@ -125,6 +125,7 @@ class SerialRows(EnvBatch):
         """Copy the spec of the first row, and allocate buffers for all rows."""
         count = len(self._rows)
         self.spec = replace(self._rows[0].spec, batch_size=(count,))
+        self.time_limit = self._rows[0].time_limit
         self._buffers = tuple(
             torch.zeros((count, *leaf.shape), dtype=torch_dtype(leaf.dtype), device="cpu")
             for leaf in (*self.spec.observation, *self.spec.step_only)

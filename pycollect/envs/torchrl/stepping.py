@@ -18,10 +18,7 @@ from pycollect.data.devices import CPU
 from pycollect.data.layout import Key, as_key, dotted, torch_dtype
 from pycollect.data.slabs import set_unchecked, unchecked_tensordict
 from pycollect.envs.torchrl.gym import Unwrapped, inner_spec
-from pycollect.envs.torchrl.specs import (
-    name_of,
-    spec_leaves,
-)
+from pycollect.envs.torchrl.specs import name_of, spec_leaves
 
 # Transforms that decide which environments are stepped, and how often.
 _STEPPING = ("ConditionalPolicySwitch", "ConditionalSkip", "MultiAction")

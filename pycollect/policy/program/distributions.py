@@ -13,13 +13,13 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 from pycollect.data.devices import CPU, generator_state
+from pycollect.data.layout import show_all
 from pycollect.policy.program.steps import (
     CallStep,
     CannotUnwrapError,
     HeadStep,
     Tensors,
     preserve_state,
-    show_all,
 )
 from pycollect.policy.program.tensordict_modules import torchrl_head_forward
 

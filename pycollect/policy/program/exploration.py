@@ -18,13 +18,7 @@ from torch import nn
 
 from pycollect.data.layout import as_key
 from pycollect.data.tensordicts import rows_like
-from pycollect.policy.program.steps import (
-    CallStep,
-    CannotUnwrapError,
-    Program,
-    Step,
-    Tensors,
-)
+from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, Step, Tensors
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 _Form: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pycollect.data.devices import generator_state, set_generator_state
-from pycollect.data.layout import Key, as_key, is_delivered, show
+from pycollect.data.layout import Key, as_key, is_delivered, show, show_all
 from pycollect.data.tensordicts import overwrite
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
@@ -141,11 +141,6 @@ class Program:
             keys.update(dict.fromkeys(key for key in step.in_keys if key not in known))
             known.update(step.out_keys)
         return tuple(keys)
-
-
-def show_all(keys: Any) -> str:
-    """Return keys for an error message, separated by commas; "none" if there are no keys."""
-    return ", ".join(show(key) for key in keys) or "none"
 
 
 def other_keys(out: Any, step: CallStep) -> tuple[Key, ...]:

@@ -25,13 +25,7 @@ from torch.nn.modules import module as torch_module
 
 from pycollect.data.layout import Key, as_key
 from pycollect.policy.program.exploration import check_kept, hooks_of_others, tensor_call
-from pycollect.policy.program.steps import (
-    CallStep,
-    CannotUnwrapError,
-    HeadStep,
-    Program,
-    Step,
-)
+from pycollect.policy.program.steps import CallStep, CannotUnwrapError, HeadStep, Program, Step
 
 _RNN = "torchrl.modules.tensordict_module.rnn"
 _LAYERS = {f"{_RNN}.LSTMModule.forward": "lstm", f"{_RNN}.GRUModule.forward": "gru"}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from pycollect.envs.make import make_env_batch
 from pycollect.envs.spaces import action_cast
@@ -145,18 +146,18 @@ class GymEnvs:
             for place in np.flatnonzero(done):
                 infos[place] = self._end(obs, int(place), bool(terminated[place]))
             rows = torch.from_numpy(done).to(self._device)
-            obs = _merged(rows, self._tensors(self._env.reset_done(done)), obs)
+
+            def merged(new: Tensor, old: Tensor) -> Tensor:
+                return torch.where(rows.view(-1, *[1] * (old.ndim - 1)), new, old)
+
+            obs = tree_map(merged, self._tensors(self._env.reset_done(done)), obs)
         return obs, self._column(reward), self._column(done), infos
 
     def _end(self, obs: Tree, place: int, terminated: bool) -> dict[str, Any]:
         """Return the info of an ended episode."""
         episode = {"r": float(self._returns[place]), "l": int(self._lengths[place])}
         self._returns[place] = self._lengths[place] = 0
-        last = (
-            {name: tensor[place] for name, tensor in obs.items()}
-            if isinstance(obs, dict)
-            else obs[place]
-        )
+        last = tree_map(lambda tensor: tensor[place], obs)
         return {"episode": episode, "final_observation": last, "terminated": terminated}
 
     def _column(self, values: Any) -> Tensor:
@@ -178,16 +179,3 @@ class GymEnvs:
     def close(self) -> None:
         """Close all environments. Idempotent."""
         self._env.close()
-
-
-def _merged(rows: Tensor, new: Tree, old: Tree) -> Tree:
-    """Return new observations in those rows and old ones in the others, as copies."""
-    if isinstance(old, dict):
-        assert isinstance(new, dict)
-        return {name: _chosen(rows, new[name], tensor) for name, tensor in old.items()}
-    assert isinstance(new, Tensor)
-    return _chosen(rows, new, old)
-
-
-def _chosen(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(rows.view(-1, *[1] * (old.ndim - 1)), new, old)

@@ -219,8 +219,8 @@ class RolloutStorage:
                 rows = (self.max_size + 1, *sample[name].shape)
                 self._data[name] = torch.zeros(rows, dtype=sample[name].dtype, device=self._device)
         step, data = self._step, self._data
-        for name, source in ((OBS, OBS), (DONE, DONE), (ACT, ACT), (VAL, VAL), (LOGP, LOGP)):
-            data[name][step].copy_(sample[source])
+        for name in (OBS, DONE, ACT, VAL, LOGP):
+            data[name][step].copy_(sample[name])
         data[REW][step].copy_(self._reward(sample))
         data[OBS][step + 1].copy_(sample[OBS2])
         data[DONE][step + 1].copy_(sample[DONE2])

@@ -76,7 +76,6 @@ class RankCaller:
         self._thread.start()
 
     def call(self, request: Request, unqueued: bool = False) -> Future[Any]:
-        """See `Caller`."""
         future: Future[Any] = Future()
         if isinstance(request, Close):
             self._closing = future
@@ -157,21 +156,14 @@ class RankCaller:
         return self._lost is not None
 
     def process_end(self, error: BaseException) -> ProcessEnd | None:
-        """See `Caller`."""
         if not isinstance(error, RankLostError):
             return None
         cause = without_frames(error)
-        if not self._has_ended():
+        # The connection may break slightly before the process ends.
+        if not wait_for(self._bell, lambda: self._process.is_over, _REPORT_SECONDS):
             return ProcessEnd(f"the connection to it is broken: {error}", str(error), cause)
         end = self._process.end()
         return ProcessEnd(end.summary, f"{end.details}; {error}", cause)
-
-    def _has_ended(self) -> bool:
-        """Return whether the process has ended.
-
-        Waits a little, because the connection may break slightly before the process ends.
-        """
-        return wait_for(self._bell, lambda: self._process.is_over, _REPORT_SECONDS)
 
     def ask_end(self) -> None:
         """Let a rank that has closed end the connection; ask another one to end its process."""
@@ -222,7 +214,6 @@ class RankProcess(WorkerProcess):
         return self._meeting.check([REFUSAL])
 
     def by_calls(self) -> RankCaller:
-        """See `WorkerProcess`."""
         if self._caller is None:
             carrier, meeting = self._carrier, self._meeting
             connect = partial(carrier.driver_end, meeting)  # holds no reference to the engine
@@ -250,7 +241,6 @@ class RankProcess(WorkerProcess):
 
     @property
     def cpu_delay(self) -> float:
-        """Seconds for which the process was ready to run but had no CPU; 0.0 if unknown."""
         return self._process.cpu_delay if self._caller is None else 0.0
 
     def end(self) -> ProcessEnd:
@@ -262,7 +252,6 @@ class RankProcess(WorkerProcess):
         return self._process.recent_log()
 
     def kill(self) -> None:
-        """End the process and its environments' processes, and wait for the end. Idempotent."""
         if self._end is None and self._caller is not None:
             self._caller.ask_end()  # its launcher may be unable to kill it directly
         self.kill_launched()
