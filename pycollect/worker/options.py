@@ -107,7 +107,8 @@ class WorkerOptions:
     )
     set_truncated: bool = flag(
         False,
-        "Set the truncated flag of each environment's last frame in every rollout.",
+        """Set the truncated flag of each environment's last frame in every rollout. With
+        `trajs_per_batch`, the flag completes a trajectory.""",
     )
     policy_state: Mapping[Any, Any] | None = made_of(
         check_policy_state,

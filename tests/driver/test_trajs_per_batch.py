@@ -196,6 +196,33 @@ def test_a_vector_env_that_skips_cells() -> None:
     collector.shutdown()
 
 
+@pytest.mark.parametrize("form", ["padded", "cat"])
+def test_set_truncated_completes_a_trajectory(form: str) -> None:
+    """The rest of the episode of length 7 is another trajectory, but the same episode."""
+    with SyncDataCollector(
+        partial(CountingEnv, 0, (7,)),
+        None,
+        frames_per_batch=T,
+        total_frames=2 * T,
+        trajs_per_batch=1,
+        traj_format=form,
+        max_frames_per_traj=20,
+        set_truncated=True,
+    ) as collector:
+        parts = [td.reshape(-1) for td in collector]
+        assert check(collector.ledger())["delivered"] == 2 * T
+        assert collector.stats()["episodes"] == 1
+    assert [part["observation"][:, 2].tolist() for part in parts] == [
+        [0, 1, 2, 3, 4],
+        [5, 6],
+        [0, 1, 2],
+    ]
+    assert [part["collector", "traj_ids"].unique().tolist() for part in parts] == [[0], [1], [2]]
+    ends = [part["next", "truncated"].flatten()[-1].item() for part in parts]
+    assert ends == [True, False, True]
+    assert all(part["next", "done"].flatten()[-1] for part in parts)
+
+
 def test_the_end_is_the_end() -> None:
     """Frames lost at the end are not collected again by a further call."""
     with SyncDataCollector(
