@@ -239,3 +239,24 @@ def test_the_end_is_the_end() -> None:
         assert list(collector) == []
         assert collector.stats()["completed"]
         assert check(collector.ledger()) == total
+
+
+@pytest.mark.parametrize("name", ["load_state_dict", "set_seed", "reset"])
+def test_frames_that_are_dropped_are_collected_again(name: str) -> None:
+    """The second rollout ends within the second episode of 7 steps, so 3 frames are dropped."""
+    with SyncDataCollector(
+        partial(CountingEnv, 0, (7,)),
+        None,
+        frames_per_batch=T,
+        total_frames=6 * T,
+        trajs_per_batch=1,
+        max_frames_per_traj=20,
+    ) as collector:
+        collector.next()
+        calls = {"load_state_dict": (collector.state_dict(),), "set_seed": (0,), "reset": ()}
+        getattr(collector, name)(*calls[name])
+        assert check(collector.ledger())["reasons"] == {name: 3}
+        list(collector)
+        total = check(collector.ledger())
+    assert total["issued"] == 7 + 3 + 5 * T
+    assert total["issued"] - total["reasons"][name] >= 6 * T
