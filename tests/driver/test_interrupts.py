@@ -336,6 +336,37 @@ def test_a_batch_whose_processing_was_interrupted_is_lost_by_name(
         assert total["reasons"]["incomplete"] >= lost
 
 
+@pytest.mark.parametrize("arguments", [{}, {"extend_buffer": False}, {"trajs_per_batch": 1}])
+def test_an_interrupt_within_a_write_loses_the_frames_of_the_write(
+    arguments: dict[str, Any],
+) -> None:
+    """The collector does not know what the buffer has stored before the interrupt."""
+
+    class Interrupted(list[Any]):
+        def extend(self, td: Any) -> None:
+            super().extend(td)
+            if len(self) == 2 * STEPS:
+                interrupt()
+
+    taken = Interrupted()
+    with SyncDataCollector(
+        partial(EchoEnv, 0, (STEPS,)),
+        None,
+        frames_per_batch=STEPS,
+        max_frames_per_traj=STEPS,
+        replay_buffer=taken,
+        **arguments,
+    ) as own:
+        own.next()
+        with pytest.raises(KeyboardInterrupt):
+            own.next()
+        own.next()
+        total = own.ledger()["total"]
+        assert (total["delivered"], total["reasons"]) == (2 * STEPS, {"replay_buffer": STEPS})
+        assert own.stats()["replay_written_frames"] == 2 * STEPS
+    assert len(taken) == 3 * STEPS
+
+
 def count(batch: Any) -> int:
     mask = batch.get(("collector", "mask"), None)
     return int(batch.numel() if mask is None else mask.sum())
