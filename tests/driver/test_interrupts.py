@@ -225,6 +225,19 @@ def test_an_error_of_the_environment_is_no_interrupt() -> None:
                 collector.next()
 
 
+def raise_without_frame(number: int, frame: Any) -> None:
+    frame = None
+    raise TimeoutError(f"the program's time limit: {frame}")
+
+
+def test_a_handler_that_assigns_to_its_parameter_is_not_recognized(time_limit: None) -> None:
+    signal.signal(signal.SIGUSR1, raise_without_frame)
+    with SyncDataCollector(partial(LimitedEnv, "step"), frames_per_batch=STEPS) as collector:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                collector.next()
+
+
 class LateEnv(EchoEnv):
     """An environment with a step that raises TimeoutError and keeps the caller's frame."""
 
