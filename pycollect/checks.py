@@ -103,9 +103,23 @@ def check_drop(name: str, value: Any, split_trajs: Any, trajs: Any, mode: Any) -
     return bool(value)
 
 
-def check_write_mode(
-    name: str, value: Any, replay_buffer: Any, trajs_per_batch: Any, trajs_per_write: Any
-) -> str | None:
+def check_trajs_per_write(
+    name: str, value: Any, replay_buffer: Any, trajs_per_batch: Any, mode: Any
+) -> int:
+    """Return a count, which must be 0 unless complete trajectories go to a replay buffer."""
+    count = check_count(name, value)
+    if not count:
+        return 0
+    whole = mode == "trajectory" or check_count("trajs_per_batch", trajs_per_batch)
+    if replay_buffer is None or not whole:
+        raise ValueError(
+            f"{name}: expected None, got {value!r}; it needs a replay_buffer, and trajs_per_batch "
+            "or replay_write_mode='trajectory'"
+        )
+    return count
+
+
+def check_write_mode(name: str, value: Any, replay_buffer: Any, trajs_per_batch: Any) -> str | None:
     """Return "rollout" or "trajectory", the default for None, or None without a buffer."""
     check_choice(name, value, (None, "rollout", "trajectory"))
     whole = bool(check_count("trajs_per_batch", trajs_per_batch))
@@ -118,8 +132,6 @@ def check_write_mode(
             f"{name}: expected None with trajs_per_batch, got {value!r}; with a replay buffer, "
             "trajs_per_batch already means 'trajectory'"
         )
-    if value == "rollout" and trajs_per_write:
-        raise ValueError(f"{name}: expected 'trajectory' with trajs_per_write, got {value!r}")
     mode: str = value
     return mode
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,18 @@ _OFF: Mapping[str, Callable[[Any], bool]] = {
 """Collector arguments that prevent counting episodes, each with a test for a harmless value."""
 DONE: tuple[str, str] = ("next", "done")
 _ROW = ("collector", "row")
+
+
+@contextmanager
+def naming_weights() -> Iterator[None]:
+    """Name the argument `weights` in errors that name the one of `update_policy_weights_`."""
+    theirs = "policy_or_weights:"
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if not str(error).startswith(theirs):
+            raise
+        raise type(error)(str(error).replace(theirs, "weights:", 1)) from error.__cause__
 
 
 class Episodes:

@@ -348,7 +348,8 @@ class Evaluator:
 
     def _weights_now(self, weights: Any, by_model: Any) -> Weights:
         source = source_of({"weights": weights}, None, by_model or None)
-        current = weights_of(self._policy) if source is None else weights_from(source)
+        with evaluated.naming_weights():
+            current = weights_of(self._policy) if source is None else weights_from(source)
         return replace(current.copied(), modes={})  # the copy stays in evaluation mode
 
     def _next_step(self, step: int | None) -> int:
@@ -361,7 +362,8 @@ class Evaluator:
         with self._evaluating:
             began = time.perf_counter()
             if weights:
-                self._collector.update_policy_weights_(weights, wait=True)
+                with evaluated.naming_weights():
+                    self._collector.update_policy_weights_(weights, wait=True)
             if self._seed is None:
                 self._collector.reset()
             else:

@@ -168,8 +168,8 @@ class SyncDataCollectorSignature:
                 "step_count". ``None`` or 0 sets no limit (default: ``None``).
             reset_at_each_iter: Reset all environments at the start of every rollout (default:
                 ``False``).
-            set_truncated: Set the truncated flag of each environment's last frame in every rollout
-                (default: ``False``).
+            set_truncated: Set the truncated flag of each environment's last frame in every rollout.
+                With `trajs_per_batch`, the flag completes a trajectory (default: ``False``).
             policy_state: Recurrent states of the policy by key: the shape for one environment, or
                 the first value. Needed only if no primer and no LSTM, GRU or RNN layer of the
                 policy defines them (default: ``None``).
@@ -397,8 +397,8 @@ class MultiSyncDataCollectorSignature:
                 "step_count". ``None`` or 0 sets no limit (default: ``None``).
             reset_at_each_iter: Reset all environments at the start of every rollout (default:
                 ``False``).
-            set_truncated: Set the truncated flag of each environment's last frame in every rollout
-                (default: ``False``).
+            set_truncated: Set the truncated flag of each environment's last frame in every rollout.
+                With `trajs_per_batch`, the flag completes a trajectory (default: ``False``).
             policy_state: Recurrent states of the policy by key: the shape for one environment, or
                 the first value. Needed only if no primer and no LSTM, GRU or RNN layer of the
                 policy defines them (default: ``None``).
@@ -667,8 +667,8 @@ class MultiaSyncDataCollectorSignature:
                 "step_count". ``None`` or 0 sets no limit (default: ``None``).
             reset_at_each_iter: Reset all environments at the start of every rollout (default:
                 ``False``).
-            set_truncated: Set the truncated flag of each environment's last frame in every rollout
-                (default: ``False``).
+            set_truncated: Set the truncated flag of each environment's last frame in every rollout.
+                With `trajs_per_batch`, the flag completes a trajectory (default: ``False``).
             policy_state: Recurrent states of the policy by key: the shape for one environment, or
                 the first value. Needed only if no primer and no LSTM, GRU or RNN layer of the
                 policy defines them (default: ``None``).
@@ -941,8 +941,8 @@ class RayCollectorSignature:
                 "step_count". ``None`` or 0 sets no limit (default: ``None``).
             reset_at_each_iter: Reset all environments at the start of every rollout (default:
                 ``False``).
-            set_truncated: Set the truncated flag of each environment's last frame in every rollout
-                (default: ``False``).
+            set_truncated: Set the truncated flag of each environment's last frame in every rollout.
+                With `trajs_per_batch`, the flag completes a trajectory (default: ``False``).
             policy_state: Recurrent states of the policy by key: the shape for one environment, or
                 the first value. Needed only if no primer and no LSTM, GRU or RNN layer of the
                 policy defines them (default: ``None``).
@@ -1234,8 +1234,8 @@ class DistributedDataCollectorSignature:
                 "step_count". ``None`` or 0 sets no limit (default: ``None``).
             reset_at_each_iter: Reset all environments at the start of every rollout (default:
                 ``False``).
-            set_truncated: Set the truncated flag of each environment's last frame in every rollout
-                (default: ``False``).
+            set_truncated: Set the truncated flag of each environment's last frame in every rollout.
+                With `trajs_per_batch`, the flag completes a trajectory (default: ``False``).
             policy_state: Recurrent states of the policy by key: the shape for one environment, or
                 the first value. Needed only if no primer and no LSTM, GRU or RNN layer of the
                 policy defines them (default: ``None``).
@@ -1513,8 +1513,8 @@ class DistributedSyncDataCollectorSignature:
                 "step_count". ``None`` or 0 sets no limit (default: ``None``).
             reset_at_each_iter: Reset all environments at the start of every rollout (default:
                 ``False``).
-            set_truncated: Set the truncated flag of each environment's last frame in every rollout
-                (default: ``False``).
+            set_truncated: Set the truncated flag of each environment's last frame in every rollout.
+                With `trajs_per_batch`, the flag completes a trajectory (default: ``False``).
             policy_state: Recurrent states of the policy by key: the shape for one environment, or
                 the first value. Needed only if no primer and no LSTM, GRU or RNN layer of the
                 policy defines them (default: ``None``).
@@ -1796,8 +1796,8 @@ class RPCDataCollectorSignature:
                 "step_count". ``None`` or 0 sets no limit (default: ``None``).
             reset_at_each_iter: Reset all environments at the start of every rollout (default:
                 ``False``).
-            set_truncated: Set the truncated flag of each environment's last frame in every rollout
-                (default: ``False``).
+            set_truncated: Set the truncated flag of each environment's last frame in every rollout.
+                With `trajs_per_batch`, the flag completes a trajectory (default: ``False``).
             policy_state: Recurrent states of the policy by key: the shape for one environment, or
                 the first value. Needed only if no primer and no LSTM, GRU or RNN layer of the
                 policy defines them (default: ``None``).

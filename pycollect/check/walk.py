@@ -24,6 +24,7 @@ from pycollect.transport.process import waited
 
 _SLOW = 10.0  # times the median
 _PREEMPTED = 0.02  # seconds for which another process may have had the CPU
+_SHORTEST = 1e-9  # seconds; the time without CPU may be as long as the step
 KEPT = 150
 """Number of transitions of a walk that are kept for comparisons."""
 
@@ -304,7 +305,7 @@ def check_times(subject: Checked) -> None:
     report = subject.report
     if not steps:
         return
-    middle, total = median(steps), sum(steps)
+    middle, total = max(median(steps), _SHORTEST), max(sum(steps), _SHORTEST)
     report.frames = max(1, min(report.frames, int(subject.seconds / 3 / middle)))
     slow = [seconds for seconds in steps if seconds > max(_SLOW * middle, _PREEMPTED)]
     share = sum(slow) / total

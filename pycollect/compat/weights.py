@@ -45,9 +45,11 @@ class WeightUpdates:
         """Send new weights to the workers, which use them from their next rollout on.
 
         An in-process collector calls the live policy, so without weights the call only counts a
-        version. If that policy is a copy on another device, the copy is updated at once. If workers
-        are in other processes, the call returns at once, also while rollouts run; a queued rollout
-        uses the new weights when it starts.
+        version. If that policy is a copy on another device, the copy is updated at once. If another
+        thread makes the call during a rollout in this process, the next step already uses the new
+        weights, but all frames of the rollout keep the policy version of its start. If workers are
+        in other processes, the call returns at once, also while rollouts run; a queued rollout uses
+        the new weights when it starts.
 
         Args:
             policy_or_weights: An nn.Module, a TensorDict of parameters (nested, as

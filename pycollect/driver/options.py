@@ -302,9 +302,10 @@ class StreamOptions:
     )
     trajs_per_write: int = argument(
         None,
-        check.check_count,
+        check.check_trajs_per_write,
         """If complete trajectories go to `replay_buffer`, number of trajectories per write.
         ``None`` writes all at once.""",
+        also=("replay_buffer", "trajs_per_batch", "replay_write_mode"),
     )
     replay_write_mode: str | None = argument(
         None,
@@ -314,7 +315,7 @@ class StreamOptions:
         trajectories that it completes go to the buffer, and unfinished ones stay in memory.
         Excludes `trajs_per_batch`, which selects "trajectory", too. Defaults to ``None``:
         "rollout", or "trajectory" with `trajs_per_batch`.""",
-        also=("replay_buffer", "trajs_per_batch", "trajs_per_write"),
+        also=("replay_buffer", "trajs_per_batch"),
     )
     form: str = argument(
         "padded",

@@ -231,7 +231,8 @@ def make_env_batch(
         TypeError: The entry, or a callable's return value, has the wrong type.
         ValueError: The list is empty, `info_keys` overlap the observation's keys, environments do
             not fit together, an environment appears twice, a space is not supported,
-            `autoreset_mode` is wrong or missing, or an environment is passed with kwargs.
+            `autoreset_mode` is wrong, missing or without meaning for the environment, or an
+            environment is passed with kwargs.
     """
     make_vector = partial(
         make_vector_env,
@@ -241,6 +242,8 @@ def make_env_batch(
     )
     env = _make(create_env_fn, dict(create_env_kwargs or {}), make_vector, devices)
     try:
+        if autoreset_mode is not None:
+            _check_is_vector_env(env, autoreset_mode)
         may_lack = any(leaf.key == OBSERVATION_VALID for leaf in env.spec.step_only)
         if final_observation is not None and not may_lack:
             raise ValueError(
@@ -253,6 +256,14 @@ def make_env_batch(
         if not is_env(create_env_fn):
             env.close()
         raise
+
+
+def _check_is_vector_env(env: EnvBatch, autoreset_mode: Any) -> None:
+    if is_compiled_env(env.original) or not is_vector_env(env.original):
+        raise ValueError(
+            f"autoreset_mode: expected None, got {autoreset_mode!r}; only a vector environment has "
+            f"a mode, but create_env_fn is or returns {describe(env.original)}"
+        )
 
 
 def _make(

@@ -151,7 +151,10 @@ class PolicyRunner:
         Raises:
             ValueError: The policy's output keys have changed.
         """
-        if self._fingerprint.is_current() and all(c.is_current() for c in self._tensor_calls):
+        is_current = self._fingerprint.is_current() and all(
+            call.is_current() for call in self._tensor_calls
+        )
+        if is_current or self.slow_path:  # a call with a TensorDict sees all changes
             return
         _check_on_device(self.policy, self._transfer.device)
         with torch.no_grad():

@@ -97,7 +97,9 @@ class WorkerOptions:
     )
     reset_at_each_iter: bool = flag(False, "Reset all environments at the start of every rollout.")
     set_truncated: bool = flag(
-        False, "Set the truncated flag of each environment's last frame in every rollout."
+        False,
+        """Set the truncated flag of each environment's last frame in every rollout. With
+        `trajs_per_batch`, the flag completes a trajectory.""",
     )
     policy_state: Mapping[Any, Any] | None = made_of(
         check_policy_state,

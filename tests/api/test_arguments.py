@@ -371,16 +371,19 @@ def test_none_is_the_usual_format_of_trajectories() -> None:
 @pytest.mark.usefixtures("no_actors", "no_processes")
 @pytest.mark.parametrize("create", [single, actors, processes])
 def test_write_modes_that_cannot_be(create: Callable[..., None]) -> None:
+    of_rollouts = {"replay_write_mode": "rollout"}
     for name, arguments in (
         ("replay_write_mode", {"replay_write_mode": "episode", "replay_buffer": []}),
         ("replay_write_mode", {"replay_write_mode": "rollout"}),
         ("replay_write_mode", {"replay_buffer": [], "trajs_per_batch": 1}),
-        ("replay_write_mode", {"replay_buffer": [], "replay_write_mode": "rollout"}),
+        ("trajs_per_write", {"trajs_per_write": 1}),
+        ("trajs_per_write", {"trajs_per_write": 1, "replay_buffer": [], **of_rollouts}),
+        ("trajs_per_write", {"trajs_per_write": 1, "replay_buffer": [], "replay_write_mode": None}),
         ("max_policy_lag", {"replay_buffer": [], "max_policy_lag": 1}),
         ("drop_uncollected", {"replay_buffer": [], "drop_uncollected": True}),
     ):
         with refused(ValueError, name):
-            create(**{"replay_write_mode": "trajectory", "trajs_per_write": 1, **arguments})
+            create(**{"replay_write_mode": "trajectory", **arguments})
     if create is actors:
         with refused(ValueError, "collector_kwargs"):
             create(collector_kwargs={"replay_write_mode": "trajectory"}, replay_buffer=[])

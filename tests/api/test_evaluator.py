@@ -116,6 +116,22 @@ def test_an_evaluation_beside_training_has_the_weights_that_there_were() -> None
     assert [td["eval/step"].item() for td in heard] == [0, 5]
 
 
+def test_weights_that_do_not_fit_are_refused_by_name() -> None:
+    env, wrong = partial(Counting, 0, (3,)), {"module.worth": torch.zeros(5)}
+    with Evaluator(env, policy(), num_trajectories=1) as evaluator:
+        with refused(TypeError, "weights"):
+            evaluator.evaluate(3)
+        with refused(TypeError, "weights"):
+            evaluator.trigger_eval({"module.worth": 3})
+        for given in ({"weights": wrong}, {"weights_dict": {"policy": wrong}}):
+            with refused(ValueError, "weights"):
+                evaluator.evaluate(**given)
+        evaluator.trigger_eval(wrong)
+        with refused(ValueError, "weights"):
+            evaluator.wait()
+        assert evaluator.evaluate()["eval/reward"] == 0.0
+
+
 def test_one_that_is_busy_may_raise() -> None:
     going = threading.Event()
 

@@ -81,16 +81,46 @@ def test_reused_observation_buffers_are_safe() -> None:
     assert len(theirs["observation"].unique(dim=0)) == 1
 
 
-def test_what_a_policy_does_to_its_input_in_place_is_of_its_own_frame() -> None:
+def halve_tensordict(td: Any) -> Any:
+    td["observation"].mul_(0.5)
+    return td.set("action", torch.zeros((), dtype=torch.int64))
+
+
+def halve(observation: torch.Tensor) -> torch.Tensor:
+    return observation.mul_(0.5)
+
+
+def no_action(observation: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(observation.shape[:-1], dtype=torch.int64)
+
+
+HALVING = [
+    halve_tensordict,
+    TensorDictModule(lambda seen: no_action(halve(seen)), ["observation"], ["action"]),
+    TensorDictSequential(
+        TensorDictModule(halve, ["observation"], ["half"]),
+        TensorDictModule(no_action, ["half"], ["action"]),
+    ),
+]
+
+
+@pytest.mark.parametrize("policy", HALVING, ids=["function", "module", "sequence"])
+def test_what_a_policy_does_to_its_input_in_place_is_of_its_own_frame(policy: Any) -> None:
     """In TorchRL, the change also reaches the previous frame, which shares its memory."""
-
-    def act(td: Any) -> Any:
-        td["observation"].mul_(0.5)
-        return td.set("action", torch.zeros((), dtype=torch.int64))
-
-    (ours, _), (theirs, _) = ours_and_theirs(partial(CountingEnv, length=T), act)
+    (ours, _), (theirs, _) = ours_and_theirs(partial(CountingEnv, length=T), policy)
     assert torch.equal(theirs["next", "observation"][:-1], theirs["observation"][1:])
     assert torch.equal(ours["next", "observation"][:-1] * 0.5, ours["observation"][1:])
+
+
+def test_a_policy_over_tensors_gets_a_copy_of_its_input() -> None:
+    """In TorchRL, the frame changes."""
+
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        return no_action(halve(observation))
+
+    (ours, _), (theirs, _) = ours_and_theirs(partial(CountingEnv, length=T), act)
+    assert torch.equal(ours["next", "observation"][:-1], ours["observation"][1:])
+    assert not torch.equal(theirs["observation"], ours["observation"])
 
 
 def of_torchrl(collector_class: Any, env: Any, policy: Any = None) -> Any:

@@ -225,6 +225,19 @@ def test_an_error_of_the_environment_is_no_interrupt() -> None:
                 collector.next()
 
 
+def raise_without_frame(number: int, frame: Any) -> None:
+    frame = None
+    raise TimeoutError(f"the program's time limit: {frame}")
+
+
+def test_a_handler_that_assigns_to_its_parameter_is_not_recognized(time_limit: None) -> None:
+    signal.signal(signal.SIGUSR1, raise_without_frame)
+    with SyncDataCollector(partial(LimitedEnv, "step"), frames_per_batch=STEPS) as collector:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                collector.next()
+
+
 class LateEnv(EchoEnv):
     """An environment with a step that raises TimeoutError and keeps the caller's frame."""
 
@@ -334,6 +347,37 @@ def test_a_batch_whose_processing_was_interrupted_is_lost_by_name(
         total = own.ledger()["total"]
         assert total["delivered"] == frames == own.stats()["frames"]
         assert total["reasons"]["incomplete"] >= lost
+
+
+@pytest.mark.parametrize("arguments", [{}, {"extend_buffer": False}, {"trajs_per_batch": 1}])
+def test_an_interrupt_within_a_write_loses_the_frames_of_the_write(
+    arguments: dict[str, Any],
+) -> None:
+    """The collector does not know what the buffer has stored before the interrupt."""
+
+    class Interrupted(list[Any]):
+        def extend(self, td: Any) -> None:
+            super().extend(td)
+            if len(self) == 2 * STEPS:
+                interrupt()
+
+    taken = Interrupted()
+    with SyncDataCollector(
+        partial(EchoEnv, 0, (STEPS,)),
+        None,
+        frames_per_batch=STEPS,
+        max_frames_per_traj=STEPS,
+        replay_buffer=taken,
+        **arguments,
+    ) as own:
+        own.next()
+        with pytest.raises(KeyboardInterrupt):
+            own.next()
+        own.next()
+        total = own.ledger()["total"]
+        assert (total["delivered"], total["reasons"]) == (2 * STEPS, {"replay_buffer": STEPS})
+        assert own.stats()["replay_written_frames"] == 2 * STEPS
+    assert len(taken) == 3 * STEPS
 
 
 def count(batch: Any) -> int:

@@ -196,6 +196,33 @@ def test_a_vector_env_that_skips_cells() -> None:
     collector.shutdown()
 
 
+@pytest.mark.parametrize("form", ["padded", "cat"])
+def test_set_truncated_completes_a_trajectory(form: str) -> None:
+    """The rest of the episode of length 7 is another trajectory, but the same episode."""
+    with SyncDataCollector(
+        partial(CountingEnv, 0, (7,)),
+        None,
+        frames_per_batch=T,
+        total_frames=2 * T,
+        trajs_per_batch=1,
+        traj_format=form,
+        max_frames_per_traj=20,
+        set_truncated=True,
+    ) as collector:
+        parts = [td.reshape(-1) for td in collector]
+        assert check(collector.ledger())["delivered"] == 2 * T
+        assert collector.stats()["episodes"] == 1
+    assert [part["observation"][:, 2].tolist() for part in parts] == [
+        [0, 1, 2, 3, 4],
+        [5, 6],
+        [0, 1, 2],
+    ]
+    assert [part["collector", "traj_ids"].unique().tolist() for part in parts] == [[0], [1], [2]]
+    ends = [part["next", "truncated"].flatten()[-1].item() for part in parts]
+    assert ends == [True, False, True]
+    assert all(part["next", "done"].flatten()[-1] for part in parts)
+
+
 def test_the_end_is_the_end() -> None:
     """Frames lost at the end are not collected again by a further call."""
     with SyncDataCollector(
@@ -212,3 +239,24 @@ def test_the_end_is_the_end() -> None:
         assert list(collector) == []
         assert collector.stats()["completed"]
         assert check(collector.ledger()) == total
+
+
+@pytest.mark.parametrize("name", ["load_state_dict", "set_seed", "reset"])
+def test_frames_that_are_dropped_are_collected_again(name: str) -> None:
+    """The second rollout ends within the second episode of 7 steps, so 3 frames are dropped."""
+    with SyncDataCollector(
+        partial(CountingEnv, 0, (7,)),
+        None,
+        frames_per_batch=T,
+        total_frames=6 * T,
+        trajs_per_batch=1,
+        max_frames_per_traj=20,
+    ) as collector:
+        collector.next()
+        calls = {"load_state_dict": (collector.state_dict(),), "set_seed": (0,), "reset": ()}
+        getattr(collector, name)(*calls[name])
+        assert check(collector.ledger())["reasons"] == {name: 3}
+        list(collector)
+        total = check(collector.ledger())
+    assert total["issued"] == 7 + 3 + 5 * T
+    assert total["issued"] - total["reasons"][name] >= 6 * T

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from collect_support import IN_PROCESS, MULTI_STACK, Way, collecting, marked
-from echo_envs import ENTRIES, GateEnv, TallyEnv, wait_until
+from echo_envs import ENTRIES, EchoEnv, GateEnv, TallyEnv, wait_until
 from raising import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -67,6 +67,35 @@ def test_in_process_the_module_is_live() -> None:
         assert collector.policy_lag == {0: 1}
         assert (collector.next()[VERSION] == 1).all()
         assert collector.policy_lag == {0: 0}
+
+
+def test_an_update_within_a_rollout_of_this_process_acts_at_once() -> None:
+    other = constant_policy()
+    set_policy(other, 6.0)
+
+    class Updating(EchoEnv):
+        calls = 0
+
+        def step(self, action: Any) -> Any:
+            self.calls += 1
+            if self.calls == 2:
+                thread = threading.Thread(target=collector.update_policy_weights_, args=(other,))
+                thread.start()
+                thread.join()
+            return super().step(action)
+
+    with collecting(
+        IN_PROCESS,
+        lambda worker: partial(Updating, 0, (2 * T,)),
+        constant_policy(),
+        frames=T,
+        track_policy_version=True,
+    ) as collector:
+        td = collector.next()
+        assert td["weight"].flatten().tolist() == [0.0, 0.0, 6.0, 6.0]
+        assert (td[VERSION] == 0).all()
+        assert collector.policy_lag == {0: 1}
+        assert (collector.next()[VERSION] == 1).all()
 
 
 FORMS = ("module", "tensordict", "parameters", "flat", "state dict", "nested dicts")

@@ -287,6 +287,11 @@ class TestForeignVectorEnvs:
             make_env_batch(CountingVectorEnv(envs()), autoreset_mode="SAME_STEP")
         assert "SAME_STEP" in str(caught.value)
 
+    @pytest.mark.parametrize("make", [CountingEnv, [CountingEnv], CountingEnv()])
+    def test_only_vector_environments_have_a_mode(self, make: Any) -> None:
+        with refused(ValueError, "autoreset_mode"):
+            make_env_batch(make, autoreset_mode="SAME_STEP")
+
     def test_the_shared_metadata_of_vector_env_tells_nothing(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -248,13 +248,25 @@ def test_a_module_that_changes_its_input_in_place():
         TensorDictModule(nn.Linear(2, 2), OBS, ["action"]),
     )
     runner, current = make(policy, env)
-    assert not runner.slow_path
+    assert runner.slow_path  # only the TensorDict has the changed observation
     before = current[("observation",)].clone()
     assert_follows(runner, current, policy, env)
     with torch.no_grad():
         current[("observation",)].copy_(before)
-        runner.act()
+        out = dict(zip(keys(runner), runner.act(), strict=True))
     assert torch.equal(current[("observation",)], before)
+    assert torch.equal(out[("observation",)], 2 * before)
+
+
+def test_a_module_that_changes_an_output_of_another_in_place():
+    env = ShapeOnly(box(2), box(2), 5)
+    policy = TensorDictSequential(
+        TensorDictModule(nn.Linear(2, 2), OBS, ["hidden"]),
+        TensorDictModule(lambda x: x.mul_(2) + 1, ["hidden"], ["action"]),
+    )
+    runner, current = make(policy, env)
+    assert not runner.slow_path
+    assert_follows(runner, current, policy, env)
 
 
 @pytest.mark.parametrize(

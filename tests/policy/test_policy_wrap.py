@@ -191,6 +191,11 @@ def in_place(td):
         (lambda td: set_anew(td), (3, 2), "float64"),
         (in_place, (3,), "float32"),
         (
+            TensorDictModule(lambda o: o.mul_(0)[..., :1] * 1, ["observation"], ["action"]),
+            (3,),
+            "float32",
+        ),
+        (
             TensorDictSequential(
                 TensorDictModule(of_another_form, ["observation"], ["observation"]),
                 TensorDictModule(lambda o: o[..., :1, 0].float(), ["observation"], ["action"]),
@@ -207,6 +212,8 @@ def test_the_observation_may_be_written(env, policy, shape, dtype):
     leaves = {leaf.key: leaf for leaf in runner.outputs}
     assert leaves[("observation",)].shape == shape
     assert leaves[("observation",)].dtype == dtype
+    with torch.autocast("cpu"):  # a change that makes a program anew
+        runner.refresh(8)
     written = dict(zip(leaves, act(runner), strict=True))[("observation",)]
     assert torch.equal(written, before * 0 if len(shape) == 1 else of_another_form(before))
     assert torch.equal(current[("observation",)], before)

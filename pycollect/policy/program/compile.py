@@ -51,12 +51,16 @@ def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Val
         CannotUnwrapError: A step needs a TensorDict, or its sampling differs from the module's.
     """
     samples: Samples = {}
+    unwritten = set(program.read).difference(*(step.out_keys for step in program.steps))
     for number, step in enumerate(program.steps):
         inputs = tuple(values[key] for key in step.in_keys)
         samples[number] = tuple(tensor.detach().clone() for tensor in inputs)
         if isinstance(step, CallStep):
             _check_exact(step, samples[number])
+            versions = [_version(tensor) for tensor in inputs]
             out = _caller(step)(*inputs)
+            if not (step.lenient or unwritten.isdisjoint(_changed(step, inputs, versions))):
+                raise CannotUnwrapError("a module that changes its input in place")
             others = other_keys(out, step)
             program, step = program.with_outputs(others), step.with_outputs(others)
             outs = spread(out, step)
@@ -67,6 +71,17 @@ def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Val
             outs = sampler(*inputs)
         values.update(zip(step.out_keys, outs, strict=True))
     return program, samples, values
+
+
+def _changed(step: CallStep, inputs: Tensors, versions: list[int]) -> list[Key]:
+    """Return the keys of inputs whose version has changed."""
+    each = zip(step.in_keys, inputs, versions, strict=True)
+    return [key for key, tensor, version in each if _version(tensor) != version]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Return the number of changes in place; 0 if torch does not count them."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _check_exact(step: CallStep, inputs: Tensors) -> None:
