@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from pycollect._core import Leaf
 from pycollect.envs.base import Arrays, BoolArray
 from pycollect.worker.report import StepTimer
 
 STOPPED = -1
 """The recorder's result for the last step if no environment has to be reset."""
-
-
-_READERS = tuple(str(Path(__file__).parents[1] / folder) for folder in ("envs", "worker"))
-"""Folders of the code that reads the results of environments."""
-
-
-@contextmanager
-def large_ints_named(observation: Sequence[Leaf]) -> Iterator[None]:
-    """Raise a ValueError that names the reward if a Python int of an environment is too large.
-
-    An OverflowError of the environment's own code passes unchanged.
-
-    Args:
-        observation: Entries of the observation. One that is a number may also be too large.
-    """
-    try:
-        yield
-    except OverflowError as error:
-        if not traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_READERS):
-            raise
-        has_number = any(leaf.shape == () for leaf in observation)
-        raise ValueError(
-            f"{'observation, reward' if has_number else 'reward'}: expected numbers that fit into "
-            "an int64 or a float64, got a larger int; return a float"
-        ) from error
 
 
 class Calls(NamedTuple):

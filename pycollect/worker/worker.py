@@ -33,7 +33,7 @@ from pycollect.worker.report import (
     WorkerSeconds,
     pickled_extras,
 )
-from pycollect.worker.rollout_loop import large_ints_named, roll, roll_alternating
+from pycollect.worker.rollout_loop import roll, roll_alternating
 from pycollect.worker.tensor_recorder import TensorRecorder
 
 _NO_CONTROL = RolloutControl()
@@ -221,8 +221,7 @@ class Worker:
                 self._must_reset, self._fresh = True, False
                 for group in groups:
                     group.begin(slab, row, policy_version, control, self.steps, random)
-                with large_ints_named(self.env.groups[0].spec.observation):
-                    self._roll(control)
+                self._roll(control)
             recorder, *others = (group.recorder for group in groups)
             header = recorder.finish(self.index, self.incarnation, self._sequence, others)
         finally:

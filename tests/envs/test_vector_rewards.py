@@ -442,27 +442,6 @@ def test_a_declared_reward_of_one_number(reward: Any, base: Any, is_list: bool) 
     assert torch.equal(td["next", "reward"], expected.unsqueeze(-1).float())
 
 
-@pytest.mark.parametrize("base", [OneEnv, OneOfNestedActions])
-@pytest.mark.parametrize("is_list", [False, True])
-def test_an_int_that_is_too_large_is_refused_by_name(base: Any, is_list: bool) -> None:
-    kind = type("Kind", (base,), {"convert": lambda reward: 10**400, "reward_space": None})
-    made = partial(kind, 0, LENGTHS)
-    with (
-        SyncDataCollector([made, made] if is_list else made, frames_per_batch=8) as collector,
-        refused(ValueError, "reward"),
-    ):
-        collector.next()
-
-
-def test_an_overflow_of_the_environment_is_its_own_error() -> None:
-    made = of_form(lambda reward: float(10**400), EchoEnv)
-    with (
-        SyncDataCollector(made, frames_per_batch=8) as collector,
-        pytest.raises(OverflowError),
-    ):
-        collector.next()
-
-
 def test_a_list_wants_rewards_of_one_shape() -> None:
     other = of_form(float, EchoEnv)
     with refused(ValueError, "create_env_fn"):
