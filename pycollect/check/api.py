@@ -24,6 +24,7 @@ from pycollect.check.calls import (
 from pycollect.check.collecting import check_by_gymnasium, check_collecting, check_in_worker
 from pycollect.check.report import FIXES, WARNING, Draft, Report
 from pycollect.envs.base import close_quietly
+from pycollect.envs.gymnasium_support import make_importing
 from pycollect.envs.make import (
     ENVS,
     check_distinct,
@@ -149,7 +150,7 @@ def _name(env: Any) -> str:
 
 
 def _made(make: Callable[[], Any], report: Draft) -> Any:
-    of_gymnasium = isinstance(make, partial) and make.func is gymnasium.make
+    of_gymnasium = isinstance(make, partial) and make.func in (gymnasium.make, make_importing)
     with calling("making the environment"):
         # The passive checker would warn of the same, and raise for faults that are findings.
         options = {"disable_env_checker": True} if of_gymnasium else {}

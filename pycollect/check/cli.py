@@ -139,11 +139,14 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Check the environment in this process and print the report; return the exit code."""
     faulthandler.enable(file=sys.__stderr__ or 2)
     sys.path.insert(0, os.getcwd())
+    target = args.env
     if args.module is not None:
         try:
             importlib.import_module(args.module)
         except (Exception, SystemExit) as error:
             parser.error(f"--module: {type(error).__name__}: {error}")
+        if ":" not in args.env:
+            target = f"{args.module}:{args.env}"  # workers import it, too
     try:
         import gymnasium
     except ModuleNotFoundError:
@@ -151,9 +154,9 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
     from pycollect.check.api import check_env
 
-    entries = [(args.env, args.env)]
+    entries = [(args.env, target)]
     if args.vector is not None:
-        make = partial(gymnasium.make_vec, args.env, num_envs=args.vector)
+        make = partial(gymnasium.make_vec, target, num_envs=args.vector)
         entries.append((f"{args.env}, {args.vector} environments", make))
     wrong = False
     for name, entry in entries:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from pycollect.check.calls import Budget, CallFailed, calling, run, watched_starts
 from pycollect.check.report import ERROR, WARNING, Draft
 from pycollect.check.single import SEED, check_flags
-from pycollect.check.values import copied, is_equal, make_check
+from pycollect.check.values import copied, is_close, is_equal, make_check
 from pycollect.check.walk import (
     KEPT,
     Checked,
@@ -284,24 +284,30 @@ def check_reset_step(vector: Vector) -> None:
     def compared(observation: Any, *reward: Any) -> tuple[Any, ...]:
         return tuple(np.array(leaf[row]) for leaf in (*_entries(vector, observation), *reward))
 
-    expected = compared(*kept[end + 1][:count])
-    for trial in range(_TRIES):
+    def after_end(action: Any) -> tuple[Any, ...]:
         with calling("a reset and the steps of one episode"):
             api.reset(vector.seeds)
-            for action in islice(api.random_actions(SEED), end):
-                vector.env.step(_given(api, action))
-            other = next(api.random_actions(100 + trial))
-            result = vector.env.step(_given(api, other))
-        if not is_equal(compared(*result[:count]), expected):
-            vector.report.add(
-                "autoreset-mode",
-                f"an episode of row {row} ended in step {end}, and the observation or reward of "
-                "the next step depends on its action; a NEXT_STEP environment only resets in that "
-                "step",
-                fix="Set metadata['autoreset_mode'] to SAME_STEP if step() itself resets, or to "
-                "DISABLED if the caller has to reset.",
-            )
-            return
+            for other in islice(api.random_actions(SEED), end):
+                vector.env.step(_given(api, other))
+            result = vector.env.step(_given(api, action))
+        return compared(*result[:count])
+
+    expected, again = compared(*kept[end + 1][:count]), after_end(vector.walk.actions[end])
+    others = (after_end(next(api.random_actions(100 + trial))) for trial in range(_TRIES))
+    if not is_close(again, expected):
+        vector.report.add(
+            "non-deterministic",
+            "after one more reset with the same seeds, the same actions gave another observation "
+            f"or reward in step {end + 1} of row {row}",
+        )
+    elif is_equal(again, expected) and not all(is_equal(other, expected) for other in others):
+        vector.report.add(
+            "autoreset-mode",
+            f"an episode of row {row} ended in step {end}, and the observation or reward of the "
+            "next step depends on its action; a NEXT_STEP environment only resets in that step",
+            fix="Set metadata['autoreset_mode'] to SAME_STEP if step() itself resets, or to "
+            "DISABLED if the caller has to reset.",
+        )
 
 
 def check_mask(vector: Vector) -> None:

@@ -246,9 +246,17 @@ def maker(name: str, target: str | EnvSpec) -> Callable[..., gymnasium.Env[Any, 
     """
     try:
         spec = target if isinstance(target, EnvSpec) else _spec(target)
-        return partial(gymnasium.make, replace(spec, entry_point=load_main_entry(spec.entry_point)))
+        spec = replace(spec, entry_point=load_main_entry(spec.entry_point))
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         raise type(error)(f"{name}: expected a Gymnasium id, got {target!r}: {error}") from None
+    module = target.rpartition(":")[0] if isinstance(target, str) else ""
+    return partial(make_importing, module, spec) if module else partial(gymnasium.make, spec)
+
+
+def make_importing(module: str, spec: EnvSpec, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """Make the environment of ``module:id`` after an import of the module, also in a worker."""
+    importlib.import_module(module)
+    return gymnasium.make(spec, **kwargs)
 
 
 def _spec(env_id: str) -> EnvSpec:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -361,8 +360,7 @@ def _explain_missing_name(error: BaseException) -> None:
     if type(error) is not NameError or error.__traceback__ is None:
         return
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    module = sys.modules.get(frame.f_globals.get("__name__", ""))
-    if module is None or vars(module) is not frame.f_globals:
+    if "__spec__" not in frame.f_globals:  # a module has it, also one whose import failed
         error.args = (
             f"{error}: the class or function that uses this name is defined in the script or "
             "inside a function, so it was pickled without the name. Define it at the top level "

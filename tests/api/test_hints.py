@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -71,10 +73,18 @@ def fails_of_a_name() -> Any:
     raise NameError("name 'mine' is not defined")
 
 
-@pytest.mark.processes
-def test_other_errors_of_names_are_left_alone() -> None:
+def imports_a_faulty_module(folder: str) -> Any:
+    sys.path.insert(0, folder)
+    importlib.import_module("lacks_a_name")
+
+
+@pytest.mark.processes(usual=2)
+@pytest.mark.parametrize("is_import", [False, True])
+def test_other_errors_of_names_are_left_alone(is_import: bool, tmp_path: Path) -> None:
+    (tmp_path / "lacks_a_name.py").write_text("class Env(mine): ...")
+    entry = partial(imports_a_faulty_module, str(tmp_path)) if is_import else fails_of_a_name
     with pytest.raises(NameError, match=r"^name 'mine' is not defined$"):
-        MultiSyncDataCollector([fails_of_a_name], None, frames_per_batch=8)
+        MultiSyncDataCollector([entry], None, frames_per_batch=8)
 
 
 @pytest.mark.processes

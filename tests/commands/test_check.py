@@ -110,7 +110,12 @@ ERRORS: dict[str, Sequence[Any]] = {
     "ignored-seed": [envs.IgnoresSeed, envs.TakesNoSeed, vectors.IgnoresSeeds],
     "interface": [envs.OldInterface, envs.OldReset],
     "merged-flags": [envs.BothFlags, LimitTerminates, envs.LimitInInfo],
-    "non-deterministic": [envs.UnseededSteps, envs.SurvivesReset, envs.SharesState],
+    "non-deterministic": [
+        envs.UnseededSteps,
+        envs.SurvivesReset,
+        envs.SharesState,
+        vectors.KeepsEnds,
+    ],
     "not-finite": [envs.NotANumber, envs.InfiniteReward, vectors.TensorsWithNaN],
     "observation-bounds": [envs.OutOfBounds],
     "observation-dtype": [envs.WrongDtype],
@@ -386,13 +391,19 @@ def test_the_command_imports_a_module(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     name = "PycollectTests/OfModule-v0"
     (tmp_path / "registers_for_check.py").write_text(
-        f"import gymnasium, faulty_envs\ngymnasium.register({name!r}, faulty_envs.Sound)\n"
+        f"import gymnasium\ngymnasium.register({name!r}, 'made_for_check:Made')\n"
+    )
+    (tmp_path / "made_for_check.py").write_text(
+        "import sys, faulty_envs\n"
+        "assert 'registers_for_check' in sys.modules  # also in the worker process\n"
+        "class Made(faulty_envs.Sound): ...\n"
     )
     try:
         assert main(["check", name, "--module", "registers_for_check"]) == 0
     finally:
         gymnasium.registry.pop(name, None)
-        sys.modules.pop("registers_for_check", None)
+        for module in ("registers_for_check", "made_for_check"):
+            sys.modules.pop(module, None)
 
 
 @pytest.mark.parametrize(
@@ -488,3 +499,5 @@ def test_an_action_mask_is_no_fault() -> None:
     report = check_env(envs.MaskedEnv, seconds=1)
     assert report.ok
     assert report.skipped
+    shared = check_env(envs.MaskedSharedInfo, seconds=1)
+    assert codes(shared) == ([], ["shared-object"])

@@ -406,6 +406,18 @@ class MaskedEnv(gymnasium.Env[Any, Any]):
         return np.array([self.time], np.float32), 1.0, ended, False, self.info()
 
 
+class MaskedSharedInfo(MaskedEnv):
+    """Allows every action, and returns the same mask in each call."""
+
+    mask = np.ones(4, np.int8)
+
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": self.mask}
+
+    def step(self, action: Any) -> Any:
+        return super().step(self.time % 4)
+
+
 class ExitingEnv(Sound):
     def step(self, action: Any) -> Any:
         raise SystemExit(0)

@@ -81,6 +81,16 @@ class DisabledRows(Rows):
     mode = declared = AutoresetMode.DISABLED
 
 
+class KeepsEnds(Rows):
+    """The first step after a reset also resets the rows that had ended before."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        ended = self.ended
+        result = super().reset(seed=seed, options=options)
+        self.ended = ended
+        return result
+
+
 class UndeclaredMode(Rows):
     declared = None
 
