@@ -182,8 +182,8 @@ TensorView put(ScalarRoom& room, DType dtype, T value) {
   return TensorView::contiguous(room.bytes, dtype, Dims{});
 }
 
-// Views a Python or NumPy number: first bool, then integers (__index__), then objects with
-// __float__.
+// Views a Python or NumPy number: first bool, then integers (__index__; as a float if they exceed
+// int64), then objects with __float__.
 std::optional<TensorView> view_of_number(py::handle object, ScalarRoom& room) {
   PyObject* number = object.ptr();
   if (PyFloat_Check(number)) {
@@ -197,9 +197,14 @@ std::optional<TensorView> view_of_number(py::handle object, ScalarRoom& room) {
     if (!index) {
       throw py::error_already_set();
     }
-    const long long value = PyLong_AsLongLong(index.ptr());
-    if (value == -1 && PyErr_Occurred() != nullptr) {
-      throw py::error_already_set();
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+    if (overflow != 0) {
+      const double large = PyLong_AsDouble(index.ptr());
+      if (PyErr_Occurred() != nullptr) {
+        throw py::error_already_set();
+      }
+      return put(room, DType::float64, large);
     }
     return put(room, DType::int64, static_cast<std::int64_t>(value));
   }

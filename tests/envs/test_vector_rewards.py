@@ -442,6 +442,20 @@ def test_a_declared_reward_of_one_number(reward: Any, base: Any, is_list: bool) 
     assert torch.equal(td["next", "reward"], expected.unsqueeze(-1).float())
 
 
+@pytest.mark.parametrize("base", [EchoEnv, OneOfNestedActions])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_an_int_that_exceeds_an_int64_is_recorded_as_a_float(base: Any, is_list: bool) -> None:
+    convert = {"convert": staticmethod(lambda reward: 10**30), "reward_space": None}
+    made = (
+        of_form(lambda reward: 10**30, base)
+        if base is EchoEnv
+        else partial(type("Kind", (base,), convert), 0, LENGTHS)
+    )
+    entry = [made, made] if is_list else made
+    with SyncDataCollector(entry, frames_per_batch=8) as collector:
+        assert (collector.next()["next", "reward"] == 1e30).all()
+
+
 def test_a_list_wants_rewards_of_one_shape() -> None:
     other = of_form(float, EchoEnv)
     with refused(ValueError, "create_env_fn"):
