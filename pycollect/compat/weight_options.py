@@ -19,6 +19,10 @@ _SCHEMES = (
     "DistributedWeightSyncScheme",
 )
 _POLICY = "policy"
+OTHER_MODELS = (
+    "other models are not sent to workers. Update models in this process directly, and models of "
+    "an environment in pre_collect_hook"
+)
 
 
 def check_schemes(name: str, value: Any) -> dict[str, Any]:
@@ -62,9 +66,7 @@ def _policy_scheme(schemes: Mapping[str, Any]) -> Any:
     others = [model for model in schemes if model != _POLICY]
     if others:
         raise ValueError(
-            f"weight_sync_schemes: expected the only key 'policy', got {others}; other models are "
-            "not sent to workers. Update models in this process directly, and models of an "
-            "environment in pre_collect_hook"
+            f"weight_sync_schemes: expected the only key 'policy', got {others}; {OTHER_MODELS}"
         )
     scheme = schemes.get(_POLICY)
     if scheme is None or _is_torchrls(scheme, "NoWeightSyncScheme"):

@@ -6,7 +6,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pycollect.compat.weight_options import WeightOptions, carried, made_updater, only_carries
+from pycollect.compat.weight_options import (
+    OTHER_MODELS,
+    WeightOptions,
+    carried,
+    made_updater,
+    only_carries,
+)
 from pycollect.driver.flow import Flow
 from pycollect.driver.pace import Pacing
 from pycollect.driver.stream import Source
@@ -232,11 +238,12 @@ def source_of(given: Mapping[str, Any], model_id: Any, weights_dict: Any) -> Any
             )
         if list(weights_dict) != [_POLICY]:
             raise ValueError(
-                f"weights_dict: expected the only key 'policy', got {list(weights_dict)}"
+                f"weights_dict: expected the only key 'policy', got {list(weights_dict)}; "
+                f"{OTHER_MODELS}"
             )
         return weights_dict[_POLICY]
     if model_id not in (None, _POLICY):
-        raise ValueError(f"model_id: expected 'policy', got {model_id!r}")
+        raise ValueError(f"model_id: expected 'policy', got {model_id!r}; {OTHER_MODELS}")
     if len(several) > 1:
         raise ValueError(
             f"{list(several)[-1]}: expected None because {next(iter(several))} is given; pass one"

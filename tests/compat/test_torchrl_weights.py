@@ -186,6 +186,17 @@ def test_what_is_ignored_there_is_refused() -> None:
     collector.shutdown()
 
 
+def test_models_other_than_the_policy_are_refused_with_the_alternative() -> None:
+    both = {"policy": None, "postproc.adv_module": None}
+    collector = in_process(pycollect.Collector)
+    for given in ({"weights_dict": both}, {"model_id": "postproc.adv_module"}):
+        (name,) = given
+        with pytest.raises(ValueError, match=f"^{name}: .*postproc.adv_module.*pre_collect_hook"):
+            collector.update_policy_weights_(**given)
+    assert acted(collector) == [0.0]
+    collector.shutdown()
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("form", [*FORMS, *ONLY_WITH_WORKERS])
