@@ -73,6 +73,8 @@ def _direct_call(layer: nn.RNNBase, kernel: Callable[..., Any]) -> Callable[...,
     lstm = kernel is torch.lstm
 
     def call(value: torch.Tensor, hidden: Any) -> tuple[torch.Tensor, Any]:
+        # As in `forward`: a loss of TorchRL that swaps parameters leaves its own in the flat list.
+        layer._update_flat_weights()
         out, *after = kernel(
             value,
             hidden,
