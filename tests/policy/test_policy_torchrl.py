@@ -10,6 +10,7 @@ import pytest
 import torch
 from policy_support import ShapeOnly, as_tensordict, assert_follows, assert_same, box, make
 from raising import refused
+from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import distributions as dists
 from torch import nn
@@ -164,6 +165,31 @@ def test_recurrent_modules_without_a_tensordict(rl, num_envs, first, name, optio
             assert_same(tensor, expected.get(key))
         for state in runner.states:
             state.current.copy_(expected.get(state.next_key))
+
+
+@pytest.mark.parametrize("refreshes", [True, False])
+@pytest.mark.parametrize("name", ["LSTMModule", "GRUModule"])
+def test_a_recurrent_module_keeps_its_weights_when_a_loss_calls_it_with_others(rl, name, refreshes):
+    """As a loss with target networks does, which puts the module's parameters back."""
+    policy = TensorDictSequential(
+        getattr(rl, name)(input_size=3, hidden_size=4, in_key="observation", out_key="hidden"),
+        TensorDictModule(nn.Linear(4, 2), ["hidden"], ["action"]),
+    )
+    env = boxes(5)
+    runner, current = make(policy, env)
+    assert not runner.slow_path
+    states = {state.leaf.key: state.current for state in runner.states}
+    given = {**current, **states, ("is_init",): runner.is_init}
+    targets = TensorDict.from_module(policy).data.apply(lambda weights: weights + 1)
+    with torch.no_grad():
+        with targets.to_module(policy):
+            policy(as_tensordict(given, env))
+        if refreshes:
+            runner.refresh(1)
+        came = runner.act()
+        expected = policy(as_tensordict(given, env))
+    for leaf, tensor in zip(runner.outputs, came, strict=False):
+        assert_same(tensor, expected.get(leaf.key))
 
 
 def test_a_hook_on_a_recurrent_module_is_seen(rl):

@@ -73,12 +73,12 @@ def _direct_call(layer: nn.RNNBase, kernel: Callable[..., Any]) -> Callable[...,
     lstm = kernel is torch.lstm
 
     def call(value: torch.Tensor, hidden: Any) -> tuple[torch.Tensor, Any]:
-        # As in `forward`: a loss of TorchRL that swaps parameters leaves its own in the flat list.
-        layer._update_flat_weights()
+        # A loss with target networks leaves its parameters in the layer's list of weights.
+        weights = [getattr(layer, name) for name in layer._flat_weights_names]
         out, *after = kernel(
             value,
             hidden,
-            layer._flat_weights,
+            weights,
             layer.bias,
             layer.num_layers,
             layer.dropout,
