@@ -301,7 +301,10 @@ def _explained(
     single: Sequence[Key],
     casts: Sequence[Key],
 ) -> Exception:
-    forms = (f"{show(key)} {str(own.dtype)[6:]} {list(own.shape)}" for key, own in read.items())
+    forms = (
+        f"{show(key)} {str(own.dtype).removeprefix('torch.')} {list(own.shape)}"
+        for key, own in read.items()
+    )
     text = f"policy: the first call, with {', '.join(forms) or 'no tensors'}, raised: {raised}"
     if casts:
         plain = {

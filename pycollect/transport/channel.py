@@ -38,7 +38,7 @@ POLL_SECONDS = 0.02
 """How often a driver looks whether its workers are alive while they answer."""
 
 IDLE_SECONDS = 0.25
-"""How often it looks while none answers; the end of a process on this machine rings the bell."""
+"""How often it looks while none answers; the end of a worker on this machine rings the bell."""
 
 
 class AnyBell(Protocol):
@@ -59,7 +59,7 @@ class AnyBell(Protocol):
         """Sleep until `count` differs from `seen`; return whether it does. May return early."""
 
     def ring_when_gone(self, pid: int) -> None:
-        """Ring when a process is gone that shares memory with this one."""
+        """Ring when a process on this machine has ended."""
 
 
 class ThreadBell:
@@ -88,13 +88,13 @@ class ThreadBell:
             return self._condition.wait_for(lambda: self._count != seen, seconds)
 
     def ring_when_gone(self, pid: int) -> None:
-        """Do nothing, because no process shares memory with this one."""
+        """Do nothing."""
 
 
 def wait_for(bell: AnyBell, look: Callable[[], T], seconds: float = math.inf) -> T:
     """Call `look` whenever the bell rings, until it returns a true value or the time is over.
 
-    It is also called at intervals, for what rings no bell.
+    It is also called at intervals, because some events ring no bell.
 
     Returns:
         The last result of `look`.

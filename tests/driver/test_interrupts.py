@@ -353,7 +353,7 @@ def test_a_batch_whose_processing_was_interrupted_is_lost_by_name(
 def test_an_interrupt_within_a_write_loses_the_frames_of_the_write(
     arguments: dict[str, Any],
 ) -> None:
-    """The collector does not know what the buffer has stored before the interrupt."""
+    """The collector cannot tell which frames the buffer stored before the interrupt."""
 
     class Interrupted(list[Any]):
         def extend(self, td: Any) -> None:

@@ -74,7 +74,7 @@ def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Val
 
 
 def _changed(step: CallStep, inputs: Tensors, versions: list[int]) -> list[Key]:
-    """Return the keys of inputs whose version has changed."""
+    """Return the keys of the inputs that were changed in place."""
     each = zip(step.in_keys, inputs, versions, strict=True)
     return [key for key, tensor, version in each if _version(tensor) != version]
 
