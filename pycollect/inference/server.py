@@ -348,6 +348,7 @@ class ServingBell:
 
     def __init__(self, bell: Bell, server: InferenceServer) -> None:
         self._bell, self._server = bell, server
+        self.ring, self.ring_when_gone = bell.ring, bell.ring_when_gone
         self._serving = threading.Lock()
 
     @property
@@ -359,14 +360,6 @@ class ServingBell:
     def count(self) -> int:
         """Number of times that the bell was rung."""
         return self._bell.count
-
-    def ring(self) -> None:
-        """Wake the waiting threads."""
-        self._bell.ring()
-
-    def ring_when_gone(self, pid: int) -> None:
-        """See `AnyBell`."""
-        self._bell.ring_when_gone(pid)
 
     def wait_ring(self, seen: int, seconds: float) -> bool:
         """Sleep until a worker has answered or the time is over; return whether `count` changed.
