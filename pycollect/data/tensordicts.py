@@ -129,6 +129,11 @@ def rows_like(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return rows.view(*rows.shape, *[1] * (like.ndim - rows.ndim))
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place; -1 for tensors that do not count it."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def overwrite(target: torch.Tensor, values: torch.Tensor) -> None:
     """Write values into a tensor, unless it has them and is not writable (`Tensor.expand`)."""
     try:

@@ -133,8 +133,8 @@ class PolicyGroup:
 
     def join(self, client: int) -> JoinReply:
         """Give a client its row."""
-        free = [row for row in range(self._rows) if row not in self._row_of.values()]
         if client not in self._row_of:  # whatever the order of arrival: draws depend on the row
+            free = [row for row in range(self._rows) if row not in self._row_of.values()]
             self._row_of[client] = client if client in free else free[0]
         row = self._row_of[client]
         address, runner = self._memory.address, self._full

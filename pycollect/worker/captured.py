@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pycollect.data.layout import Key
+from pycollect.data.tensordicts import version_of
 from pycollect.data.upload import Packing
 from pycollect.policy.calling import CapturedWork
 from pycollect.worker.rollout_loop import Calls
@@ -47,7 +48,7 @@ class KeptSteps:
                 for place, value in enumerate(values)
             ]
         self._steps.append(values)
-        self._versions.append([_version(value) for value in values])
+        self._versions.append([version_of(value) for value in values])
 
     def take(self) -> list[tuple[torch.Tensor, ...]]:
         """Return the values of the rollout by place, and drop them.
@@ -73,18 +74,13 @@ class KeptSteps:
         for values, versions in zip(self._steps, self._versions, strict=True):
             addresses = [value.data_ptr() for value in values]
             for place, (value, version) in enumerate(zip(values, versions, strict=True)):
-                if _version(value) != version or version < 0:
+                if version_of(value) != version or version < 0:
                     found.add(place)
                 if earlier := places.get(addresses[place]):
                     found |= {place, *earlier}
             for place, address in enumerate(addresses):
                 places.setdefault(address, set()).add(place)
         return found - self._rewritten
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was changed; -1 for tensors that do not count it."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 class PackedBatch(NamedTuple):

@@ -10,6 +10,7 @@ import torch
 from tensordict.nn import InteractionType, set_interaction_type
 
 from pycollect.data.layout import Key
+from pycollect.data.tensordicts import version_of
 from pycollect.policy.program.distributions import (
     CategoricalSampler,
     Sampler,
@@ -57,7 +58,7 @@ def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Val
         samples[number] = tuple(tensor.detach().clone() for tensor in inputs)
         if isinstance(step, CallStep):
             _check_exact(step, samples[number])
-            versions = [_version(tensor) for tensor in inputs]
+            versions = [version_of(tensor) for tensor in inputs]
             out = _caller(step)(*inputs)
             if not (step.lenient or unwritten.isdisjoint(_changed(step, inputs, versions))):
                 raise CannotUnwrapError("a module that changes its input in place")
@@ -76,12 +77,7 @@ def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Val
 def _changed(step: CallStep, inputs: Tensors, versions: list[int]) -> list[Key]:
     """Return the keys of the inputs that were changed in place."""
     each = zip(step.in_keys, inputs, versions, strict=True)
-    return [key for key, tensor, version in each if _version(tensor) != version]
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """Return the number of changes in place; 0 if torch does not count them."""
-    return 0 if tensor.is_inference() else tensor._version
+    return [key for key, tensor, version in each if version_of(tensor) != version]
 
 
 def _check_exact(step: CallStep, inputs: Tensors) -> None:
