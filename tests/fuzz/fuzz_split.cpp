@@ -194,12 +194,12 @@ void check_sums(Bytes& in, const MultiStepPlan& plan, const Reference& reference
   for_each_index(source.view.shape, [&](const Dims& index) {
     const Dims cell(index.from(0).first(static_cast<std::size_t>(dims)));
     const std::int64_t steps = ahead_of(reference, plan.batch(), cell, plan.n_steps()).steps;
-    long double sum = 0, size = 0;
+    long double sum = 0, size = 0, discount = 1;
     Dims next = index;
-    for (std::int64_t k = 0; k < steps; ++k, ++next[dims - 1]) {
+    for (std::int64_t k = 0; k < steps; ++k, ++next[dims - 1], discount *= gamma) {
       const Number value = cast(number_at(source.view.dtype, at(source.view, next)),
                                 source.view.dtype, DType::float64);
-      const long double term = std::pow(static_cast<long double>(gamma), k) * value.real();
+      const long double term = discount * value.real();
       sum += term;
       size += std::fabs(term);
     }
@@ -256,7 +256,10 @@ void check_multistep(Bytes& in, const SplitPlan& split, const Reference& referen
     const double wanted = std::pow(gamma, static_cast<double>(expected.steps));
     EXPECT(discount == wanted || std::fabs(discount - wanted) <= 1e-9 * wanted);  // or infinity
   });
-  check_sums(in, plan, reference, source, gamma);
+  // The reference takes a term for each step of each element: seconds for the longest batches.
+  if (element_count(source.view.shape.from(0)) * std::min(n, split.longest()) <= (1 << 22)) {
+    check_sums(in, plan, reference, source, gamma);
+  }
 }
 
 }  // namespace
