@@ -183,7 +183,7 @@ def updated(every: int, **arguments: Any) -> Iterator[int]:
                 collector.update_policy_weights_()
 
 
-@pytest.mark.parametrize("every", [1, WORKERS])
+@pytest.mark.parametrize("every", [1, pytest.param(WORKERS, marks=pytest.mark.full)])
 def test_policy_lag(compare: Callable[..., None], every: int) -> None:
     """A limit of 1 against none, with equally fast workers and an update after `every` batches."""
     given = {"every": every, **work("Pendulum", 1, sync=False)}
