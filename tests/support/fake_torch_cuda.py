@@ -96,6 +96,7 @@ def install() -> CudaAccelerator:
         "current_stream": lambda _=None: Stream.current,
     }.items():
         setattr(torch.cuda, name, value)
+    torch.version.cuda = None  # batches are CPU tensors, which the CUDA kernel cannot split
     torch.empty = empty  # type: ignore[assignment]
     torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign]
     from pycollect.api import arguments as device_arguments
