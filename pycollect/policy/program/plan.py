@@ -232,6 +232,5 @@ class Fingerprint:
             marks.extend(map(id, attributes.values()))
             marks.extend(map(id, children))
             for tensor in tensors:
-                marks.append(id(tensor))
-                marks.append(tensor.data_ptr())
+                marks += [id(tensor), tensor.data_ptr(), *tensor.shape, *tensor.stride()]
         return marks
