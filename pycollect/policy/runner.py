@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
@@ -228,10 +229,11 @@ class PolicyRunner:
             self._fingerprint = Fingerprint((), ())
             act, self.reuses_memory = self._act_with_tensordict(), False
         else:
+            is_captured = self._call_options.graphed is not None
+            is_captured &= isinstance(self.policy, nn.Module)
+            captured = tuple(self.policy.modules()) if is_captured else ()
             self._fingerprint = Fingerprint(
-                watched_modules(program),
-                called_modules(program),
-                captured=self._call_options.graphed is not None,
+                watched_modules(program), called_modules(program), captured
             )
             self._check_unchanged(program)
             act, self.reuses_memory = self._act_of(program)
