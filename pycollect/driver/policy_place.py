@@ -184,6 +184,16 @@ def for_all(source: Any, worker_ids: WorkerIds, workers: Sequence[int]) -> Any:
     return each[known[0]]
 
 
+def with_all_names(policy: Any) -> Weights:
+    """Return the weights of a policy with all names of tied parameters and buffers."""
+    weights = weights_of(policy)
+    if not weights.tensors:
+        return weights
+    named = (policy.named_parameters, policy.named_buffers)
+    every = {name: value.detach() for of in named for name, value in of(remove_duplicate=False)}
+    return replace(weights, tensors=every)
+
+
 def weights_like(policy: Any, first: Weights) -> Weights:
     """Return the weights of a policy under the names of its first weights.
 
@@ -197,11 +207,10 @@ def weights_like(policy: Any, first: Weights) -> Weights:
     now, names = weights.tensors.keys(), first.tensors.keys()
     if now == names:
         return weights
-    named = (policy.named_parameters, policy.named_buffers)
-    every = {name: value for of in named for name, value in of(remove_duplicate=False)}
+    every = with_all_names(policy).tensors
     if now - names or names - every.keys():
         raise other_names(names, names, now)
-    return replace(weights, tensors={name: every[name].detach() for name in names})
+    return replace(weights, tensors={name: every[name] for name in names})
 
 
 def await_weights(sent: SentWeights) -> None:
