@@ -37,6 +37,37 @@ class ServedPolicy(NamedTuple):
     graphs: GraphPool | None = None
 
 
+class KeptValues(NamedTuple):
+    """Values that a call of the policy wrote for the next call of one client.
+
+    Attributes:
+        values: Values of all rows of that call, ``[rows * P, *value]`` by key.
+        place: Position of the client among these rows.
+        rows: Number of these rows.
+    """
+
+    values: Mapping[Key, torch.Tensor]
+    place: int
+    rows: int
+
+
+def _joined(kept: Sequence[KeptValues], envs: int) -> Mapping[Key, torch.Tensor]:
+    """Return the values of several clients with P = `envs` as those of one call."""
+    if not kept:
+        return {}
+    first = kept[0]
+    each = enumerate(kept)
+    if len(kept) == first.rows and all(
+        own.values is first.values and own.place == place for place, own in each
+    ):
+        return first.values
+    return {
+        key: torch.cat([own.values[key][own.place * envs :][:envs] for own in kept])
+        for key in first.values
+        if all(key in own.values for own in kept)
+    }
+
+
 class PolicyGroup:
     """Clients with the same needs, as rows of one `SharedIO`.
 
@@ -65,7 +96,7 @@ class PolicyGroup:
         self._layout = self._layout_of(self._full)
         self._io, self._memory = SharedIO.shared(self._layout)
         self._fresh = self._io.read[FRESH.key].numpy()  # [rows, P, 1]
-        self._kept: dict[int, dict[Key, torch.Tensor]] = {}  # by row, [P, *value] by key
+        self._kept: dict[int, KeptValues] = {}  # by row
         self._states: ServerStates | None = None
         if _numbers_answers(self._full):
             for key, tensor in first.items():  # making a runner calls the policy on them
@@ -175,23 +206,22 @@ class PolicyGroup:
         if first := [row for row in rows if row not in later]:
             self._call_for(first, ())
 
-    def _call_for(self, rows: Sequence[int], kept: Sequence[Mapping[Key, torch.Tensor]]) -> None:
+    def _call_for(self, rows: Sequence[int], kept: Sequence[KeptValues]) -> None:
         """Call the policy once for these rows, with the values that were kept for each."""
-        count, envs = len(rows), self.needs.env.num_envs
+        count = len(rows)
         if count not in self._calls:
             self._calls[count] = Call(*self._bound(count), self._io, self._states)
-        call = self._calls[count]
-        keys = [key for key in kept[0] if all(key in own for own in kept)] if kept else ()
-        call.runner.kept = {key: torch.cat([own[key] for own in kept]) for key in keys}
-        self._fresh[rows] = False
+        call, envs = self._calls[count], self.needs.env.num_envs
+        call.runner.kept = _joined(kept, envs)
         call(rows)
-        parts = {
-            key: torch.split(value.clone(), envs)
+        values = {
+            key: value.clone()
             for key, value in call.runner.kept.items()
             if isinstance(value, torch.Tensor) and value.shape[:1] == (count * envs,)
         }
-        for place, row in enumerate(rows) if parts else ():
-            self._kept[row] = {key: split[place] for key, split in parts.items()}
+        if values:
+            self._fresh[rows] = False
+            self._kept.update((row, KeptValues(values, n, count)) for n, row in enumerate(rows))
 
     def _bound(self, rows: int) -> tuple[PolicyRunner, dict[Key, torch.Tensor]]:
         """Return the policy bound to this number of clients, and the tensors that it reads.
