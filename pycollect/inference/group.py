@@ -42,8 +42,8 @@ class KeptValues(NamedTuple):
 
     Attributes:
         values: Values of all rows of that call, ``[rows * P, *value]`` by key.
-        place: Position of the client among these rows.
-        rows: Number of these rows.
+        place: Position of the client in that call.
+        rows: Number of rows in that call.
     """
 
     values: Mapping[Key, torch.Tensor]
@@ -52,7 +52,7 @@ class KeptValues(NamedTuple):
 
 
 def _joined(kept: Sequence[KeptValues], envs: int) -> Mapping[Key, torch.Tensor]:
-    """Return the values of several clients with P = `envs` as those of one call."""
+    """Return the values of several clients with P = `envs`, joined in the order of the clients."""
     if not kept:
         return {}
     first = kept[0]
