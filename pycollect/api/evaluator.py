@@ -21,8 +21,9 @@ from pycollect.api.binding import explained
 from pycollect.arguments import completed_by
 from pycollect.compat.weights import source_of
 from pycollect.data.frame import MASK
-from pycollect.data.weights import Weights, weights_from, weights_of
+from pycollect.data.weights import Weights, weights_from
 from pycollect.driver.background import Background, FairLock
+from pycollect.driver.policy_place import with_all_names
 
 Metrics = dict[str, Any]
 
@@ -349,7 +350,7 @@ class Evaluator:
     def _weights_now(self, weights: Any, by_model: Any) -> Weights:
         source = source_of({"weights": weights}, None, by_model or None)
         with evaluated.naming_weights():
-            current = weights_of(self._policy) if source is None else weights_from(source)
+            current = with_all_names(self._policy) if source is None else weights_from(source)
         return replace(current.copied(), modes={})  # the copy stays in evaluation mode
 
     def _next_step(self, step: int | None) -> int:

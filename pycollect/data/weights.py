@@ -279,7 +279,7 @@ class WeightSpec:
         known = expected.keys() | set(self.extra)
         names = renamed.tensors.keys() | renamed.extra.keys()
         if names - known or (expected and not names):
-            raise _other_names(expected.keys(), known, names)
+            raise other_names(expected.keys(), known, names)
         for name, tensor in renamed.tensors.items():
             if expected[name] != list(tensor.shape):
                 raise ValueError(
@@ -295,7 +295,8 @@ class WeightSpec:
         return all(dtype_name(t.dtype) == expected[name] for name, t in tensors.items())
 
 
-def _other_names(expected: Set[str], known: Set[str], names: Set[str]) -> ValueError:
+def other_names(expected: Set[str], known: Set[str], names: Set[str]) -> ValueError:
+    """Return the error about weights with these names, of which only `known` are accepted."""
     missing, unknown = sorted(expected - names), sorted(names - known)
     return ValueError(
         "policy_or_weights: expected the names of the policy's parameters and buffers; "
@@ -359,7 +360,7 @@ def check_loads(policy: Any, weights: Weights) -> None:
     spec = WeightSpec.of(policy)
     expected, names = {leaf.key[0] for leaf in spec.leaves}, spec.fitted(weights).tensors.keys()
     if expected != names:
-        raise _other_names(expected, expected, names)
+        raise other_names(expected, expected, names)
     if weights.extra:  # only the module itself can check its extra state
         load_weights(copy.deepcopy(policy), weights)
 

@@ -6,12 +6,20 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tensordict import TensorDictBase
 
 from pycollect.checks import check_open, check_worker_ids, no_weights_given
-from pycollect.data.weights import Weights, check_loads, load_weights, weights_from, weights_of
+from pycollect.data.weights import (
+    Weights,
+    check_loads,
+    load_weights,
+    other_names,
+    weights_from,
+    weights_of,
+)
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.records import WorkerRecord
@@ -174,6 +182,35 @@ def for_all(source: Any, worker_ids: WorkerIds, workers: Sequence[int]) -> Any:
             "policy, got a dict by worker id"
         )
     return each[known[0]]
+
+
+def with_all_names(policy: Any) -> Weights:
+    """Return the weights of a policy with all names of tied parameters and buffers."""
+    weights = weights_of(policy)
+    if not weights.tensors:
+        return weights
+    named = (policy.named_parameters, policy.named_buffers)
+    every = {name: value.detach() for of in named for name, value in of(remove_duplicate=False)}
+    return replace(weights, tensors=every)
+
+
+def weights_like(policy: Any, first: Weights) -> Weights:
+    """Return the weights of a policy under the names of its first weights.
+
+    If parameters were tied since then, their common values are returned for each name.
+
+    Raises:
+        ValueError: The policy has other names now, for example because parameters are not tied any
+            more. Copies of the policy could not take their values.
+    """
+    weights = weights_of(policy)
+    now, names = weights.tensors.keys(), first.tensors.keys()
+    if now == names:
+        return weights
+    every = with_all_names(policy).tensors
+    if now - names or names - every.keys():
+        raise other_names(names, names, now)
+    return replace(weights, tensors={name: every[name] for name in names})
 
 
 def await_weights(sent: SentWeights) -> None:

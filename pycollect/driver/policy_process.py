@@ -20,6 +20,7 @@ from pycollect.driver.policy_place import (
     by_worker,
     copies_among,
     for_all,
+    weights_like,
 )
 from pycollect.driver.records import StallDetector, WorkerPlan, WorkerRecord
 from pycollect.driver.state import CollectorState
@@ -71,6 +72,9 @@ class InWorkers(PolicyPlace):
     def served(self, worker: WorkerRecord) -> None:
         self._last_served = worker
 
+    def _own_weights(self) -> Weights:
+        return weights_like(self.policy, self._first)
+
     def current(self) -> Weights:
         """Return the policy's weights, updated with the weights that were sent instead."""
         weights, newest = weights_of(self.policy), self._group.weights.newest
@@ -99,7 +103,7 @@ class InWorkers(PolicyPlace):
         self._sent_others = source is not None and source is not self.policy
         automatic = self._options.update_each or self._options.update_interval
         is_overruled = automatic and source is not None
-        self._overruled = weights_of(self.policy).copied() if is_overruled else None
+        self._overruled = self._own_weights().copied() if is_overruled else None
         chosen = {worker.index for _, workers in targets for worker in workers}
         others = [worker for worker in self._group.present if worker.index not in chosen]
         self._group.weights.skip(others, self._first)
@@ -131,7 +135,8 @@ class InWorkers(PolicyPlace):
         self._check_for_all(ids)
         if source is None and self._options.built_by_workers and self.policy is None:
             raise no_weights_given()
-        weights = weights_of(self.policy) if source is None else weights_from(source)
+        is_own = source is None or source is self.policy
+        weights = self._own_weights() if is_own else weights_from(source)
         return [(weights, self._group.of(ids))]
 
     def _check_for_all(self, ids: Sequence[int]) -> None:
@@ -174,7 +179,7 @@ class InWorkers(PolicyPlace):
 
         Other weights that were sent explicitly stay in use until the policy's weights change.
         """
-        weights = weights_of(self.policy) if self._sends else NO_WEIGHTS
+        weights = self._own_weights() if self._sends else NO_WEIGHTS
         if not weights:
             return
         untouched = self._flow.version.number == 0 and self._flow.statistics.batches == 0
@@ -293,7 +298,7 @@ class InPolicyProcess(InWorkers):
     def push(self, worker_ids: Sequence[int]) -> None:
         """Send the policy's weights to the process and all copies, unless they have the same."""
         sent = self._first.updated(self._group.weights.newest)
-        if not weights_of(self.policy).equal(sent):
+        if not self._own_weights().equal(sent):
             super().push([self._record.index])
 
     def resume(self, state: CollectorState) -> None:

@@ -44,6 +44,9 @@ ANSWER = Leaf(("_pycollect_answer",), "int64", (1,))
 Workers carry it from step to step like a state. It is 0 if the states in shared memory apply.
 """
 
+FRESH = Leaf(("_pycollect_fresh",), "bool", (1,))
+"""Whether the values that the policy kept for an environment's next call must be dropped."""
+
 
 @dataclass(frozen=True)
 class IOLayout:
@@ -275,6 +278,7 @@ class ClientRunner(RemoteRunner):
             self.states += (PolicyState(ANSWER, read[ANSWER.key], start, recorded=False),)
         for state in self.states:
             state.current.copy_(state.initial)
+        self._fresh = read[FRESH.key].fill_(True)
         self.is_init = read[IS_INIT].fill_(True) if IS_INIT in joined.reads else None
         self.step_count = read[STEP_COUNT].zero_() if STEP_COUNT in joined.reads else None
         self._answer = tuple(rows_of(io.written, joined.row, batch).values())
@@ -283,6 +287,10 @@ class ClientRunner(RemoteRunner):
         self._control, self._report_version, self._version = control, report_version, -1
         if self._is_waiting:  # for a step of an interrupted rollout
             self._wait(answered=False)
+
+    def forget(self) -> None:
+        """Let the server drop the values that the policy kept for the next call."""
+        self._fresh.fill_(True)
 
     def request(self) -> None:
         self._is_waiting = True

@@ -12,7 +12,7 @@ import torch
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
 from pycollect.data.layout import Key, dtype_name, show_all, signed_view
-from pycollect.inference.client import ANSWER, IOLayout, JoinReply, SharedIO
+from pycollect.inference.client import ANSWER, FRESH, IOLayout, JoinReply, SharedIO
 from pycollect.policy.calling import GraphPool
 from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.runner import PolicyRunner
@@ -35,6 +35,37 @@ class ServedPolicy(NamedTuple):
     device: torch.device
     explicit: bool
     graphs: GraphPool | None = None
+
+
+class KeptValues(NamedTuple):
+    """Values that a call of the policy wrote for the next call of one client.
+
+    Attributes:
+        values: Values of all rows of that call, ``[rows * P, *value]`` by key.
+        place: Position of the client in that call.
+        rows: Number of rows in that call.
+    """
+
+    values: Mapping[Key, torch.Tensor]
+    place: int
+    rows: int
+
+
+def _joined(kept: Sequence[KeptValues], envs: int) -> Mapping[Key, torch.Tensor]:
+    """Return the values of several clients with P = `envs`, joined in the order of the clients."""
+    if not kept:
+        return {}
+    first = kept[0]
+    each = enumerate(kept)
+    if len(kept) == first.rows and all(
+        own.values is first.values and own.place == place for place, own in each
+    ):
+        return first.values
+    return {
+        key: torch.cat([own.values[key][own.place * envs :][:envs] for own in kept])
+        for key in first.values
+        if all(key in own.values for own in kept)
+    }
 
 
 class PolicyGroup:
@@ -64,6 +95,8 @@ class PolicyGroup:
         self._full = self._runner(rows, repeated)
         self._layout = self._layout_of(self._full)
         self._io, self._memory = SharedIO.shared(self._layout)
+        self._fresh = self._io.read[FRESH.key].numpy()  # [rows, P, 1]
+        self._kept: dict[int, KeptValues] = {}  # by row
         self._states: ServerStates | None = None
         if _numbers_answers(self._full):
             for key, tensor in first.items():  # making a runner calls the policy on them
@@ -112,6 +145,7 @@ class PolicyGroup:
                 *self.needs.env.observation,
                 *(state.leaf for state in runner.states),
                 *numbers,
+                FRESH,
                 *(
                     Leaf(key, dtype_name(tensor.dtype), (1,))
                     for key, tensor in _collector_entries(runner).items()
@@ -161,12 +195,33 @@ class PolicyGroup:
             call.runner.refresh(1)
 
     def call(self, clients: Sequence[int]) -> None:
-        """Call the policy once for these clients."""
+        """Call the policy once for these clients.
+
+        If it keeps values for its next call, clients for which it has none get a separate call.
+        """
         rows = sorted(self._row_of[client] for client in clients)
+        later = [row for row in rows if row in self._kept and not self._fresh[row].any()]
+        if later:
+            self._call_for(later, [self._kept[row] for row in later])
+        if first := [row for row in rows if row not in later]:
+            self._call_for(first, ())
+
+    def _call_for(self, rows: Sequence[int], kept: Sequence[KeptValues]) -> None:
+        """Call the policy once for these rows, with the values that were kept for each."""
         count = len(rows)
         if count not in self._calls:
             self._calls[count] = Call(*self._bound(count), self._io, self._states)
-        self._calls[count](rows)
+        call, envs = self._calls[count], self.needs.env.num_envs
+        call.runner.kept = _joined(kept, envs)
+        call(rows)
+        values = {
+            key: value.clone()
+            for key, value in call.runner.kept.items()
+            if isinstance(value, torch.Tensor) and value.shape[:1] == (count * envs,)
+        }
+        if values:
+            self._fresh[rows] = False
+            self._kept.update((row, KeptValues(values, n, count)) for n, row in enumerate(rows))
 
     def _bound(self, rows: int) -> tuple[PolicyRunner, dict[Key, torch.Tensor]]:
         """Return the policy bound to this number of clients, and the tensors that it reads.
@@ -223,7 +278,6 @@ class Call:
                 torch.index_select(source, 0, index, out=target.view(count, *source.shape[1:]))
         if self._states is not None:
             self._states.load(rows, runner)
-        runner.forget()  # values stored in the last call belong to other workers
         outs = runner.act()
         for out, target in zip(outs, self._written, strict=True):
             rows_of_out = out.view(count, *target.shape[1:])

@@ -123,6 +123,7 @@ class TensorDictCall:
 
     Attributes:
         extra_values: Extra outputs of the last step, with a value per environment.
+        kept: Entries that the last call wrote at the root, for the next call.
     """
 
     def __init__(self, inputs: PolicyInputs, transfer: DeviceTransfer) -> None:
@@ -130,13 +131,9 @@ class TensorDictCall:
         self.extra_values: ExtraValues = {}
         self._inputs = inputs
         self._transfer = transfer
-        self._last_outputs: dict[Key, Any] = {}  # entries that the last call wrote at the root
+        self.kept: dict[Key, Any] = {}
         nodes = (extra for extra in env.action_extras if extra.kind is Kind.NODE)
         self._env_keys = tuple(extra.key for extra in (*env.extras, *nodes))
-
-    def forget(self) -> None:
-        """Drop the values that the policy wrote for its next call."""
-        self._last_outputs = {}
 
     def tensordict(self, tensors: Mapping[Key, torch.Tensor] | None = None) -> TensorDictBase:
         """Return copies of the policy's inputs, with its last outputs; the policy may keep them.
@@ -150,14 +147,14 @@ class TensorDictCall:
         tensors = self._inputs.tensors if tensors is None else tensors
         entries: dict[Any, Any] = {key: copy(tensor) for key, tensor in tensors.items()}
         if not self._inputs.extras:
-            entries.update(self._last_outputs)
+            entries.update(self.kept)
         td: TensorDictBase = TensorDict(entries, batch_size=batch, device=device)
         for key, node in env.nodes.items():
             if node.shape and td.get(key, None) is not None:
                 td.get(key).batch_size = torch.Size([*batch, *node.shape])
         if self._inputs.extras:
             td = with_current(td, self._inputs.extras, env.extras, batch)
-            td = td.update(self._last_outputs)
+            td = td.update(self.kept)
         return td
 
     def new_keys(self, out: TensorDictBase) -> list[Key]:
@@ -192,7 +189,7 @@ class TensorDictCall:
             out = returned(policy, self.tensordict(tensors))
             new = self.new_keys(out)
             found = {key: out.get(key) for key in new if key not in ragged}
-            self._last_outputs = {key: value for key, value in found.items() if key[0] != "next"}
+            self.kept = {key: value for key, value in found.items() if key[0] != "next"}
             keys = {key for key in new if is_delivered(key) or key in expected}
             if keys != expected:
                 raise PolicyOutputError(

@@ -79,8 +79,8 @@ class RemoteRunner(ABC):
     def refresh(self, steps: int) -> None:  # noqa: B027 (nothing to do in any subclass)
         """Do nothing: the process that calls the policy checks it for changes."""
 
-    def forget(self) -> None:  # noqa: B027 (nothing to do in any subclass)
-        """Do nothing: a remote policy keeps no values in the worker."""
+    def forget(self) -> None:  # noqa: B027 (optional)
+        """Drop the values that the policy keeps for its next call."""
 
     def extra_values(self) -> ExtraValues:
         """Return no extras: a remote policy returns only tensors."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from pycollect._core import Leaf
 from pycollect.data.devices import CPU
@@ -109,6 +110,7 @@ class PolicyRunner:
         self._call = TensorDictCall(self._policy_inputs, self._transfer)
         _check_on_device(policy, device)
         self._tensor_calls: list[TensorCall] = []
+        self.slow_path = False
         keep_freed_memory()
         with torch.no_grad():
             self._state_keys = tuple(needs.policy_state or ())
@@ -175,11 +177,22 @@ class PolicyRunner:
         """Whether the first value of some state is drawn anew for each trajectory."""
         return self._policy_inputs.has_random_states
 
-    def forget(self) -> None:
-        """Drop the values that the policy keeps for its next call, under private keys."""
-        self._call.forget()
+    @property
+    def kept(self) -> dict[Key, Any]:
+        """Values that the last call wrote for the next one, by key; rows as in `act`'s inputs."""
+        if self.slow_path:
+            return self._call.kept
+        return {key: value for call in self._tensor_calls for key, value in call.kept.items()}
+
+    @kept.setter
+    def kept(self, values: Mapping[Key, Any]) -> None:
+        self._call.kept = dict(values)
         for call in self._tensor_calls:
-            call.forget()
+            call.kept = {key: values[key] for key in call.kept_keys if key in values}
+
+    def forget(self) -> None:
+        """Drop the values that the last call wrote for the next one."""
+        self.kept = {}
 
     def send(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return copies of host tensors on the policy's device, which must not be the CPU."""
@@ -209,18 +222,18 @@ class PolicyRunner:
 
     def _bind(self, program: Program | None) -> None:
         """Make `act` for the program, and a fingerprint that detects changes of the policy."""
-        self.slow_path = program is None
-        before, self._tensor_calls = self._tensor_calls, tensor_calls(program)
-        for call, old in zip(self._tensor_calls, before, strict=False):
-            call.take_over(old)
+        kept = self.kept
+        self.slow_path, self._tensor_calls = program is None, tensor_calls(program)
+        self.kept = kept
         if program is None:
             self._fingerprint = Fingerprint((), ())
             act, self.reuses_memory = self._act_with_tensordict(), False
         else:
+            is_captured = self._call_options.graphed is not None
+            is_captured &= isinstance(self.policy, nn.Module)
+            captured = tuple(self.policy.modules()) if is_captured else ()
             self._fingerprint = Fingerprint(
-                watched_modules(program),
-                called_modules(program),
-                captured=self._call_options.graphed is not None,
+                watched_modules(program), called_modules(program), captured
             )
             self._check_unchanged(program)
             act, self.reuses_memory = self._act_of(program)

@@ -76,6 +76,26 @@ def test_the_weights_of_the_moment_are_evaluated(backend: str) -> None:
         }
 
 
+class Half(Worth):
+    """A policy whose action is the sum of two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return (self.worth + self.other).round().long().expand(observation.shape[:-1])
+
+
+def test_parameters_that_are_tied_later() -> None:
+    trained = TensorDictModule(Half(), ["observation"], ["action"])
+    with Evaluator(partial(Counting, 0, (1,)), trained, num_trajectories=1) as evaluator:
+        trained.module.other = trained.module.worth
+        with torch.no_grad():
+            trained.module.worth.fill_(0.5)
+        assert evaluator.evaluate()["eval/reward"] == 1.0
+
+
 @pytest.mark.parametrize("entry", [short_and_long(), lambda: SyncVectorEnv(short_and_long())])
 def test_long_episodes_count_as_much_as_short_ones(entry: Any) -> None:
     with Evaluator(entry, policy(1.0), num_trajectories=6, frames_per_batch=14) as evaluator:

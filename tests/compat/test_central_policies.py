@@ -18,8 +18,15 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
     pytest.importorskip("torchrl")
     from torch.distributions import Categorical
+    from torchrl.data import Bounded
     from torchrl.envs import GymWrapper, InitTracker, TransformedEnv
-    from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, ValueOperator
+    from torchrl.modules import (
+        GRUModule,
+        LSTMModule,
+        OrnsteinUhlenbeckProcessModule,
+        ProbabilisticActor,
+        ValueOperator,
+    )
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.processes(usual=2)]
 
@@ -70,6 +77,54 @@ def test_states_are_those_of_a_policy_in_the_workers(ways: Any, module: Any, kin
         assert ours[state].any()
         # dicts, because the batch sizes differ
         torch.testing.assert_close(ours.to_dict(), theirs.to_dict())
+
+
+def drift(called: bool) -> TensorDictSequential:
+    """Return a policy with Ornstein-Uhlenbeck noise that only drifts, so that it is not random."""
+    noise = OrnsteinUhlenbeckProcessModule(
+        Bounded(-9, 9, (1,)), action_key="noise", mu=1.0, sigma=0.0, dt=1.0, device="cpu"
+    )
+    if called:  # with a TensorDict
+        noise.register_forward_hook(lambda *_: None)
+    return TensorDictSequential(
+        TensorDictModule(
+            lambda observation: torch.zeros_like(observation[..., :1], dtype=torch.float32),
+            ["observation"],
+            ["noise"],
+        ),
+        noise,
+        TensorDictModule(lambda noise: (noise[..., 0] > 0.5).long(), ["noise"], ["action"]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ways", "called"),
+    [((MULTI_STACK, CENTRAL), True), ((MULTI_ASYNC[0], CENTRAL_ASYNC), False)],
+    ids=["sync, tensordict", "async, tensors"],
+)
+def test_noise_is_that_of_a_policy_in_the_workers(ways: Any, called: bool) -> None:
+    there, here = (rollouts(way, "list", drift(called)) for way in ways)
+    assert sorted(here) == sorted(there)
+    for worker, ours in here.items():
+        assert ours["noise"].unique().numel() > 2
+        torch.testing.assert_close(ours["noise"], there[worker]["noise"])
+
+
+def count_calls(td: TensorDictBase) -> TensorDictBase:
+    number = td["_number"] + 1 if "_number" in td.keys() else torch.zeros(td.batch_size)  # noqa: SIM118
+    action = torch.zeros(td.batch_size, dtype=torch.int64)
+    return td.update({"_number": number, "number": number.clone(), "action": action})
+
+
+def test_a_reset_drops_what_a_policy_kept_for_its_next_call() -> None:
+    envs, _ = envs_of("list")
+    with collecting(CENTRAL, ENTRIES["list"], count_calls, frames=envs * STEPS) as collector:
+        numbers = [collector.next()["number"].clone() for _ in range(2)]
+        collector.reset()
+        numbers.append(collector.next()["number"].clone())
+    steps = torch.arange(float(STEPS)).expand_as(numbers[0])
+    for found, expected in zip(numbers, (steps, steps + STEPS, steps), strict=True):
+        assert torch.equal(found, expected)
 
 
 def tracked(worker: int) -> Any:

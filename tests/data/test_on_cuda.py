@@ -333,6 +333,45 @@ def test_a_collectors_step_is_one_graph_unless_something_is_drawn(
         assert torch.equal(td["action"].bool(), td["observation"][..., 2] > 0)
 
 
+class Scaled(Leaning):
+    """The same policy with a parameter and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(scores=False)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("shift", torch.zeros(1))
+
+    def lean(self, observation: torch.Tensor) -> torch.Tensor:
+        return super().forward(observation * self.scale + self.shift)
+
+
+@pytest.mark.parametrize("name", ["scale", "shift"])
+def test_a_step_is_captured_anew_if_a_tensor_was_replaced(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures: list[Any] = []
+
+    def noted(self: DeviceTransfer, act: Any, **_: Any) -> Any:
+        captures.append(act)
+        return self.wrap(act)
+
+    monkeypatch.setattr(Elsewhere, "capture", noted)
+    monkeypatch.setattr(CallOptions, "for_device", lambda self, device: self)
+    place_policies_on(OnTheHost(), monkeypatch)
+    policy = TensorDictModule(Scaled(), ["observation"], ["action"], method="lean")
+    tensor = getattr(policy.module, name)
+    with SyncDataCollector(
+        "CartPole-v1", policy, frames_per_batch=10, cudagraph_policy=True
+    ) as collector:
+        collector.next()
+        tensor.data.add_(0.5)
+        collector.next()
+        assert len(captures) == 1
+        tensor.data = tensor.data + 0.5
+        collector.next()
+    assert len(captures) == 2
+
+
 def test_a_graph_keeps_a_state_behind_its_copy_home(
     modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

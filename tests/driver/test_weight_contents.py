@@ -297,6 +297,25 @@ def test_tied_parameters_may_have_all_their_names(way: Way) -> None:
             assert frames["weight"].unique().tolist() == [2.0 * version]
 
 
+def test_parameters_that_are_tied_later() -> None:
+    policy = TensorDictModule(Tied(), ["observation"], ["action", "weight"])
+    policy.module.b.weight = nn.Parameter(torch.ones(1, 1))
+    with collecting(MULTI_STACK, ONE, policy, frames=T, track_policy_version=True) as collector:
+        policy.module.b.weight = policy.module.a.weight
+        nn.init.constant_(policy.module.a.weight, 3.0)
+        collector.update_policy_weights_(wait=True)
+        assert next_of_version(collector, 1)["weight"].unique().tolist() == [6.0]
+
+
+def test_parameters_that_are_tied_no_more() -> None:
+    policy = TensorDictModule(Tied(), ["observation"], ["action", "weight"])
+    with collecting(MULTI_STACK, ONE, policy, frames=T) as collector:
+        policy.module.b.weight = nn.Parameter(torch.ones(1, 1))
+        with refused(ValueError, "policy_or_weights") as caught:
+            collector.update_policy_weights_()
+    assert "module.b.weight" in str(caught.value)
+
+
 class Scaled(nn.Module):
     """A module with a constant buffer that torch cannot write into."""
 

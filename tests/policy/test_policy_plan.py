@@ -169,6 +169,10 @@ def exchange_data(module):
     module[0].weight.data = torch.randn(17, 3)
 
 
+def exchange_strides(module):
+    module[0].weight.data = module[0].weight.data.reshape(3, 17).t()
+
+
 def exchange_parameter(module):
     module[0].weight = nn.Parameter(torch.randn(17, 3))
 
@@ -213,6 +217,7 @@ def global_hook(module):
     "change",
     [
         exchange_data,
+        exchange_strides,
         exchange_parameter,
         exchange_layer,
         exchange_inner_layer,

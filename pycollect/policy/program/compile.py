@@ -91,7 +91,7 @@ def _check_exact(step: CallStep, inputs: Tensors) -> None:
         return
     is_same = is_exact(function, function.module, step, inputs, batch)
     if isinstance(function, TensorCall):
-        function.forget()
+        function.kept = {}
     if not is_same:
         raise CannotUnwrapError(f"a {type(function.module).__name__} that computes other values")
 

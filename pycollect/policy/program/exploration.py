@@ -16,7 +16,7 @@ from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
-from pycollect.data.layout import as_key
+from pycollect.data.layout import Key, as_key
 from pycollect.data.tensordicts import rows_like
 from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, Step, Tensors
 
@@ -36,14 +36,20 @@ class TensorCall(ABC):
     Args:
         module: The module, whose buffers are read at each call.
         lead: Batch shape of the tensors, as `EnvBatch.batch_size`.
+
+    Attributes:
+        kept: Values that the last call kept for the next one, by their private keys `kept_keys`;
+            empty before the first call.
     """
 
     extra_in_keys: tuple[str, ...] = ()
+    kept_keys: tuple[Key, ...] = ()
     _spec: Any = None
 
     def __init__(self, module: Any, lead: tuple[int, ...]) -> None:
         self.module = module
         self.lead = lead
+        self.kept: dict[Key, torch.Tensor] = {}
 
     @property
     def step(self) -> CallStep:
@@ -63,12 +69,6 @@ class TensorCall(ABC):
     @property
     def _out_keys(self) -> Any:
         return self.module.out_keys[:1]  # the others are private to the module
-
-    def forget(self) -> None:  # noqa: B027 (most subclasses keep no values)
-        """Drop the values kept for the next call."""
-
-    def take_over(self, other: TensorCall) -> None:  # noqa: B027
-        """Continue with the values that another function kept for this module's next call."""
 
     @abstractmethod
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
@@ -190,18 +190,9 @@ class OrnsteinUhlenbeckNoise(TensorCall):
         if module.is_init_key != "is_init":  # may be missing, or have another shape
             raise CannotUnwrapError("an Ornstein-Uhlenbeck process with its own is_init_key")
         self.extra_in_keys = (module.is_init_key,)
+        self.kept_keys = as_key(module.ou.noise_key), as_key(module.ou.steps_key)
         self._spec = _spec_of(module)
         self._project, self._projects = _projection(self._spec), _projects(module)
-        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def forget(self) -> None:
-        """Drop the noise and the number of steps."""
-        self._kept = None
-
-    def take_over(self, other: TensorCall) -> None:
-        """Continue another function's noise."""
-        if isinstance(other, OrnsteinUhlenbeckNoise):
-            self._kept = other._kept
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Return the action [*lead, *frame] with noise; is_init [*lead, 1] restarts the noise."""
@@ -210,11 +201,11 @@ class OrnsteinUhlenbeckNoise(TensorCall):
             return (self._project(action) if self._projects else action,)
         process = self.module.ou
         begins = is_init.reshape(self.lead)
-        if self._kept is None:
+        if self.kept:
+            noise, steps = (self.kept[key] for key in self.kept_keys)
+        else:
             noise = torch.zeros(action.shape, device=action.device)
             steps = torch.zeros(self.lead, dtype=torch.long, device=action.device)
-        else:
-            noise, steps = self._kept
         noise = noise.masked_fill(rows_like(begins, noise), 0) + process.x0
         steps = steps.masked_fill(begins, 0)
         sigma = process.current_sigma(rows_like(steps, noise).expand(noise.shape))
@@ -223,7 +214,7 @@ class OrnsteinUhlenbeckNoise(TensorCall):
             + process.theta * (process.mu - noise) * process.dt
             + sigma * math.sqrt(process.dt) * torch.randn_like(noise)
         )
-        self._kept = noise - process.x0, steps + 1
+        self.kept = dict(zip(self.kept_keys, (noise - process.x0, steps + 1), strict=True))
         action = action + self.module._buffers["eps"] * noise
         return (self._project(action) if self._projects else action,)
 

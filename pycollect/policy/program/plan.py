@@ -8,7 +8,7 @@ is used only if its result equals the module's, bit for bit.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -197,15 +197,17 @@ class Fingerprint:
 
     Args:
         called: Modules to check only for changes of how they are called, see `forward_of`.
-        captured: Whether CUDA graphs of the called modules keep the training mode of each part
-            (default: ``False``).
+        captured: Modules whose training mode, parameters and buffers are kept by CUDA graphs
+            (default: none).
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], called: Sequence[nn.Module], captured: bool = False
+        self,
+        modules: Sequence[nn.Module],
+        called: Sequence[nn.Module],
+        captured: Sequence[nn.Module] = (),
     ) -> None:
-        self._modules, self._called = modules, called
-        self._parts = [part for module in called for part in module.modules()] if captured else []
+        self._modules, self._called, self._captured = modules, called, captured
         self._held: list[Any] = []
         self._marks = self._take(self._held)
 
@@ -214,7 +216,10 @@ class Fingerprint:
         return self._take([]) == self._marks
 
     def _take(self, held: list[Any]) -> list[int]:
-        marks = [int(_is_autocasting()), *(int(part.training) for part in self._parts)]
+        marks = [int(_is_autocasting())]
+        for part in self._captured:
+            marks.append(int(part.training))
+            marks += _marks_of((*part._parameters.values(), *part._buffers.values()), held)
         for module in self._called:
             kind = type(module)
             # getattr would call descriptors, some of which return a new object each time.
@@ -223,15 +228,20 @@ class Fingerprint:
             marks += [int(is_plain(module)), id(kind), id(forward)]
         for module in self._modules:
             attributes = vars(module)
-            tensors = [t for t in module._parameters.values() if t is not None]
             children = list(module._modules.values())
-            held.append((list(attributes.values()), tensors, children))
+            held.append((list(attributes.values()), children))
             marks.append(int(is_plain(module)))
             marks.extend((len(module._forward_hooks), *module._forward_hooks))
             marks.append(id(type(module)))
             marks.extend(map(id, attributes.values()))
             marks.extend(map(id, children))
-            for tensor in tensors:
-                marks.append(id(tensor))
-                marks.append(tensor.data_ptr())
+            marks += _marks_of(module._parameters.values(), held)
         return marks
+
+
+def _marks_of(values: Iterable[torch.Tensor | None], held: list[Any]) -> list[int]:
+    """Return numbers that change if a tensor or its memory is replaced; add tensors to `held`."""
+    tensors = [tensor for tensor in values if tensor is not None]
+    held.append(tensors)
+    each = ((id(t), t.data_ptr(), *t.shape, *t.stride()) for t in tensors)
+    return [mark for marks in each for mark in marks]
