@@ -149,7 +149,16 @@ class BatchLeaves:
 
     @cached_property
     def _nodes(self) -> dict[Key, Node]:
-        return {(*root, *key): node for root in ((), ("next",)) for key, node in self.nodes.items()}
+        """Nested TensorDicts of a batch that contain entries, by key."""
+        entries = [*(leaf.key for leaf in self.all), *(extra.key for extra in self.extras)]
+        nodes = {
+            (*root, *key): node for root in ((), ("next",)) for key, node in self.nodes.items()
+        }
+        return {
+            key: node
+            for key, node in nodes.items()
+            if any(entry[: len(key)] == key for entry in entries)
+        }
 
     def extras_batch(self, extras: Extras | None) -> ExtrasBatch:
         """Return the extras of a batch, ready for delivery."""

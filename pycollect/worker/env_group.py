@@ -68,7 +68,7 @@ class EnvGroup:
         self._current = make_current(env.spec)
         first = env.reset()
         write_current(self._current, first)
-        self._extras = ExtrasRecorder(env)
+        self._extras = ExtrasRecorder(env, options.compact)
         self._extras.restart()
         self._call_options, self._device = options.call_options, device
         if not isinstance(policy, RemotePolicy):  # its own process checks its options

@@ -142,6 +142,7 @@ class TorchRLEnv(EnvBatch):
             casts_actions=False,
             passes_states_on=True,
             extras=tuple(extra for part in specs[:2] for extra in spec_extras(part, size)),
+            flag_extras=frozenset(extra.key for extra in spec_extras(specs[1], size)),
             step_extras=spec_extras(env.full_reward_spec, size),
             action_extras=spec_extras(env.full_action_spec, size),
             nodes=spec_nodes((*specs, env.full_action_spec), size),
