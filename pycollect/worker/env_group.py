@@ -120,7 +120,7 @@ class EnvGroup:
             step_only=spec.step_only,
             root_only=spec.root_only,
             reward=spec.reward,
-            own_flags=spec.own_flags,
+            ends=spec.ends,
             is_init=runner.is_init is not None,
             step_count=bool(self._cut),
             policy_version=options.track_policy_version,
