@@ -45,8 +45,8 @@ class BatchLeaves:
         step_only: Leaves that only a step of the environment returns, under "next".
         root_only: Keys of observations that a step does not record under "next"; a leaf with such a
             key may be one of `step_only`.
-        reward: The environment's reward, under "next"; unused if `own_flags`.
-        own_flags: Whether reward and flags are among `observation` and `step_only`.
+        reward: The environment's reward, under "next"; unused if there are `ends`.
+        ends: Keys of flags in `observation`. If there are any, the reward is one of `step_only`.
         is_init: Whether to record "is_init", which marks the first frame of a trajectory.
         step_count: Whether to record "step_count".
         policy_version: Whether to record the policy version.
@@ -65,7 +65,7 @@ class BatchLeaves:
     step_only: tuple[Leaf, ...] = ()
     root_only: frozenset[Key] = frozenset()
     reward: Leaf = ONE_REWARD
-    own_flags: bool = False
+    ends: tuple[Key, ...] = ()
     is_init: bool = False
     step_count: bool = False
     policy_version: bool = False
@@ -87,8 +87,8 @@ class BatchLeaves:
     @cached_property
     def all(self) -> tuple[Leaf, ...]:
         """All leaves of a frame, in the order of the layout."""
-        flags = () if self.own_flags else tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
-        reward = () if self.own_flags else (self.reward,)
+        flags = () if self.ends else tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
+        reward = () if self.ends else (self.reward,)
         outputs = {leaf.key for leaf in self.outputs}
         inputs = (leaf for leaf in (*self.observation, *self.states) if leaf.key not in outputs)
         leaves = [*inputs, *self.outputs, *flags]
@@ -113,7 +113,9 @@ class BatchLeaves:
         observations = [leaf for leaf in self.observation if leaf.key not in self.root_only]
         if not self.compact:
             return (*observations, *self.states)
-        return tuple(leaf for leaf in observations if leaf.key[-1] in FLAGS)
+        return tuple(
+            leaf for leaf in observations if leaf.key[-1] in FLAGS or leaf.key in self.ends
+        )
 
     @cached_property
     def keys(self) -> tuple[Key | None, ...]:
@@ -149,7 +151,16 @@ class BatchLeaves:
 
     @cached_property
     def _nodes(self) -> dict[Key, Node]:
-        return {(*root, *key): node for root in ((), ("next",)) for key, node in self.nodes.items()}
+        """Nested TensorDicts of a batch that contain entries, by key."""
+        entries = [*(leaf.key for leaf in self.all), *(extra.key for extra in self.extras)]
+        nodes = {
+            (*root, *key): node for root in ((), ("next",)) for key, node in self.nodes.items()
+        }
+        return {
+            key: node
+            for key, node in nodes.items()
+            if any(entry[: len(key)] == key for entry in entries)
+        }
 
     def extras_batch(self, extras: Extras | None) -> ExtrasBatch:
         """Return the extras of a batch, ready for delivery."""

@@ -95,6 +95,7 @@ class EnvSpec:
         passes_states_on: Whether a policy may write ("next", k) for an observation key k. `step`
             takes that value and returns it as the next observation's k.
         extras: Entries of an observation without a fixed shape and numeric dtype.
+        flag_extras: Keys of those that contain flags.
         step_extras: Such entries that a step returns and a reset does not.
         action_extras: Such entries of the action.
         device: Device on which the environments step. Inputs and outputs are on the host, except
@@ -119,6 +120,7 @@ class EnvSpec:
     casts_actions: bool = True
     passes_states_on: bool = False
     extras: tuple[Extra, ...] = ()
+    flag_extras: frozenset[Key] = frozenset()
     step_extras: tuple[Extra, ...] = ()
     action_extras: tuple[Extra, ...] = ()
     nodes: Mapping[Key, Node] = field(default_factory=dict)

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import process
+from multiprocessing import process, util
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -61,7 +61,21 @@ def end_worker() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     kill_descendants()
+    _remove_semaphores()
     os._exit(0)
+
+
+def _remove_semaphores() -> None:
+    """Remove the semaphores of this process's locks, as `multiprocessing` does when it ends one.
+
+    Otherwise Python's resource tracker removes them when the program ends, with a warning.
+    """
+    synchronize = sys.modules.get("multiprocessing.synchronize")
+    cleanup = synchronize and synchronize.SemLock._cleanup
+    for finalizer in list(util._finalizer_registry.values()):  # type: ignore[attr-defined]
+        if cleanup and finalizer._callback == cleanup:
+            with suppress(OSError):
+                finalizer()
 
 
 def end_fork_of(process: int) -> None:

@@ -68,7 +68,7 @@ class EnvGroup:
         self._current = make_current(env.spec)
         first = env.reset()
         write_current(self._current, first)
-        self._extras = ExtrasRecorder(env)
+        self._extras = ExtrasRecorder(env, options.compact)
         self._extras.restart()
         self._call_options, self._device = options.call_options, device
         if not isinstance(policy, RemotePolicy):  # its own process checks its options
@@ -120,7 +120,7 @@ class EnvGroup:
             step_only=spec.step_only,
             root_only=spec.root_only,
             reward=spec.reward,
-            own_flags=spec.own_flags,
+            ends=spec.ends,
             is_init=runner.is_init is not None,
             step_count=bool(self._cut),
             policy_version=options.track_policy_version,

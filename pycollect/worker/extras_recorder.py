@@ -22,15 +22,18 @@ class ExtrasRecorder:
 
     Args:
         env: Environments, whose extras are read after each reset, step and `reset_done`.
+        compact: Whether to omit the extras of observations under "next".
 
     Attributes:
         current: Extras of the current observation; always the same dict.
         outputs: Extras that the policy returns, at the root.
     """
 
-    def __init__(self, env: EnvBatch) -> None:
+    def __init__(self, env: EnvBatch, compact: bool = False) -> None:
         self._env, self._spec = env, env.spec
         self._following = (*env.spec.extras, *env.spec.step_extras)
+        kept = {extra.key for extra in env.spec.step_extras} | env.spec.flag_extras
+        self._recorded = tuple(e for e in self._following if not compact or e.key in kept)
         self._ended = np.zeros(env.spec.num_envs, np.bool_)
         self._columns: tuple[_Columns, _Columns] = {}, {}  # at the root and under "next"
         self._output_values: ExtraValues = {}
@@ -41,7 +44,7 @@ class ExtrasRecorder:
     def all(self) -> tuple[Extra, ...]:
         """All extras of a batch."""
         root = (*self._spec.extras, *self.outputs)
-        extras = (*root, *(extra.under_next() for extra in self._following))
+        extras = (*root, *(extra.under_next() for extra in self._recorded))
         return tuple({extra.key: extra for extra in extras if is_delivered(extra.key)}.values())
 
     def restart(self) -> None:
@@ -53,7 +56,7 @@ class ExtrasRecorder:
     def begin(self) -> None:
         """Begin a rollout."""
         root = (*self._spec.extras, *self.outputs)
-        self._columns = {e.key: [] for e in root}, {e.key: [] for e in self._following}
+        self._columns = {e.key: [] for e in root}, {e.key: [] for e in self._recorded}
 
     def finish(self, steps: int) -> Extras:
         """Return the extras since `begin`, [P, steps] each.
@@ -118,7 +121,7 @@ class ExtrasRecorder:
         current, (roots, followings) = self.current, self._columns
         keys = [extra.key for extra in self._spec.extras]
         columns = [
-            (name, key, roots[key].append, followings[key].append)
+            (name, key, roots[key].append, followings[key].append if key in followings else _omit)
             for name, key in zip(names, keys, strict=True)
         ]
 
@@ -184,6 +187,10 @@ class ExtrasRecorder:
 
     def _absent(self, extra: Extra) -> list[Any]:
         return [extra.absent() for _ in range(self._spec.num_envs)]
+
+
+def _omit(values: list[Any]) -> None:
+    """Record nothing under "next"."""
 
 
 def _cleared(extras: ExtraValues, dummies: BoolArray) -> ExtraValues:

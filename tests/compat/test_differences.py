@@ -38,6 +38,7 @@ with warnings.catch_warnings():
         GymWrapper,
         InitTracker,
         MultiAction,
+        PendulumEnv,
         SerialEnv,
         TransformedEnv,
     )
@@ -132,6 +133,20 @@ def of_torchrl(collector_class: Any, env: Any, policy: Any = None) -> Any:
         return batch
     finally:
         collector.shutdown()
+
+
+class ClippingEnv(PendulumEnv):
+    """Clip the action in the TensorDict that the environment got."""
+
+    def _step(self, tensordict: Any) -> Any:
+        tensordict["action"].clamp_(-0.5, 0.5)
+        return super()._step(tensordict)
+
+
+def test_an_env_that_writes_into_its_input_does_not_change_the_frame() -> None:
+    policy = TensorDictModule(lambda th: torch.ones(1), ["th"], ["action"])
+    for kind, action in ((pycollect.SyncDataCollector, 1.0), (Collector, 0.5)):
+        assert of_torchrl(kind, ClippingEnv(), policy)["action"].unique().tolist() == [action]
 
 
 def test_what_an_env_writes_later_is_not_in_the_batch() -> None:

@@ -13,9 +13,12 @@ from torchrl_support import (
     ENVS,
     MAX_STEPS,
     WITHOUT_A_LIMIT,
+    collect,
     compare,
     counting_policy,
 )
+
+import pycollect
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
@@ -38,6 +41,22 @@ def test_frames(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ENVS if name not in WITHOUT_A_LIMIT])
 def test_frames_with_a_limit(name: str) -> None:
     compare(ENVS[name], **MAX_STEPS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("CountingEnvWithString", "EnvWithDynamicSpec", "EnvWithMetadata"),
+        *("HeterogeneousCountingEnv", "SerialEnv heterogeneous", "NestedCountingEnv"),
+    ],
+)
+def test_compact_frames(name: str) -> None:
+    compare(ENVS[name], compact_obs=True)
+
+
+def test_a_compact_batch_has_no_empty_tensorclass() -> None:
+    for td in collect(pycollect.Collector, ENVS["EnvWithTensorClass"], compact_obs=True):
+        assert set(td["next"].keys()) == {"reward", "done", "terminated"}
 
 
 @pytest.mark.parametrize("name", ["CountingEnv", "CountingBatchedEnv [3]", "SerialEnv"])

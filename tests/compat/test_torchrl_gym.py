@@ -47,6 +47,7 @@ class WalkEnv(gymnasium.Env[Any, Any]):
             "place": spaces.Discrete(9),
             "tuple": spaces.Tuple((box, box)),
             "many": spaces.MultiDiscrete([3, 4]),
+            "text": spaces.Text(9),
         }
         self.observation_space = shown[observation]
         self.action_space = spaces.Discrete(3)
@@ -59,6 +60,8 @@ class WalkEnv(gymnasium.Env[Any, Any]):
             return (np.full((2, 3), self.place / 9), np.zeros((2, 3)))
         if isinstance(self.observation_space, spaces.MultiDiscrete):
             return np.array([self.place % 3, self.place % 4])
+        if isinstance(self.observation_space, spaces.Text):
+            return "a" * (self.place + 1)
         return {
             "z": np.full((2, 3), self.place / 9),
             "deep": {"pixels": np.full((4, 4, 3), self.place, np.uint8), "place": self.place},
@@ -194,12 +197,22 @@ def test_random_actions_are_encoded(name: str) -> None:
         lambda: GymEnv("Pendulum-v1", num_envs=2),
         lambda: GymWrapper(WalkEnv("tuple")),
         lambda: GymWrapper(WalkEnv("many")),
+        lambda: GymWrapper(WalkEnv("text")),
         lambda: GymWrapper(WalkEnv()).set_info_dict_reader(
             default_info_dict_reader(["end"], spec=[_unbounded()])
         ),
         lambda: type("MyEnv", (GymEnv,), {})("Pendulum-v1"),
     ],
-    ids=["transform", "frame skip", "batched", "tuple", "MultiDiscrete", "info", "subclass"],
+    ids=[
+        "transform",
+        "frame skip",
+        "batched",
+        "tuple",
+        "MultiDiscrete",
+        "text",
+        "info",
+        "subclass",
+    ],
 )
 def test_not_unwrapped(make: Make) -> None:
     env = make_env_batch(make)

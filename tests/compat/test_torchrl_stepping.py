@@ -25,6 +25,7 @@ from torchrl.envs import (
     TransformedEnv,
 )
 from torchrl.envs.custom.pendulum import PendulumEnv
+from torchrl_support import compare
 
 from pycollect import SyncDataCollector
 from pycollect.envs.torchrl.stepping import make_advance, make_complete, make_following, make_put
@@ -110,6 +111,28 @@ class FlagsOfAgentsEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         pass
+
+
+class LoweredRootEnv(DoneOnlyEnv):
+    """The root of each step is lower than the previous "next" entry."""
+
+    def step_and_maybe_reset(self, tensordict: Any) -> Any:
+        stepped, root = super().step_and_maybe_reset(tensordict)
+        return stepped, root.set("observation", root["observation"] - 2.0)
+
+
+class TripledRewardEnv(DoneOnlyEnv):
+    """Change the reward after each step."""
+
+    def _step_proc_data(self, next_tensordict_out: Any) -> Any:
+        following = super()._step_proc_data(next_tensordict_out)
+        return following.set("reward", following["reward"] * 3.0)
+
+
+@pytest.mark.parametrize("env", [LoweredRootEnv, TripledRewardEnv])
+@pytest.mark.parametrize("kwargs", [{}, {"max_frames_per_traj": 3}, {"compact_obs": True}], ids=str)
+def test_overridden_steps(env: Make, kwargs: dict[str, Any]) -> None:
+    compare(env, **kwargs)
 
 
 class Negated(Transform):

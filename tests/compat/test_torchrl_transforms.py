@@ -104,6 +104,12 @@ def test_the_difference_alone_under_next(kwargs: dict[str, Any]) -> None:
     compare(lambda: TransformedEnv(pendulum(), NextObservationDelta()), **kwargs)
 
 
+@pytest.mark.parametrize("key", ["truncated", "cut"])
+def test_compact_batches_keep_flags_of_every_name(key: str) -> None:
+    make = lambda: TransformedEnv(pendulum(), StepCounter(3, truncated_key=key))  # noqa: E731
+    assert all(key in td["next"] for td in compare(make, compact_obs=True))
+
+
 class Halving(Transform):
     """Halve the policy's observation after the step is recorded."""
 

@@ -38,6 +38,7 @@ from echo_envs import LENGTHS
 from envs_for_tests import TextEnv
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FilterObservation
 from raising import refused
 from tensordict import (
     LazyStackedTensorDict,
@@ -125,6 +126,28 @@ def assert_true(frame: Any, acts: bool = True) -> None:
     if acts:
         assert frame["said"] == f"you said {frame['hint']}"
         assert frame["action"] == len(frame["hint"]) % 2
+
+
+def hint_alone(worker: int) -> Callable[[], Any]:
+    """Return a callable for an environment whose only observation is a text."""
+    return lambda: FilterObservation(text_fns(worker)[0](), ["hint"])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [*map(ENTRIES.get, ("one", "list", "SyncVectorEnv SAME_STEP")), hint_alone],
+    ids=["one", "list", "vector", "text alone"],
+)
+def test_compact_batches_leave_out_the_next_text(entry: Any) -> None:
+    batches = []
+    for compact in (True, False):
+        with collecting(IN_PROCESS, entry, frames=9, compact_obs=compact) as collector:
+            collector.set_seed(3)
+            batches.append([collector.next() for _ in range(2)])
+    for compact_td, td in zip(*batches, strict=True):
+        assert set(compact_td["next"].keys()) == {"reward", "done", "terminated", "truncated"}
+        assert "hint" in td["next"]
+        assert compact_td["hint"] == td["hint"]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"max_frames_per_traj": 2}, {"reset_at_each_iter": 1}])

@@ -288,6 +288,24 @@ def test_environments_are_closed(engine: ProcessEngine, tmp_path: Path) -> None:
     assert is_gone(worker.info.pid)
 
 
+class LockedEnv(CountingEnv):
+    """Make a lock, as TorchRL's TrajCounter does, and write the name of its semaphore."""
+
+    def __init__(self, note: Path) -> None:
+        super().__init__()
+        self.lock = multiprocessing.get_context("spawn").Lock()
+        note.write_text(self.lock._semlock.name.lstrip("/"))  # type: ignore[attr-defined]
+
+
+def test_locks_of_environments_end_with_their_worker(engine: ProcessEngine, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    worker = started(engine, lambda: LockedEnv(note))
+    semaphore = Path("/dev/shm", f"sem.{note.read_text()}")
+    assert semaphore.exists()
+    AnswerWaiter(engine.bell).wait_closed([worker.handle])
+    assert not semaphore.exists()
+
+
 class SlowlyClosingEnv(ClosingEnv):
     """Write a file when closing begins, and finish closing once the file is deleted."""
 

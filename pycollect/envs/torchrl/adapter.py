@@ -62,9 +62,9 @@ def changed_by_hooks(
     """Return the observations whose root and "next" entries must be recorded separately.
 
     A hook may change the recorded step, the next root, or both. If there are hooks, or if
-    `fake_tensordict` is overridden, all observations are therefore recorded in both places. The
-    entries under "next" are those of `fake_tensordict`, with which TorchRL's collectors allocate a
-    rollout.
+    `fake_tensordict` or `step_and_maybe_reset` is overridden, all observations are therefore
+    recorded in both places. The entries under "next" are those of `fake_tensordict`, with which
+    TorchRL's collectors allocate a rollout.
 
     Args:
         observations: Leaves of the observations, without flags.
@@ -73,7 +73,8 @@ def changed_by_hooks(
     Returns:
         Keys that are recorded separately at the root, and leaves that are recorded under "next".
     """
-    if not (has_hooks(env) or _rewrites(env)):
+    steps_itself = not type(env).step_and_maybe_reset.__module__.startswith("torchrl.")
+    if not (has_hooks(env) or _rewrites(env) or steps_itself):
         return frozenset(), ()
     following = env.fake_tensordict().get("next")
     entries = {as_key(name): value for name, value in following.items(True, True)}
@@ -142,6 +143,7 @@ class TorchRLEnv(EnvBatch):
             casts_actions=False,
             passes_states_on=True,
             extras=tuple(extra for part in specs[:2] for extra in spec_extras(part, size)),
+            flag_extras=frozenset(extra.key for extra in spec_extras(specs[1], size)),
             step_extras=spec_extras(env.full_reward_spec, size),
             action_extras=spec_extras(env.full_action_spec, size),
             nodes=spec_nodes((*specs, env.full_action_spec), size),
@@ -372,7 +374,10 @@ def _resets_separately(env: Any) -> bool:
     kind = type(env)
     plain = all(
         getattr(kind, name, None) is getattr(EnvBase, name, None)
-        for name in ("step_and_maybe_reset", "_step_and_maybe_reset", "step", "step_mdp")
+        for name in (
+            *("step_and_maybe_reset", "_step_and_maybe_reset"),
+            *("step", "step_mdp", "_step_proc_data"),
+        )
     )
     state = vars(env)
     return (

@@ -153,6 +153,8 @@ def _observation(env: Any, inner: Any) -> list[tuple[Leaf, Encode | None]] | Non
         pairs = _flatten(space, ())
         if ("state",) in [key for key, _ in pairs]:  # TorchRL renames this key
             return None
+    elif len(leaves) != 1:  # a text is not a leaf
+        return None
     else:
         pairs = [(next(iter(leaves)), space)]
     if {key for key, _ in pairs} != set(leaves):
