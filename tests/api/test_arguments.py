@@ -25,7 +25,7 @@ from pycollect import (
     SyncDataCollector,
     sync_sync_collector,
 )
-from pycollect.api.arguments import batched
+from pycollect.api.set_up import WorkerKind
 from pycollect.transport.processes.engine import ProcessEngine
 
 ENV = echo_fns(0)[0]
@@ -455,7 +455,7 @@ def test_whole_floats_are_counts_of_environments() -> None:
         assert collector.next().shape == (2, 4)
     with SyncDataCollector([ENV] * 2, None, frames_per_batch=8.0) as collector:
         assert collector.next().shape == (2, 4)
-    assert batched([ENV], 2.0) == [[ENV] * 2]
+    assert WorkerKind().entries([ENV], None, 2.0, "num_envs") == [[ENV] * 2]
     with refused(TypeError, "prefetch"):
         MultiSyncDataCollector([ENV], None, frames_per_batch=4, prefetch=1.5)
 
