@@ -240,12 +240,16 @@ class WorkerTemplate:
             builds_policy: The worker gets a policy factory.
         """
         maker = self.kind.maker(self.remote, arguments)
-        processes = None if maker is None else len(entry)
+        kwargs = arguments["create_env_kwargs"]
+        if maker is not None and isinstance(kwargs, (list, tuple)):
+            kwargs = parse.dict_each("create_env_kwargs", kwargs, len(entry), "process")
+        else:
+            kwargs = check.check_named("create_env_kwargs", kwargs)
         own = {"mask": self.remote.masked, "compress": self.remote.compress, "frames": frames}
         return WorkerSpec(
             index,
             entry,
-            check.check_env_kwargs(arguments["create_env_kwargs"], processes),
+            kwargs,
             checked(WorkerOptions, arguments, devices=devices, **own),
             builds_policy=builds_policy,
             # Each process that opens a GPU takes memory of it. If no device was specified, GPUs are

@@ -96,8 +96,8 @@ def _policy(device: torch.device) -> TensorDictModule:
     return TensorDictModule(Policy().to(device), ["observation"], ["action"])
 
 
-def _steps(envs: int, device: torch.device) -> Callable[[], object]:
-    """Return a function that steps environments and policy for a batch, and keeps nothing."""
+def alone(envs: int, device: torch.device, captured: bool = False) -> Stream:
+    """Environments and policy, without recording; or a CUDA graph of a whole batch of them."""
     env, policy = PointMasses(envs, device), Policy().to(device)
     observation, _ = env.reset()
 
@@ -108,16 +108,9 @@ def _steps(envs: int, device: torch.device) -> Callable[[], object]:
             seen = env.step(policy(seen))[0]
         observation.copy_(seen)
 
-    return batch
-
-
-def alone(envs: int, device: torch.device, captured: bool = False) -> Stream:
-    """Environments and policy, without recording; or a CUDA graph of a whole batch of them."""
-    batch = _steps(envs, device)
-    if captured:
-        batch = captured_calls(batch)
+    collect = captured_calls(batch) if captured else batch
     while True:
-        batch()
+        collect()
         yield envs * STEPS
 
 

@@ -82,7 +82,7 @@ class ManyWorkers(WorkerNames):
     @property
     def create_env_kwargs(self) -> list[Any]:
         """Environment keyword arguments of each worker."""
-        return [worker.plan.spec.env_kwargs or {} for worker in self._workers]
+        return [worker.plan.spec.env_kwargs for worker in self._workers]
 
     @property
     def storing_device(self) -> Places:

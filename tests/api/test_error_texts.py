@@ -29,17 +29,8 @@ from pycollect import (
     SyncDataCollector,
 )
 from pycollect.__main__ import main
-from pycollect.transport.processes.engine import ProcessEngine
 
-
-@pytest.fixture(autouse=True)
-def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail if a process is started: these errors are raised earlier."""
-
-    def start(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(ProcessEngine, "start", start)
+pytestmark = pytest.mark.usefixtures("no_processes")
 
 
 def single(**arguments: Any) -> SyncDataCollector:
