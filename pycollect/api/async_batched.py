@@ -55,10 +55,10 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             forever (default: -1).
         max_batch_size: Maximum number of environments in a policy call. ``None`` means 64 (default:
             ``None``).
-        min_batch_size: Minimum number of environments in a policy call. ``None`` means 1 (default:
-            ``None``).
+        min_batch_size: Minimum number of environments in a policy call. ``None`` lets the server
+            decide from the measured times of calls and steps (default: ``None``).
         server_timeout: Maximum number of seconds that a policy call waits for more requests.
-            ``None`` means 0.01 (default: ``None``).
+            ``None`` means 0.01 with `min_batch_size`, otherwise no limit (default: ``None``).
         transport: ``None``, "auto" or "driver", all of which use shared memory (default: ``None``).
         device: Device on which the policy is called. Defaults to ``None``: the device of its
             parameters.

@@ -368,8 +368,10 @@ class CWorker(Worker):
         if attribute == "envs_train":
             self._check_number(new)
         setattr(self, attribute, new)
-        for other in (self.algo, self.storage):
-            names.hand_over(other, old, new, attribute)
+        held_as = names.HELD_AS.get(attribute)
+        for owner in (self.algo, self.storage):
+            if held_as and old is not None and getattr(owner, held_as, None) is old:
+                setattr(owner, held_as, new)
         if attribute in ("envs_train", "envs_test") and old:
             old.close()
         if attribute == "storage":
