@@ -6,7 +6,6 @@ with TorchRL's collector in this process: `test_programs.py`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -20,9 +19,7 @@ from tensordict.nn import TensorDictModule
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    torchrl_collectors = pytest.importorskip("torchrl.collectors")
+torchrl_collectors = pytest.importorskip("torchrl.collectors")
 
 FRAMES = 120
 IDS = ("collector", "traj_ids")

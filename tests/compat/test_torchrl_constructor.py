@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import warnings
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ from raising import refused
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.collectors as torchrl_collectors
-    import torchrl.testing.mocking_classes as mock
-    from torchrl import service_backend
-    from torchrl.collectors import Collector, MultiSyncCollector
+pytest.importorskip("torchrl")
+
+import torchrl.collectors as torchrl_collectors
+import torchrl.testing.mocking_classes as mock
+from torchrl import service_backend
+from torchrl.collectors import Collector, MultiSyncCollector
 
 ENV = mock.CountingEnv
 

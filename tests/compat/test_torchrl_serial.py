@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,35 +17,34 @@ from torchrl_support import assert_alike, collect, compare
 import pycollect
 from pycollect.envs.make import make_env_batch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.collectors import Collector
-    from torchrl.data import Unbounded
-    from torchrl.envs import (
-        CatFrames,
-        Compose,
-        DoubleToFloat,
-        FrameSkipTransform,
-        GymEnv,
-        GymWrapper,
-        InitTracker,
-        MultiAction,
-        NoopResetEnv,
-        ObservationNorm,
-        ParallelEnv,
-        RenameTransform,
-        RewardSum,
-        SerialEnv,
-        StepCounter,
-        TensorDictPrimer,
-        TransformedEnv,
-        VecNormV2,
-    )
+pytest.importorskip("torchrl")
 
-    from pycollect.envs.torchrl.adapter import TorchRLEnv
-    from pycollect.envs.torchrl.serial import SerialRows, UnwrappedRows
+import torchrl.testing.mocking_classes as mock
+from torchrl.collectors import Collector
+from torchrl.data import Unbounded
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    DoubleToFloat,
+    FrameSkipTransform,
+    GymEnv,
+    GymWrapper,
+    InitTracker,
+    MultiAction,
+    NoopResetEnv,
+    ObservationNorm,
+    ParallelEnv,
+    RenameTransform,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TensorDictPrimer,
+    TransformedEnv,
+    VecNormV2,
+)
+
+from pycollect.envs.torchrl.adapter import TorchRLEnv
+from pycollect.envs.torchrl.serial import SerialRows, UnwrappedRows
 
 Make = Callable[[], Any]
 
