@@ -18,7 +18,7 @@ from pycollect.api.multi import EngineMaker, MultiSyncDataCollector, ScheduledCo
 from pycollect.api.set_up import EngineOptions, SetUp, WorkerKind
 from pycollect.api.signatures import RayCollectorSignature
 from pycollect.arguments import check_flag, completed_by
-from pycollect.compat.many_workers import Places
+from pycollect.compat.many_workers import ManyWorkers, Places
 from pycollect.compat.torchrl import Done
 from pycollect.data.devices import Devices
 from pycollect.transport.ray.engine import RayEngine, actor_options, check_actor_options
@@ -69,10 +69,7 @@ class LaunchedCollector(ScheduledCollector):
         """Number of present workers."""
         return len(self._workers)
 
-    @property
-    def update_after_each_batch(self) -> bool:
-        """Whether workers automatically get the policy's weights for each batch."""
-        return self._remote.update_each
+    update_after_each_batch = ManyWorkers.update_at_each_batch
 
     @property
     def max_weight_update_interval(self) -> int:

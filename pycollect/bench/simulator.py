@@ -92,10 +92,6 @@ class Policy(nn.Module):
         return result
 
 
-def _policy(device: torch.device) -> TensorDictModule:
-    return TensorDictModule(Policy().to(device), ["observation"], ["action"])
-
-
 def alone(envs: int, device: torch.device, captured: bool = False) -> Stream:
     """Environments and policy, without recording; or a CUDA graph of a whole batch of them."""
     env, policy = PointMasses(envs, device), Policy().to(device)
@@ -152,24 +148,23 @@ def collector(envs: int, device: torch.device, captured: bool = False) -> Stream
 
 def of_torchrl(envs: int, device: torch.device) -> Stream:
     """The collector of this package over TorchRL's kind of environment."""
-    return ours(
-        "SyncDataCollector",
-        partial(point_masses_env, envs, device),
-        partial(_policy, device),
-        read=count,
-        frames_per_batch=envs * STEPS,
-    )
+    return _over_torchrl(ours, envs, device)
 
 
 def by_torchrl(envs: int, device: torch.device) -> Stream:
     """TorchRL's collector over the same environments as a batched EnvBase."""
-    return torchrls(
+    return _over_torchrl(torchrls, envs, device, device=device)
+
+
+def _over_torchrl(by: Callable[..., Stream], envs: int, there: torch.device, **more: Any) -> Stream:
+    """Collect from `point_masses_env`."""
+    return by(
         "SyncDataCollector",
-        partial(point_masses_env, envs, device),
-        partial(_policy, device),
+        partial(point_masses_env, envs, there),
+        lambda: TensorDictModule(Policy().to(there), ["observation"], ["action"]),
         read=count,
         frames_per_batch=envs * STEPS,
-        device=device,
+        **more,
     )
 
 

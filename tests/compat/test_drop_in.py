@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -19,28 +18,25 @@ from tensordict.nn import TensorDictModule
 
 import pycollect
 
-torchrl_collectors = pytest.importorskip("torchrl.collectors")
+pytest.importorskip("torchrl.collectors")
 
 FRAMES = 120
 IDS = ("collector", "traj_ids")
 
 
-def makers() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return the environment factories for us and for TorchRL; local, to be pickled by value."""
+def maker() -> Callable[[], Any]:
+    """Return a factory of environments; local, to be pickled by value."""
 
     class SameStart(gymnasium.Wrapper):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             return super().reset(seed=7, options=options)
 
-    def make_gym() -> Any:
-        return SameStart(gymnasium.make("Pendulum-v1"))
-
-    def make_torchrl() -> Any:
+    def make() -> Any:
         from torchrl.envs import GymWrapper
 
-        return GymWrapper(make_gym())
+        return GymWrapper(SameStart(gymnasium.make("Pendulum-v1")))
 
-    return make_gym, make_torchrl
+    return make
 
 
 def policy() -> TensorDictModule:
@@ -48,12 +44,12 @@ def policy() -> TensorDictModule:
     return TensorDictModule(torch.nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
 
 
-MAKE_GYM, MAKE_TORCHRL = makers()
+MAKE = maker()
 
 
-def run(make_collector: Callable[..., Any], env: Any, **kwargs: Any) -> list[TensorDict]:
+def run(make_collector: Callable[..., Any], **kwargs: Any) -> list[TensorDict]:
     """Run the program and return copies of its batches."""
-    collector = make_collector(env, policy(), **kwargs)
+    collector = make_collector([MAKE] * 2, policy(), **kwargs)
     try:
         return [batch.clone() for batch in collector]
     finally:
@@ -82,8 +78,8 @@ def test_on_ray(ray_cluster: Any) -> None:
     }
     from torchrl.collectors.distributed import RayCollector
 
-    theirs = run(RayCollector, [MAKE_TORCHRL] * 2, **deepcopy(kwargs))  # it modifies the dicts
-    ours = run(pycollect.RayCollector, [MAKE_TORCHRL] * 2, **kwargs)
+    theirs = run(RayCollector, **deepcopy(kwargs))  # it modifies the dicts
+    ours = run(pycollect.RayCollector, **kwargs)
     assert_alike(ours[0], theirs[0], (IDS,))  # ids of different actors collide in TorchRL
     assert ours[0][IDS].unique().numel() == 2
 
@@ -122,9 +118,3 @@ def test_the_documented_example(ray_cluster: Any) -> None:
         assert (data["step_count"] < 50).all()
     distributed_collector.shutdown()
     assert counter == 1000
-
-
-def test_the_names_of_both_generations() -> None:
-    assert pycollect.Collector is pycollect.SyncDataCollector
-    td = run(partial(pycollect.SyncDataCollector, frames_per_batch=5, total_frames=5), MAKE_GYM)
-    assert len(td) == 1
