@@ -46,10 +46,14 @@ def check_devices(given: Mapping[str, Any], *, other_machines: bool = False) -> 
 
 
 def _checked(name: str, value: Any) -> torch.device | None:
-    """Return a checked device, or the first one of a list with one device per process."""
+    """Return a checked device, also of a list with the same device for each process."""
     if isinstance(value, (list, tuple)):
-        devices = [_checked(name, item) for item in value]
-        return devices[0] if devices else None
+        devices = {_checked(name, item) for item in value}
+        if len(devices) != 1:
+            raise ValueError(
+                f"{name}: expected one device for the processes of a worker, got {value}"
+            )
+        return devices.pop()
     return None if value is None else named_device(name, value)
 
 

@@ -33,6 +33,7 @@ REFUSED: list[tuple[dict[str, Any], Any, str, str]] = [
     ({"collector_kwargs": {"num_collectors": 1}}, ValueError, "collector_kwargs", "num_collectors"),
     ({"collector_kwargs": {"sync": True}}, ValueError, "collector_kwargs", "'sync'"),
     ({"collector_kwargs": {"create_env_kwargs": [{}] * 3}}, ValueError, "create_env_kwargs", "3"),
+    ({"collector_kwargs": {"device": ["cpu", "cuda"]}}, ValueError, "device", "cuda"),
     (
         {"collector_class": "async", "collector_kwargs": {"cat_results": 0}},
         ValueError,
