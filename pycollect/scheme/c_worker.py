@@ -70,8 +70,8 @@ class CWorker(Worker):
             `index_worker` and `index_parent`. By default the worker has none.
         test_envs_factory: Makes environments for evaluation, or returns ``None``, from the same
             arguments and ``"test"``. By default the worker has none.
-        initial_weights: Initial weights in the form of `set_weights`. Defaults to ``None``: the
-            actor's own.
+        initial_weights: Initial weights in the form of `CWorker.set_weights`. Defaults to ``None``:
+            the actor's own.
         device: "cpu" or "cuda:number". ``None`` means CUDA if it is available (default: ``None``).
     """
 

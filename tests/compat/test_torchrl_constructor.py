@@ -74,6 +74,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, kind: str, module: str, name: str)
     monkeypatch.setattr(importlib.import_module(module), name, StandIn)
 
 
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    for (module, name), kind in {**THEIRS, **OURS}.items():
+        stand_in(monkeypatch, kind, module, name)
+
+
 def made(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return "direct" with a batch's shape, another class, or an error's type."""
     try:
@@ -149,14 +156,9 @@ CHOICES: list[dict[str, Any]] = [
 @pytest.mark.filterwarnings("ignore:split_trajs")
 @pytest.mark.parametrize("chosen", CHOICES, ids=str)
 @pytest.mark.parametrize("positional", [0, 1, 2])
-def test_the_collector_that_is_made(
-    chosen: dict[str, Any], positional: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("stand_ins")
+def test_the_collector_that_is_made(chosen: dict[str, Any], positional: int) -> None:
     """Compare the class, the number of workers, the arguments, or the type of error."""
-    pytest.importorskip("ray")
-    for table in (THEIRS, OURS):
-        for (module, name), kind in table.items():
-            stand_in(monkeypatch, kind, module, name)
     values = {"create_env_fn": ENV, "policy": None, **FRAMES, **chosen}
     args = tuple(values.pop(name) for name in ("create_env_fn", "policy")[:positional])
     theirs = made(Collector, args, dict(values))
@@ -167,12 +169,9 @@ def test_the_collector_that_is_made(
 @pytest.mark.parametrize(
     "backend", ["direct", "process", "multiprocessing", "ray", "rpc", "thread"]
 )
-def test_the_backend_around_it(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("stand_ins")
+def test_the_backend_around_it(backend: str) -> None:
     """``with torchrl.service_backend(...)`` chooses, unless the argument does."""
-    pytest.importorskip("ray")
-    for table in (THEIRS, OURS):
-        for (module, name), kind in table.items():
-            stand_in(monkeypatch, kind, module, name)
     for own in (None, "direct", "process"):
         with service_backend(backend):
             theirs = made(Collector, (ENV,), {**FRAMES, "backend": own})

@@ -17,6 +17,13 @@ from pycollect.scheme.protocols import ActorFactory, AlgorithmFactory, StorageFa
 class _Actor(nn.Module):
     """Base of both actors: they take single-tensor observations and have no memory."""
 
+    @classmethod
+    def create_factory(
+        cls, observation_space: spaces.Box, action_space: spaces.Space[Any], hidden: int = 64
+    ) -> ActorFactory:
+        """Return a function that makes an actor on a device; arguments as in the class."""
+        return lambda device: cls(observation_space, action_space, hidden).to(device)
+
     def actor_initial_states(self, obs: Tree) -> tuple[Tree, Tree, Tensor]:
         """Return the observations, empty hidden states, and done flags of 0."""
         assert isinstance(obs, Tensor)
@@ -61,13 +68,6 @@ class ActorCritic(_Actor):
         self.policy = _layers(inputs, hidden, outputs, 0.01)
         self.critic = _layers(inputs, hidden, 1, 1.0)
 
-    @classmethod
-    def create_factory(
-        cls, observation_space: spaces.Box, action_space: spaces.Space[Any], hidden: int = 64
-    ) -> ActorFactory:
-        """Return a function that makes an actor on a device; arguments as in the class."""
-        return lambda device: cls(observation_space, action_space, hidden).to(device)
-
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits or means ``[N, A]`` and values ``[N]`` for observations ``[N, ...]``."""
         flat = obs.flatten(1).float()
@@ -104,13 +104,6 @@ class QNetwork(_Actor):
         if not isinstance(action_space, spaces.Discrete) or action_space.start != 0:
             raise ValueError(f"action_space: expected Discrete from 0 on, got {action_space}")
         self.values = _layers(_size(observation_space), hidden, int(action_space.n), 1.0)
-
-    @classmethod
-    def create_factory(
-        cls, observation_space: spaces.Box, action_space: spaces.Discrete, hidden: int = 64
-    ) -> ActorFactory:
-        """Return a function that makes an actor on a device; arguments as in the class."""
-        return lambda device: cls(observation_space, action_space, hidden).to(device)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return values ``[N, A]`` for observations ``[N, ...]``."""
