@@ -245,12 +245,12 @@ class WorkerTemplate:
             kwargs = parse.dict_each("create_env_kwargs", kwargs, len(entry), "process")
         else:
             kwargs = check.check_named("create_env_kwargs", kwargs)
-        own = {"mask": self.remote.masked, "compress": self.remote.compress, "frames": frames}
+        own = {"mask": self.remote.masked, "compress": self.remote.compress, "devices": devices}
         return WorkerSpec(
             index,
             entry,
             kwargs,
-            checked(WorkerOptions, arguments, devices=devices, **own),
+            replace(checked(WorkerOptions, arguments, **own), frames=frames),
             builds_policy=builds_policy,
             # Each process that opens a GPU takes memory of it. If no device was specified, GPUs are
             # hidden only if the engine counts them and gives the worker none.
