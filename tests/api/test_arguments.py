@@ -249,6 +249,36 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
         "num_workers_per_collector",
     ),
     ({"collector_class": "threads"}, ValueError, "collector_class"),
+    *[
+        ({"collector_class": "sync", **arguments}, error, name)
+        for arguments, error, name in (
+            (
+                {"create_env_fn": [[ENV] * 2] * 2, "num_workers_per_collector": 2},
+                ValueError,
+                "num_workers_per_collector",
+            ),
+            ({"create_env_fn": [[], [ENV, ENV]]}, ValueError, "create_env_fn"),
+            ({"create_env_fn": [[ENV, 3], [ENV, ENV]]}, TypeError, "create_env_fn"),
+            ({"collector_kwargs": {"cat_results": 1}}, ValueError, "collector_kwargs"),
+            ({"collector_kwargs": {"prefetch": -1}}, ValueError, "collector_kwargs"),
+            ({"collector_kwargs": {"prefetch": "1"}}, TypeError, "collector_kwargs"),
+            ({"collector_kwargs": {"num_collectors": 1}}, ValueError, "collector_kwargs"),
+            ({"collector_kwargs": {"device": ["cpu", "cuda"]}}, ValueError, "device"),
+            (
+                {"collector_kwargs": {"create_env_kwargs": [{}] * 3}},
+                ValueError,
+                "create_env_kwargs",
+            ),
+        )
+    ],
+    *[
+        (
+            {"collector_class": kind, "collector_kwargs": {"cat_results": 0}},
+            ValueError,
+            "collector_kwargs",
+        )
+        for kind in ("async", "single")
+    ],
     (
         {
             "collector_class": "sync",
@@ -322,6 +352,14 @@ def test_bad_values_of_rays_own_arguments(arguments: Any, error: Any, name: str)
     entries = arguments.get(name)
     if isinstance(entries, dict):
         assert any(key in str(caught.value) for key in (*entries, "special"))
+
+
+def test_names_of_what_an_actor_runs() -> None:
+    for value in ("sync", MultiSyncDataCollector, "MultiSyncCollector"):
+        assert WorkerKind.checked(value).nest == "sync"
+    for value in ("async", MultiaSyncDataCollector, "MultiAsyncCollector"):
+        assert WorkerKind.checked(value).nest == "async"
+    assert WorkerKind.checked(SyncDataCollector).nest is None
 
 
 @pytest.mark.usefixtures("no_actors")
