@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pycollect.arguments import completed_by
 from pycollect.checks import check_fraction, check_positive
 from pycollect.data.compression import Packed, import_lz4, pack
 from pycollect.scheme import names
@@ -319,20 +320,17 @@ class CWorker(Worker):
             new_parameter_value: New value.
 
         Raises:
-            AttributeError: The algorithm has no such attribute.
+            AttributeError: No attribute has this name.
         """
         names.check_parameter("parameter_name", self.algo, parameter_name)
         self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
 
+    @completed_by(update_algorithm_parameter)
     def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Set an attribute of the storage.
 
         Args:
-            parameter_name: Name of the attribute.
-            new_parameter_value: New value.
-
-        Raises:
-            AttributeError: The storage has no such attribute.
+            ...: See update_algorithm_parameter.
         """
         names.check_parameter("parameter_name", self.storage, parameter_name)
         self.storage.update_storage_parameter(parameter_name, new_parameter_value)

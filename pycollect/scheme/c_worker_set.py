@@ -98,6 +98,7 @@ class CWorkerSet(WorkerSet):
         return {name: value for name, value in params.items() if name not in envs}
 
     @classmethod
+    @completed_by(CWorker)
     def create_factory(
         cls,
         num_workers: int,
@@ -115,16 +116,14 @@ class CWorkerSet(WorkerSet):
 
         Args:
             num_workers: Number of remote workers; with 0 or 1 the local worker collects.
-            algo_factory: Makes an algorithm; arguments of factories as in :class:`CWorker`.
-            actor_factory: Makes an actor.
-            storage_factory: Makes a storage.
-            test_envs_factory: Makes environments for evaluation, or returns ``None``.
-            train_envs_factory: Makes environments for collection, or returns ``None``.
+            test_envs_factory: Makes environments for evaluation, or returns ``None``; arguments as
+                in :class:`CWorker`.
+            train_envs_factory: Makes environments for collection, or returns ``None``; arguments as
+                in :class:`CWorker`.
             total_parent_workers: Number of parents, each with its own set. If it is positive, the
                 set of parent 0 does not collect (default: 0).
             col_fraction_samples: `fraction_samples` of the class (default: 1.0).
-            compress_data_to_send: Return the result of `collect_data` compressed, as
-                :class:`Packed` (default: ``False``).
+            ...: See CWorker.
             col_worker_resources: `worker_remote_config` of the class.
 
         Returns:
