@@ -13,8 +13,9 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from test_torchrl_multistep import assert_same
 
 import pycollect
 
@@ -56,17 +57,6 @@ def run(make_collector: Callable[..., Any], **kwargs: Any) -> list[TensorDict]:
         collector.shutdown()
 
 
-def assert_alike(ours: TensorDictBase, theirs: TensorDictBase, skipped: tuple[Any, ...]) -> None:
-    assert ours.batch_size == theirs.batch_size
-    assert ours.names == theirs.names
-    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
-    for key, value in theirs.items(True, True):
-        assert ours[key].dtype == value.dtype, key
-        assert ours[key].shape == value.shape, key
-        if key not in skipped:
-            torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-4, msg=str(key))
-
-
 @pytest.mark.ray
 def test_on_ray(ray_cluster: Any) -> None:
     kwargs = {
@@ -80,7 +70,7 @@ def test_on_ray(ray_cluster: Any) -> None:
 
     theirs = run(RayCollector, **deepcopy(kwargs))  # it modifies the dicts
     ours = run(pycollect.RayCollector, **kwargs)
-    assert_alike(ours[0], theirs[0], (IDS,))  # ids of different actors collide in TorchRL
+    assert_same(ours[0], theirs[0], {IDS})  # ids of different actors collide in TorchRL
     assert ours[0][IDS].unique().numel() == 2
 
 
