@@ -272,29 +272,6 @@ def check_exploration(name: str, value: Any) -> InteractionType:
     return InteractionType[kind.upper()]
 
 
-def check_env_kwargs(value: Any, workers: int | None = None) -> Any:
-    """Return None, a dict, or a list with one dict per worker."""
-    if isinstance(value, (list, tuple)):
-        if workers is not None and len(value) != workers:
-            raise ValueError(
-                f"create_env_kwargs: expected one dict per worker ({workers}), got {len(value)}"
-            )
-        for item in value:
-            check_env_kwargs(item)
-        return list(value)
-    if value is not None and not isinstance(value, Mapping):
-        raise TypeError(
-            "create_env_kwargs: expected a dict, or a list with one dict per worker, got "
-            f"{type(value).__name__}"
-        )
-    for name in value or ():
-        if not isinstance(name, str):
-            raise TypeError(
-                f"create_env_kwargs: expected strings as keys (argument names), got {name!r}"
-            )
-    return value
-
-
 def check_named(name: str, value: Any) -> dict[str, Any]:
     """Return a new dict from a dict with strings as keys, or from None."""
     if not isinstance(value, Mapping | None):

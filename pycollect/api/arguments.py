@@ -46,20 +46,15 @@ def check_devices(given: Mapping[str, Any], *, other_machines: bool = False) -> 
 
 
 def _checked(name: str, value: Any) -> torch.device | None:
-    """Return a checked device, or the first one of a list with one device per process."""
+    """Return a checked device, also of a list with the same device for each process."""
     if isinstance(value, (list, tuple)):
-        devices = [_checked(name, item) for item in value]
-        return devices[0] if devices else None
+        devices = {_checked(name, item) for item in value}
+        if len(devices) != 1:
+            raise ValueError(
+                f"{name}: expected one device for the processes of a worker, got {value}"
+            )
+        return devices.pop()
     return None if value is None else named_device(name, value)
-
-
-def check_one_place(devices: Sequence[Devices]) -> None:
-    """Raise ValueError if workers of a sync collector would return rollouts on several devices."""
-    if any(place.reported != devices[0].reported for place in devices):
-        raise ValueError(
-            "storing_device: expected one device for all workers of a sync collector, got "
-            f"{[str(place.reported) for place in devices]}"
-        )
 
 
 # Arguments that may be a list with one value per worker.
@@ -217,27 +212,6 @@ _OURS_ALONE = (
     "trajs_per_batch",
     "sync",
 )
-
-
-def batched(
-    entries: Sequence[Any], envs: Any, name: str = "num_workers_per_collector"
-) -> list[Any]:
-    """Return the entries, or a batch of `envs` copies of each.
-
-    Raises:
-        ValueError: An entry cannot be repeated.
-    """
-    count = check.check_positive(name, envs)
-    if count == 1:
-        return list(entries)
-    for entry in entries:
-        if isinstance(entry, list) or not callable(entry):
-            kind = "lists of environments" if isinstance(entry, list) else "an environment"
-            raise ValueError(
-                f"{name}: expected 1 because create_env_fn contains {kind}, got {count}; pass a "
-                "callable that makes one environment"
-            )
-    return [[entry] * count for entry in entries]
 
 
 def merged_arguments(

@@ -22,7 +22,7 @@ from pycollect.api.async_batched_arguments import (
 )
 from pycollect.api.binding import explained
 from pycollect.api.multi import MultiaSyncDataCollector
-from pycollect.arguments import check_flag
+from pycollect.arguments import check_flag, completed_by
 from pycollect.data.layout import Key
 from pycollect.driver.delivery import put
 from pycollect.driver.flow import Part
@@ -35,6 +35,7 @@ _ENV_INDEX = "env_index"
 _OWN_VERSION = ("collector", "policy_version")
 
 
+@completed_by(MultiaSyncDataCollector)
 class AsyncBatchedCollector(MultiaSyncDataCollector):
     """Collect in worker processes with central inference, by TorchRL's arguments.
 
@@ -51,14 +52,12 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             Replaces `policy`; one of the two is required (default: ``None``).
         frames_per_batch: Number of frames in a batch of all workers. It is rounded up to whole
             rollouts, with a warning.
-        total_frames: Stop after at least this many frames. ``None`` or a negative number collects
-            forever (default: -1).
         max_batch_size: Maximum number of environments in a policy call. ``None`` means 64 (default:
             ``None``).
-        min_batch_size: Minimum number of environments in a policy call. ``None`` means 1 (default:
-            ``None``).
+        min_batch_size: Minimum number of environments in a policy call. ``None`` lets the server
+            decide from the measured times of calls and steps (default: ``None``).
         server_timeout: Maximum number of seconds that a policy call waits for more requests.
-            ``None`` means 0.01 (default: ``None``).
+            ``None`` means 0.01 with `min_batch_size`, otherwise no limit (default: ``None``).
         transport: ``None``, "auto" or "driver", all of which use shared memory (default: ``None``).
         device: Device on which the policy is called. Defaults to ``None``: the device of its
             parameters.
@@ -69,12 +68,6 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             (default: 1).
         transition_chunk_size: Number of steps in a rollout. "auto" gives each environment an equal
             share of a batch, but at least 64 steps and at most a whole batch (default: "auto").
-        reset_at_each_iter: Reset all environments at the start of every rollout (default:
-            ``False``).
-        postproc: Function that is called with each batch; its result is returned instead (default:
-            ``None``).
-        exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
-            MEAN, as an ExplorationType or its name (default: RANDOM).
         replay_buffer: Object with an ``extend`` method. Batches are written to it, and the iterator
             yields ``None``. Defaults to ``None``: batches are returned.
         post_collect_hook: Function that this process calls with each batch, after `postproc`
@@ -96,20 +89,15 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         policy_version: First value of `policy_version` (default: 0).
         policy_version_key: Key of the policy version that acted in each frame; ``None`` omits the
             entry (default: "policy_version").
-        max_policy_lag: Maximum number of policy versions by which a delivered frame may be behind;
-            see :class:`MultiaSyncDataCollector` (default: ``None``).
         env_groups: With 2, a process steps one half of its `envs_per_worker` environments while the
             policy acts for the other half (default: 1).
+        ...: See MultiaSyncDataCollector.
 
     Yields:
         TensorDicts, [frames_per_batch]. A batch contains rollouts of [T], each of a single
         environment, one after the other. In addition to the entries of other collectors,
         "env_index" is the index into `create_env_fn` of each frame's environment. Single
         trajectories have it only if `envs_per_worker` is 1.
-
-    Raises:
-        ValueError, TypeError: An argument is invalid; the message starts with its name.
-        SharedMemoryError: Processes cannot share memory on this system; the message explains why.
     """
 
     @explained

@@ -28,7 +28,7 @@ from pycollect.worker.options import WorkerOptions
 
 if TYPE_CHECKING:  # at run time, imported only for central inference
     from pycollect.inference.client import ClientSlots
-    from pycollect.inference.server import PolicyWorker, ServingBell
+    from pycollect.inference.server import ServingBell
 
 _SERVER = -1  # worker id of a policy server
 _TIMEOUT = 0.01  # seconds, as in TorchRL
@@ -117,15 +117,23 @@ class Central:
             settings = replace(settings, device=device)
         clients = ClientSlots(Bell(), settings.groups)
         slots, bell = clients.slots.address, clients.bell.address
-        maker = partial(PolicyWorker, settings=settings, slots=slots, bell=bell)
         factory = given["policy_factory"]
-        plan = _plan(given["policy"], factory, settings, maker)
+        spec = WorkerSpec(
+            _SERVER,
+            None,
+            None,
+            WorkerOptions(0, num_threads=torch.get_num_threads()),
+            builds_policy=factory is not None,
+            hides_gpus=settings.device == CPU,
+            maker=partial(PolicyWorker, settings=settings, slots=slots, bell=bell),
+            role="policy server",
+        )
+        (source,) = parse.pickled_policies([factory or given["policy"]], factory is not None)
+        plan = WorkerPlan(spec, source, {})
         return cls(
             given,
             clients,
-            copy=lambda: (
-                plan.policy if factory is None else pickled("policy_factory", _Built(factory))
-            ),
+            copy=lambda: source if factory is None else pickled("policy_factory", _Built(factory)),
             place=lambda method: partial(InPolicyProcess, plan, ProcessEngine(method)),
         )
 
@@ -138,23 +146,6 @@ class _Built:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return check.built_policy, (self._factory,)
-
-
-def _plan(
-    policy: Any, factory: Any, settings: ServerSettings, maker: Callable[..., PolicyWorker]
-) -> WorkerPlan:
-    spec = WorkerSpec(
-        _SERVER,
-        None,
-        None,
-        WorkerOptions(0, num_threads=torch.get_num_threads()),
-        builds_policy=factory is not None,
-        hides_gpus=settings.device == CPU,
-        maker=maker,
-        role="policy server",
-    )
-    (pickled,) = parse.pickled_policies([factory or policy], factory is not None)
-    return WorkerPlan(spec, pickled, {})
 
 
 def _one_device(given: Mapping[str, Any], workers: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.distributed import rpc
 
 from pycollect import checks as check
 from pycollect.api.binding import Arguments
+from pycollect.api.multi import EngineMaker
 from pycollect.api.ray import LaunchedCollector, RayCollector
 from pycollect.api.set_up import no_options
 from pycollect.api.signatures import (
@@ -20,6 +21,7 @@ from pycollect.api.signatures import (
 )
 from pycollect.arguments import check_flag, completed_by
 from pycollect.driver.options import RemoteOptions
+from pycollect.transport.channel import AnyBell
 from pycollect.transport.distributed.delayed import WaitingJobLauncher, current_job_folder
 from pycollect.transport.distributed.engine import DistributedEngine, Launcher
 from pycollect.transport.distributed.launchers import (
@@ -35,13 +37,8 @@ from pycollect.transport.distributed.rendezvous import LOOPBACK, check_port, out
 _LAUNCHERS = ("mp", "submitit", "submitit_delayed")
 
 
-def engine_maker(
-    given: Mapping[str, Any], carrier: Carrier
-) -> Callable[[RemoteOptions], DistributedEngine]:
+def engine_maker(given: Mapping[str, Any], carrier: Carrier) -> EngineMaker:
     """Check the arguments that configure how ranks start and connect.
-
-    Returns:
-        A function that creates the engine.
 
     Raises:
         ValueError: The launcher is unknown, or the port is invalid.
@@ -54,7 +51,7 @@ def engine_maker(
         raise TypeError(f"tcp_address: expected a string or None, got {type(address).__name__}")
     board = current_job_folder() if launcher == "submitit_delayed" else None
 
-    def engine(remote: RemoteOptions) -> DistributedEngine:
+    def engine(remote: RemoteOptions, _: AnyBell | None) -> DistributedEngine:
         starts: Launcher = ChildLauncher(remote.start_method)
         host = LOOPBACK
         if launcher == "submitit":

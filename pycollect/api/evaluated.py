@@ -100,7 +100,7 @@ class Episodes:
         return split[torch.cat(kept)].exclude(_ROW)
 
 
-_NORMALISERS = ("VecNorm", "VecNormV2")  # TorchRL's, recognized by name
+_NORMALIZERS = ("VecNorm", "VecNormV2")  # TorchRL's, recognized by name
 
 
 def frozen_entry(env: Any) -> Any:
@@ -124,18 +124,9 @@ def frozen(env: Any) -> Any:
     """Freeze the statistics of an environment, which training shares, and return it."""
     if is_torchrl_env(env):
         for module in env.modules():
-            if any(kind.__name__ in _NORMALISERS for kind in type(module).__mro__):
+            if any(kind.__name__ in _NORMALIZERS for kind in type(module).__mro__):
                 module.freeze()
     return env
-
-
-def counts_steps(env: Any) -> bool:
-    """Return whether a TorchRL environment has a StepCounter; a second one is impossible."""
-    if not is_torchrl_env(env):
-        return False
-    from pycollect.envs.torchrl.specs import has_step_count
-
-    return has_step_count(env)
 
 
 def own_policy(policy: Any) -> Any:
@@ -260,8 +251,11 @@ def collector_here(
     if isinstance(entry, partial):
         entry = entry(**env_kwargs)
     try:
-        if counts_steps(entry):
-            arguments["max_frames_per_traj"] = None
+        if is_torchrl_env(entry):
+            from pycollect.envs.torchrl.specs import has_step_count
+
+            if has_step_count(entry):  # a second StepCounter is impossible
+                arguments["max_frames_per_traj"] = None
         if factory is None:
             acting = own_policy(policy)
         else:

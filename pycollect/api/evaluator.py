@@ -249,20 +249,6 @@ class Evaluator:
         """Whether a triggered evaluation is still running or queued."""
         return not self._closed and any(not result.done() for result in self._results)
 
-    def poll(self, timeout: float = 0) -> Metrics | None:
-        """Return the oldest unread result, if it is ready.
-
-        Args:
-            timeout: Maximum number of seconds to wait (default: 0).
-
-        Returns:
-            The dict that `evaluate` returns, or ``None`` if no result is ready.
-
-        Raises:
-            Exception: The evaluation raised it.
-        """
-        return self.wait(timeout)
-
     def wait(self, timeout: float | None = None) -> Metrics | None:
         """Wait for the oldest unread result.
 
@@ -285,6 +271,15 @@ class Evaluator:
         except FutureTimeoutError:
             return None
         return self._results.popleft().result()
+
+    @completed_by(wait)
+    def poll(self, timeout: float = 0) -> Metrics | None:
+        """Return the oldest unread result, if it is ready.
+
+        Args:
+            timeout: Maximum number of seconds to wait (default: 0).
+        """
+        return self.wait(timeout)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Stop a running evaluation after its current batch, and end the workers. Idempotent.

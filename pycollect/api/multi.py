@@ -27,21 +27,24 @@ from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.policy_process import InWorkers
 from pycollect.driver.scheduler import Scheduler
+from pycollect.transport.channel import AnyBell
 from pycollect.transport.engine import Engine
 from pycollect.transport.processes.engine import ProcessEngine
+
+EngineMaker = Callable[[RemoteOptions, AnyBell | None], Engine]
+"""Makes the engine; this process waits on the bell, or on a new one for ``None``."""
 
 
 class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
     """A stream of batches from a scheduler, which drives workers through an engine.
 
-    Args:
-        engine: Makes the engine, which is closed when the collector is shut down or cannot be made.
+    The engine is closed when the collector is shut down or cannot be made.
     """
 
     _source: Scheduler
     _frames_divided_among = "workers and their environments"
 
-    def __init__(self, set_up: SetUp, engine: Callable[[RemoteOptions], Engine]) -> None:
+    def __init__(self, set_up: SetUp, engine: EngineMaker) -> None:
         template, plans = set_up.template, set_up.plans
         remote, central = template.remote, template.central
         self._template, self._remote = template, remote
@@ -51,7 +54,8 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
         warn_of_slices(options, first.set_truncated)
         flow = Flow(options)
         place = InWorkers if central is None else central.place(remote.start_method)
-        scheduler = Scheduler(flow, remote, plans, set_up.policy, engine(remote), place)
+        bell = None if central is None else central.bell
+        scheduler = Scheduler(flow, remote, plans, set_up.policy, engine(remote, bell), place)
         super().__init__(
             flow, scheduler, set_up.weights, first.pre_collect_hook, first.post_collect_hook
         )
@@ -204,9 +208,8 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
         central = Central.of(given, len(entries), sync=sync)
         own = shares if sync else ()
         set_up = SetUp.of(given, entries, sync=sync, shares=own, central=central)
-        bell = None if central is None else central.bell
         ScheduledCollector.__init__(
-            self, set_up, lambda remote: ProcessEngine(remote.start_method, bell)
+            self, set_up, lambda remote, bell: ProcessEngine(remote.start_method, bell)
         )
 
     @property

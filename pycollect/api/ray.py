@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
@@ -14,20 +14,15 @@ from pycollect.api import arguments as parse
 from pycollect.api.arguments import dict_each
 from pycollect.api.binding import Arguments
 from pycollect.api.central import Central
-from pycollect.api.multi import MultiSyncDataCollector, ScheduledCollector
+from pycollect.api.multi import EngineMaker, MultiSyncDataCollector, ScheduledCollector
 from pycollect.api.set_up import EngineOptions, SetUp, WorkerKind
 from pycollect.api.signatures import RayCollectorSignature
 from pycollect.arguments import check_flag, completed_by
-from pycollect.compat.many_workers import Places
+from pycollect.compat.many_workers import ManyWorkers, Places
 from pycollect.compat.torchrl import Done
 from pycollect.data.devices import Devices
-from pycollect.driver.options import RemoteOptions
-from pycollect.transport.engine import Engine
 from pycollect.transport.ray.engine import RayEngine, actor_options, check_actor_options
 from pycollect.transport.ray.session import check_amounts, import_ray
-
-if TYPE_CHECKING:
-    from pycollect.inference.server import ServingBell
 
 
 class LaunchedCollector(ScheduledCollector):
@@ -35,7 +30,6 @@ class LaunchedCollector(ScheduledCollector):
 
     Args:
         engine_options: Checks the engine's options for workers with these devices.
-        engine: See :class:`ScheduledCollector`.
     """
 
     def __init__(
@@ -43,13 +37,18 @@ class LaunchedCollector(ScheduledCollector):
         given: Arguments,
         sync: bool,
         engine_options: EngineOptions,
-        engine: Callable[[RemoteOptions], Engine],
+        engine: EngineMaker,
     ) -> None:
         kind = WorkerKind.checked(given["collector_class"])
         name = "num_workers_per_collector"
         entries = kind.entries(given["create_env_fn"], given["num_collectors"], given[name], name)
         given = self._with_policies(given, len(entries))
-        central = self._central(given, kind, len(entries), sync)
+        central = Central.of(given, len(entries), sync=sync)
+        if central is not None and kind.nest is not None:
+            raise ValueError(
+                "collector_class: expected SyncDataCollector with inference='central', got "
+                f"{given['collector_class']!r}; an actor's processes call the policy themselves"
+            )
         set_up = SetUp.of(
             given,
             entries,
@@ -65,21 +64,12 @@ class LaunchedCollector(ScheduledCollector):
         """Return the arguments, with other policies if workers need them."""
         return given
 
-    def _central(
-        self, given: Arguments, kind: WorkerKind, workers: int, sync: bool
-    ) -> Central | None:
-        """Return the settings of central inference, or ``None`` if workers have copies."""
-        return None
-
     @property
     def num_collectors(self) -> int:
         """Number of present workers."""
         return len(self._workers)
 
-    @property
-    def update_after_each_batch(self) -> bool:
-        """Whether workers automatically get the policy's weights for each batch."""
-        return self._remote.update_each
+    update_after_each_batch = ManyWorkers.update_at_each_batch
 
     @property
     def max_weight_update_interval(self) -> int:
@@ -205,26 +195,10 @@ class RayCollector(RayCollectorSignature, LaunchedCollector):
         init_config = None if config is None else check.check_named("ray_init_config", config)
         self._remote_configs = given["remote_configs"]
         options = partial(_options_of_actors, self._remote_configs)
-        self._bell: ServingBell | None = None
-
-        def engine(remote: RemoteOptions) -> RayEngine:
-            return RayEngine(init_config, self._bell)
-
-        LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
-
-    def _central(
-        self, given: Arguments, kind: WorkerKind, workers: int, sync: bool
-    ) -> Central | None:
-        central = Central.of(given, workers, sync=sync)
-        if central is None:
-            return None
-        self._bell = central.bell
-        if kind.nest is not None:
-            raise ValueError(
-                "collector_class: expected SyncDataCollector with inference='central', got "
-                f"{given['collector_class']!r}; an actor's processes call the policy themselves"
-            )
-        return central
+        sync = check_flag("sync", given["sync"])
+        LaunchedCollector.__init__(
+            self, given, sync, options, lambda _, bell: RayEngine(init_config, bell)
+        )
 
     def _with_policies(self, given: Arguments, workers: int) -> Arguments:
         """Replace an inference service, TorchRL's or its like, by one client factory per actor."""

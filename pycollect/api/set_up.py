@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycollect import checks as check
 from pycollect.api import arguments as parse
-from pycollect.api.arguments import batched, check_devices, check_one_place, merged_arguments
+from pycollect.api.arguments import check_devices, merged_arguments
 from pycollect.api.binding import Arguments
 from pycollect.arguments import arguments_of, checked, checked_kwargs
 from pycollect.compat.weight_options import WeightOptions
@@ -67,18 +67,21 @@ class WorkerKind:
             count: Number of environments or processes in each worker.
 
         Raises:
-            ValueError: An entry is a list, and the count is not 1.
+            ValueError: The count is not 1, and an entry cannot be repeated.
         """
-        if self.nest is None:
-            return batched(parse.env_entries(create_env_fn, "num_collectors", number), count, name)
-        entries = parse.env_entries(create_env_fn, "num_collectors", number, _check_nest_entry)
-        processes = check.check_positive(name, count)
-        if processes != 1 and any(isinstance(entry, list) for entry in entries):
-            raise ValueError(
-                f"{name}: expected 1 because create_env_fn contains lists, got {processes}; each "
-                "list has one entry per process"
-            )
-        return [entry if isinstance(entry, list) else [entry] * processes for entry in entries]
+        checked_entry = check_entry if self.nest is None else _check_nest_entry
+        entries = parse.env_entries(create_env_fn, "num_collectors", number, checked_entry)
+        count = check.check_positive(name, count)
+        for entry in entries if count > 1 else ():
+            if isinstance(entry, list) or (self.nest is None and not callable(entry)):
+                kind = "lists" if isinstance(entry, list) else "an environment"
+                raise ValueError(
+                    f"{name}: expected 1 because create_env_fn contains {kind}, got {count}; pass "
+                    "a callable that makes one environment"
+                )
+        if self.nest is None and count == 1:
+            return entries
+        return [entry if isinstance(entry, list) else [entry] * count for entry in entries]
 
     def maker(
         self, remote: RemoteOptions, arguments: Mapping[str, Any]
@@ -207,21 +210,10 @@ class WorkerTemplate:
             sources, built = central.clients.policies(len(entries)), False
             stepping = [replace(each, policy=None) for each in devices]
         options = engine_options(stepping)
-        specs = [
-            worker_spec(
-                first + index,
-                entry,
-                arguments[index],
-                devices[index],
-                builds_policy=built,
-                frames=shares[index] if shares else self.share,
-                options=options[index],
-                maker=self.kind.maker(remote, arguments[index]),
-                mask=remote.masked,
-                compress=remote.compress,
-            )
-            for index, entry in enumerate(entries)
-        ]
+        each = zip(
+            entries, arguments, devices, options, shares or [self.share] * len(entries), strict=True
+        )
+        specs = [self.spec(first + index, *own, built) for index, own in enumerate(each)]
         for spec in specs:  # only children of this process inherit memory that a spec refers to
             _ = pickled_spec(spec) if self.other_machines else pickled_for_child(spec)
         pickled = parse.pickled_policies(sources, built)
@@ -230,6 +222,42 @@ class WorkerTemplate:
         return [
             WorkerPlan(*parts, copy=copy) for parts in zip(specs, pickled, options, strict=True)
         ]
+
+    def spec(
+        self,
+        index: int,
+        entry: Any,
+        arguments: Mapping[str, Any],
+        devices: Devices,
+        engine_options: Mapping[str, Any],
+        frames: int,
+        builds_policy: bool,
+    ) -> WorkerSpec:
+        """Return the checked spec of a worker.
+
+        Args:
+            frames: Frames of one rollout.
+            builds_policy: The worker gets a policy factory.
+        """
+        maker = self.kind.maker(self.remote, arguments)
+        kwargs = arguments["create_env_kwargs"]
+        if maker is not None and isinstance(kwargs, (list, tuple)):
+            kwargs = parse.dict_each("create_env_kwargs", kwargs, len(entry), "process")
+        else:
+            kwargs = check.check_named("create_env_kwargs", kwargs)
+        own = {"mask": self.remote.masked, "compress": self.remote.compress, "devices": devices}
+        return WorkerSpec(
+            index,
+            entry,
+            kwargs,
+            replace(checked(WorkerOptions, arguments, **own), frames=frames),
+            builds_policy=builds_policy,
+            # Each process that opens a GPU takes memory of it. If no device was specified, GPUs are
+            # hidden only if the engine counts them and gives the worker none.
+            hides_gpus=devices.worker_types == {"cpu"}
+            or (not devices.worker_types and engine_options.get("num_gpus", 1) == 0),
+            maker=maker,
+        )
 
     def later_plans(
         self,
@@ -330,44 +358,6 @@ class SetUp:
         return cls(options, weights, plans, template, given["policy"])
 
 
-def worker_spec(
-    index: int,
-    entry: Any,
-    arguments: Mapping[str, Any],
-    devices: Devices,
-    *,
-    builds_policy: bool,
-    frames: int,
-    options: Mapping[str, Any],
-    maker: Callable[..., Nest] | None = None,
-    mask: bool = False,
-    compress: bool = False,
-) -> WorkerSpec:
-    """Return the checked spec of a worker.
-
-    Args:
-        builds_policy: The worker gets a policy factory.
-        frames: Frames of one rollout.
-        mask: Record ("collector", "mask") for any environment.
-        compress: Compress rollouts that leave the machine.
-    """
-    settings = checked(WorkerOptions, arguments, devices=devices, mask=mask, compress=compress)
-    return WorkerSpec(
-        index,
-        entry,
-        check.check_env_kwargs(
-            arguments["create_env_kwargs"], None if maker is None else len(entry)
-        ),
-        replace(settings, frames=frames),
-        builds_policy=builds_policy,
-        # Each process that opens a GPU takes memory of it. If no device was specified, GPUs are
-        # hidden only if the engine counts them and gives the worker none.
-        hides_gpus=devices.worker_types == {"cpu"}
-        or (not devices.worker_types and options.get("num_gpus", 1) == 0),
-        maker=maker,
-    )
-
-
 def check_specs(
     specs: Sequence[WorkerSpec], remote: RemoteOptions, server: ClientSlots | None
 ) -> None:
@@ -379,8 +369,12 @@ def check_specs(
             server=None if server is None else server.groups,
             is_nest=spec.maker is not None,
         )
-    if remote.sync:
-        check_one_place([spec.options.devices for spec in specs])
+    places = [spec.options.devices.reported for spec in specs]
+    if remote.sync and any(place != places[0] for place in places):
+        raise ValueError(
+            "storing_device: expected one device for all workers of a sync collector, got "
+            f"{[str(place) for place in places]}"
+        )
     batched = any(isinstance(spec.entry, list) for spec in specs)
     check_uneven(remote.joined, remote.uneven, batched)
     if specs[0].maker is not None and remote.preemption is not None and remote.joined != "stack":

@@ -95,7 +95,7 @@ class SyncDataCollector(
         options = replace(options, frames=stream.frames_per_batch)
         flow = Flow(weights.stream(stream))
         (source,), is_factory = parse.policy_sources([arguments], given["policy"])
-        env_kwargs = check.check_env_kwargs(arguments["create_env_kwargs"])
+        env_kwargs = check.check_named("create_env_kwargs", arguments["create_env_kwargs"])
         entry = given["create_env_fn"]
         if isinstance(entry, (list, tuple)) and len(entry) == 1:  # else a list is a batch
             entry = entry[0]

@@ -93,7 +93,8 @@ def _add_gpu(benches: Any) -> None:
         nargs="+",
         default=(),
         metavar="NAME",
-        help="measure only collectors with these names in the table (default: all)",
+        help="measure only collectors with these names in the table (default: all, or some with "
+        "--quick)",
     )
     gpu.add_argument("--device", default="cuda:0", help="GPU (default: %(default)s)")
     gpu.add_argument(
@@ -125,7 +126,7 @@ def _with_examples(commands: Any, name: str, text: str, description: str, exampl
 
 def _add_common(parser: argparse.ArgumentParser, measure: _Measure) -> None:
     parser.add_argument(
-        "--quick", action="store_true", help="use small sizes; takes less than a minute"
+        "--quick", action="store_true", help="measure each case only briefly, in about a minute"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     parser.set_defaults(run=partial(run, parser, measure), parser=parser, plot=None)

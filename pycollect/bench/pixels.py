@@ -88,17 +88,18 @@ def _first(name: str) -> str:
 
 
 def _ours(count: int, device: torch.device, **more: Any) -> Stream:
-    return ours(
-        "MultiSyncDataCollector",
-        [FreeFrames] * count,
-        nature_policy,
-        read=partial(_read_on, device),
-        frames_per_batch=STEPS * count,
-        policy_device=device,
-        storing_device=device,
-        prefetch=1,
-        **more,
-    )
+    arguments = _common(count, device)
+    return ours("MultiSyncDataCollector", **arguments, storing_device=device, prefetch=1, **more)
+
+
+def _common(count: int, device: torch.device) -> dict[str, Any]:
+    return {
+        "env": [FreeFrames] * count,
+        "policy": nature_policy,
+        "read": partial(_read_on, device),
+        "frames_per_batch": STEPS * count,
+        "policy_device": device,
+    }
 
 
 def _read_on(device: torch.device, batch: TensorDictBase) -> int:
@@ -118,16 +119,9 @@ def _beside_torchrl(count: int, device: torch.device) -> Stream:
 
 def _torchrls(count: int, device: torch.device, *, stores_there: bool) -> Stream:
     """Collect with TorchRL; unless it stores on the device, each batch is copied there."""
-    return torchrls(
-        "MultiSyncDataCollector",
-        [FreeFrames] * count,
-        nature_policy,
-        read=partial(_read_on, device),
-        frames_per_batch=STEPS * count,
-        policy_device=device,
-        env_device="cpu",
-        storing_device=device if stores_there else "cpu",
-    )
+    storing = device if stores_there else "cpu"
+    arguments = _common(count, device)
+    return torchrls("MultiSyncDataCollector", **arguments, env_device="cpu", storing_device=storing)
 
 
 def _torchrls_central(count: int, device: torch.device) -> Stream:

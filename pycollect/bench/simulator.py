@@ -92,12 +92,8 @@ class Policy(nn.Module):
         return result
 
 
-def _policy(device: torch.device) -> TensorDictModule:
-    return TensorDictModule(Policy().to(device), ["observation"], ["action"])
-
-
-def _steps(envs: int, device: torch.device) -> Callable[[], object]:
-    """Return a function that steps environments and policy for a batch, and keeps nothing."""
+def alone(envs: int, device: torch.device, captured: bool = False) -> Stream:
+    """Environments and policy, without recording; or a CUDA graph of a whole batch of them."""
     env, policy = PointMasses(envs, device), Policy().to(device)
     observation, _ = env.reset()
 
@@ -108,16 +104,9 @@ def _steps(envs: int, device: torch.device) -> Callable[[], object]:
             seen = env.step(policy(seen))[0]
         observation.copy_(seen)
 
-    return batch
-
-
-def alone(envs: int, device: torch.device, captured: bool = False) -> Stream:
-    """Environments and policy, without recording; or a CUDA graph of a whole batch of them."""
-    batch = _steps(envs, device)
-    if captured:
-        batch = captured_calls(batch)
+    collect = captured_calls(batch) if captured else batch
     while True:
-        batch()
+        collect()
         yield envs * STEPS
 
 
@@ -159,24 +148,23 @@ def collector(envs: int, device: torch.device, captured: bool = False) -> Stream
 
 def of_torchrl(envs: int, device: torch.device) -> Stream:
     """The collector of this package over TorchRL's kind of environment."""
-    return ours(
-        "SyncDataCollector",
-        partial(point_masses_env, envs, device),
-        partial(_policy, device),
-        read=count,
-        frames_per_batch=envs * STEPS,
-    )
+    return _over_torchrl(ours, envs, device)
 
 
 def by_torchrl(envs: int, device: torch.device) -> Stream:
     """TorchRL's collector over the same environments as a batched EnvBase."""
-    return torchrls(
+    return _over_torchrl(torchrls, envs, device, device=device)
+
+
+def _over_torchrl(by: Callable[..., Stream], envs: int, there: torch.device, **more: Any) -> Stream:
+    """Collect from `point_masses_env`."""
+    return by(
         "SyncDataCollector",
-        partial(point_masses_env, envs, device),
-        partial(_policy, device),
+        partial(point_masses_env, envs, there),
+        lambda: TensorDictModule(Policy().to(there), ["observation"], ["action"]),
         read=count,
         frames_per_batch=envs * STEPS,
-        device=device,
+        **more,
     )
 
 

@@ -58,11 +58,13 @@ def check_env(
             callable or id finds more: it is called at least three times.
         seconds: About how long to step the environment. The whole check takes about three times as
             long, or less if the environment is fast (default: 5.0).
-        autoreset_mode: Mode of a vector environment that does not declare one.
+        autoreset_mode: Mode of a vector environment that does not declare one, as for collectors
+            (default: ``None``).
         worker: Also step the environment in a worker process. Then the program needs
             ``if __name__ == "__main__":``, as for all collectors of processes (default: ``False``).
         ignore: Codes of findings to leave out. They are not listed and do not count for
-            ``report.ok``. All checks still run; if an ignored error ends one, `skipped` notes it.
+            ``report.ok``. All checks still run; if an ignored error ends one, `skipped` notes it
+            (default: none).
 
     Returns:
         The report. ``print(report)`` shows it; ``report.ok`` is whether there is no error.

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, NamedTuple
@@ -146,11 +146,8 @@ def _frames_of(error: BaseException) -> list[tuple[str, int]]:
 
 def place_here() -> str:
     """Return "file:line" of the innermost calling line of the user or the environment."""
-    frames, frame = [], sys._getframe(1)
-    while frame is not None:
-        frames.append((frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back  # type: ignore[assignment]
-    return _innermost(frames[::-1])
+    frames = traceback.walk_stack(sys._getframe(1))
+    return _innermost([(frame.f_code.co_filename, line) for frame, line in frames][::-1])
 
 
 def _innermost(frames: list[tuple[str, int]]) -> str:
@@ -228,17 +225,11 @@ _STARTERS: tuple[tuple[str, Any, str], ...] = (
 def watched_starts() -> Iterator[list[Start]]:
     """Collect the starts within the block in a list; threads of C code are not seen."""
     starts: list[Start] = []
-    patches = [
-        patch.object(owner, name, _noting(kind, getattr(owner, name), starts))
-        for kind, owner, name in _STARTERS
-    ]
-    for one in patches:
-        one.start()
-    try:
+    with ExitStack() as patches:
+        for kind, owner, name in _STARTERS:
+            noting = _noting(kind, getattr(owner, name), starts)
+            patches.enter_context(patch.object(owner, name, noting))
         yield starts
-    finally:
-        for one in patches:
-            one.stop()
 
 
 def still_running(starts: list[Start]) -> list[Start]:

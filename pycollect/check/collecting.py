@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -208,7 +206,8 @@ def check_by_gymnasium(subject: Subject) -> None:
     env = _with_render_modes(subject.env)
     if inspect.getfullargspec(env.reset).varkw not in (None, "kwargs"):
         env = gymnasium.Wrapper(env)  # Gymnasium finds keyword arguments only by that name
-    with _gymnasium_warnings() as texts:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         try:
             with calling("Gymnasium's check_env", _GYMNASIUM_CALLS):
                 check_env(env, skip_render_check=True, skip_close_check=True)
@@ -225,8 +224,10 @@ def check_by_gymnasium(subject: Subject) -> None:
                 report.skip("the rest of Gymnasium's check_env", str(failed))
             elif report.ok:
                 raise
-    for text in texts:
-        _add_gymnasiums(subject, text, WARNING)
+    for warning in caught:
+        text = _COLORS.sub("", str(warning.message))
+        if text.startswith("WARN: "):
+            _add_gymnasiums(subject, text.removeprefix("WARN: "), WARNING)
 
 
 def _with_render_modes(env: Any) -> Any:
@@ -235,18 +236,6 @@ def _with_render_modes(env: Any) -> Any:
     while isinstance(env, gymnasium.Wrapper) and type(env).__name__ in known:
         env = env.env
     return env
-
-
-@contextmanager
-def _gymnasium_warnings() -> Iterator[list[str]]:
-    texts: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield texts
-    for warning in caught:
-        text = _COLORS.sub("", str(warning.message))
-        if text.startswith("WARN: "):
-            texts.append(text.removeprefix("WARN: "))
 
 
 def _add_gymnasiums(subject: Subject, text: str, severity: str) -> None:

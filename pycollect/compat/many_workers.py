@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import torch
@@ -82,7 +82,7 @@ class ManyWorkers(WorkerNames):
     @property
     def create_env_kwargs(self) -> list[Any]:
         """Environment keyword arguments of each worker."""
-        return [worker.plan.spec.env_kwargs or {} for worker in self._workers]
+        return [worker.plan.spec.env_kwargs for worker in self._workers]
 
     @property
     def storing_device(self) -> Places:
@@ -252,11 +252,8 @@ def answer(worker: Hosted, method: str, args: Sequence[Any], kwargs: Mapping[str
         TypeError: The result cannot be pickled.
         Exception: Raised by the method.
     """
-    if isinstance(worker, Nest):
-        value = getattr(NestView(worker), method)(*args, **kwargs)
-    else:
-        assert isinstance(worker, SingleWorker)
-        value = getattr(WorkerView(worker), method)(*args, **kwargs)
+    view = NestView(worker) if isinstance(worker, Nest) else WorkerView(cast(SingleWorker, worker))
+    value = getattr(view, method)(*args, **kwargs)
     try:
         cloudpickle.dumps(value)
     except Exception as error:

@@ -112,19 +112,70 @@ def register_with_torchrl() -> None:
         _registered_with.add(base)
 
 
-class Hooked:
-    """Both hooks as properties; ``None`` means that no function is called.
+@exposes(StreamOptions, "_flow.options")
+class TorchRLCollector(WeightUpdates, Profiled, OwnAttributes, VirtualBaseCollector, Collector):
+    """A Collector with TorchRL's names; the base of all collectors that users make.
 
-    Workers in other processes receive a pickled copy, which they call from their next rollout on. A
-    hook that is neither callable nor ``None``, or that such workers need and cannot be pickled,
-    raises a TypeError.
+    Args:
+        pre_hook, post_hook: Called before and after each rollout.
     """
 
-    _flow: Flow
-    _source: Source
+    replay_buffer: Any
+    replay_write_mode: str | None
+    extend_buffer: bool
+    init_random_frames: int
+    split_trajs: bool
+    traj_format: str
+    track_traj_ids: bool
 
-    def __init__(self, pre: PreHook | None, post: PostHook | None) -> None:
-        self._hooks: dict[str, Callable[..., Any] | None] = {PRE: pre, POST: post}
+    def __init__(
+        self,
+        flow: Flow,
+        source: Source,
+        weights: WeightOptions,
+        pre_hook: PreHook | None = None,
+        post_hook: PostHook | None = None,
+    ) -> None:
+        self._hooks: dict[str, Callable[..., Any] | None] = {PRE: pre_hook, POST: post_hook}
+        VirtualBaseCollector.__init__(self)
+        WeightUpdates.__init__(self, weights)
+        Collector.__init__(self, flow, source)
+
+    def _start_source(self) -> None:
+        if self._weight_options.updater is not None:
+            self.weight_updater = self._weight_options.updater
+        super()._start_source()
+        self.register_scheme_receiver(self._weight_options.receivers)
+
+    def _start_filling(self) -> None:
+        self._check_no_profile()
+        super()._start_filling()
+
+    def _set_hook(self, name: str, hook: Callable[..., Any] | None) -> None:
+        """Set a hook; workers in other processes call a copy, from their next rollout on."""
+        self._pass_hook_on(name, check.check_callable(name, hook))
+        self._hooks[name] = hook
+
+    def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
+        if name == POST and self._flow.statistics.has_begun:
+            self.disable_profile()
+        self._flow.moving.check_own_process()
+        self._source.set_hook(name, hook)
+        if name == POST:
+            self._set_profilers(hook)
+
+    def _end_all(self, timeout: float | None, close_env: bool) -> None:
+        self._flow.closed = True
+        # The schemes' queues belong to the sender: their own `shutdown` would stop all receivers.
+        for scheme in self._receivers.values():
+            end_receiver(scheme)
+        super()._end_all(timeout, close_env)
+
+    def _close_source(self, timeout: float | None, close_env: bool) -> None:
+        try:
+            self._stop_profilers()
+        finally:  # also if the trace cannot be saved
+            super()._close_source(timeout, close_env)
 
     @property
     def pre_collect_hook(self) -> PreHook | None:
@@ -157,76 +208,6 @@ class Hooked:
                 be pickled.
         """
         self._set_hook(POST, hook)
-
-    def _set_hook(self, name: str, hook: Callable[..., Any] | None) -> None:
-        self._pass_hook_on(name, check.check_callable(name, hook))
-        self._hooks[name] = hook
-
-    def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
-        self._flow.moving.check_own_process()
-        self._source.set_hook(name, hook)
-
-
-@exposes(StreamOptions, "_flow.options")
-class TorchRLCollector(
-    WeightUpdates, Hooked, Profiled, OwnAttributes, VirtualBaseCollector, Collector
-):
-    """A Collector with TorchRL's names; the base of all collectors that users make.
-
-    Args:
-        pre_hook, post_hook: Called before and after each rollout.
-    """
-
-    replay_buffer: Any
-    replay_write_mode: str | None
-    extend_buffer: bool
-    init_random_frames: int
-    split_trajs: bool
-    traj_format: str
-    track_traj_ids: bool
-
-    def __init__(
-        self,
-        flow: Flow,
-        source: Source,
-        weights: WeightOptions,
-        pre_hook: PreHook | None = None,
-        post_hook: PostHook | None = None,
-    ) -> None:
-        Hooked.__init__(self, pre_hook, post_hook)
-        VirtualBaseCollector.__init__(self)
-        WeightUpdates.__init__(self, weights)
-        Collector.__init__(self, flow, source)
-
-    def _start_source(self) -> None:
-        if self._weight_options.updater is not None:
-            self.weight_updater = self._weight_options.updater
-        super()._start_source()
-        self.register_scheme_receiver(self._weight_options.receivers)
-
-    def _start_filling(self) -> None:
-        self._check_no_profile()
-        super()._start_filling()
-
-    def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
-        if name == POST and self._flow.statistics.has_begun:
-            self.disable_profile()
-        super()._pass_hook_on(name, hook)
-        if name == POST:
-            self._set_profilers(hook)
-
-    def _end_all(self, timeout: float | None, close_env: bool) -> None:
-        self._flow.closed = True
-        # The schemes' queues belong to the sender: their own `shutdown` would stop all receivers.
-        for scheme in self._receivers.values():
-            end_receiver(scheme)
-        super()._end_all(timeout, close_env)
-
-    def _close_source(self, timeout: float | None, close_env: bool) -> None:
-        try:
-            self._stop_profilers()
-        finally:  # also if the trace cannot be saved
-            super()._close_source(timeout, close_env)
 
     @property
     def policy(self) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pycollect.arguments import completed_by
 from pycollect.checks import check_fraction, check_positive
 from pycollect.data.compression import Packed, import_lz4, pack
 from pycollect.scheme import names
@@ -70,8 +71,8 @@ class CWorker(Worker):
             `index_worker` and `index_parent`. By default the worker has none.
         test_envs_factory: Makes environments for evaluation, or returns ``None``, from the same
             arguments and ``"test"``. By default the worker has none.
-        initial_weights: Initial weights in the form of `set_weights`. Defaults to ``None``: the
-            actor's own.
+        initial_weights: Initial weights in the form of `CWorker.set_weights`. Defaults to ``None``:
+            the actor's own.
         device: "cpu" or "cuda:number". ``None`` means CUDA if it is available (default: ``None``).
     """
 
@@ -319,20 +320,17 @@ class CWorker(Worker):
             new_parameter_value: New value.
 
         Raises:
-            AttributeError: The algorithm has no such attribute.
+            AttributeError: No attribute has this name.
         """
         names.check_parameter("parameter_name", self.algo, parameter_name)
         self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
 
+    @completed_by(update_algorithm_parameter)
     def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Set an attribute of the storage.
 
         Args:
-            parameter_name: Name of the attribute.
-            new_parameter_value: New value.
-
-        Raises:
-            AttributeError: The storage has no such attribute.
+            ...: See update_algorithm_parameter.
         """
         names.check_parameter("parameter_name", self.storage, parameter_name)
         self.storage.update_storage_parameter(parameter_name, new_parameter_value)
@@ -368,8 +366,10 @@ class CWorker(Worker):
         if attribute == "envs_train":
             self._check_number(new)
         setattr(self, attribute, new)
-        for other in (self.algo, self.storage):
-            names.hand_over(other, old, new, attribute)
+        held_as = names.HELD_AS.get(attribute)
+        for owner in (self.algo, self.storage):
+            if held_as and old is not None and getattr(owner, held_as, None) is old:
+                setattr(owner, held_as, new)
         if attribute in ("envs_train", "envs_test") and old:
             old.close()
         if attribute == "storage":

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pycollect.arguments import completed_by
 from pycollect.checks import check_count, check_fraction
 from pycollect.scheme.c_worker import CWorker
 from pycollect.scheme.messages import CONTINUE, STOP, broadcast_message, withdraw_message
@@ -21,6 +22,8 @@ from pycollect.scheme.worker_set import WorkerSet, default_remote_config, lost
 from pycollect.transport.ray.session import import_ray
 
 
+@completed_by(WorkerSet)
+@completed_by(CWorker)
 class CWorkerSet(WorkerSet):
     """A local collection worker, and remote ones on Ray if there are two or more.
 
@@ -36,30 +39,9 @@ class CWorkerSet(WorkerSet):
 
     Args:
         num_workers: Number of remote workers; with 0 or 1 the local worker collects.
-        index_parent: Index of the gradient worker that they collect for.
-        algo_factory: Makes an algorithm; arguments of factories as in :class:`CWorker`.
-        actor_factory: Makes an actor.
-        storage_factory: Makes a storage.
-        local_device: Device of the local worker, "cpu" or "cuda:number". ``None`` means CUDA if it
-            is available. If it is a GPU, remote workers reserve a part of one (default: ``None``).
-        initial_weights: Initial weights in the form of `CWorker.set_weights`. Defaults to ``None``:
-            the actor's own.
-        fraction_samples: Share of a rollout's steps, 0 to 1, that must be collected before it may
-            end early (default: 1.0).
         total_parent_workers: Number of parents, each with its own set. If it is positive, the set
             of parent 0 does not collect (default: 0).
-        compress_data_to_send: Return the result of `collect_data` compressed, as :class:`Packed`
-            (default: ``False``).
-        train_envs_factory: Makes environments for collection, or returns ``None``. By default the
-            worker has none.
-        test_envs_factory: Makes environments for evaluation, or returns ``None``. By default the
-            worker has none.
-        worker_remote_config: Resources of each remote worker: arguments of `Worker.as_remote`.
-            Missing ones come from `default_remote_config`.
-
-    Raises:
-        ValueError: The cluster lacks the resources that the workers reserve.
-        WorkerError: A remote worker could not be made. The others are ended.
+        ...: See CWorker and WorkerSet.
     """
 
     def __init__(
@@ -116,6 +98,7 @@ class CWorkerSet(WorkerSet):
         return {name: value for name, value in params.items() if name not in envs}
 
     @classmethod
+    @completed_by(CWorker)
     def create_factory(
         cls,
         num_workers: int,
@@ -133,16 +116,14 @@ class CWorkerSet(WorkerSet):
 
         Args:
             num_workers: Number of remote workers; with 0 or 1 the local worker collects.
-            algo_factory: Makes an algorithm; arguments of factories as in :class:`CWorker`.
-            actor_factory: Makes an actor.
-            storage_factory: Makes a storage.
-            test_envs_factory: Makes environments for evaluation, or returns ``None``.
-            train_envs_factory: Makes environments for collection, or returns ``None``.
+            test_envs_factory: Makes environments for evaluation, or returns ``None``; arguments as
+                in :class:`CWorker`.
+            train_envs_factory: Makes environments for collection, or returns ``None``; arguments as
+                in :class:`CWorker`.
             total_parent_workers: Number of parents, each with its own set. If it is positive, the
                 set of parent 0 does not collect (default: 0).
             col_fraction_samples: `fraction_samples` of the class (default: 1.0).
-            compress_data_to_send: Return the result of `collect_data` compressed, as
-                :class:`Packed` (default: ``False``).
+            ...: See CWorker.
             col_worker_resources: `worker_remote_config` of the class.
 
         Returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pycollect.transport.ray.session import import_ray
@@ -80,13 +80,10 @@ class StopListener:
     It limits its queries so that they take one twentieth of the time, however slow the cluster.
     """
 
-    def __init__(
-        self, keys: Sequence[str], check: Callable[[str], bytes | None] = check_message
-    ) -> None:
+    def __init__(self, keys: Sequence[str]) -> None:
         if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
             raise TypeError(f"listen_to: expected a list of strings, got {keys!r}")
         self._keys = tuple(keys)
-        self._check = check
         self._next = 0.0
 
     @property
@@ -97,7 +94,7 @@ class StopListener:
         start = time.perf_counter()
         if start < self._next:
             return False
-        stop = any(self._check(key) == STOP for key in self._keys)
+        stop = any(check_message(key) == STOP for key in self._keys)
         end = time.perf_counter()
         self._next = end + _SHARE * (end - start)
         return stop

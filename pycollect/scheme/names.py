@@ -52,7 +52,7 @@ ATTRIBUTES = {
 }
 """Attributes of a worker by component name, in the order of construction."""
 
-_HELD_AS = {"envs_train": "envs", "actor": "actor", "algo": "algo"}
+HELD_AS = {"envs_train": "envs", "actor": "actor", "algo": "algo"}
 """Attribute names by which components refer to each other."""
 
 
@@ -87,13 +87,6 @@ def check_made(factory: str, component: Any, protocol: type) -> Any:
             f"{', '.join(lacks)}"
         )
     return component
-
-
-def hand_over(owner: Any, old: Any, new: Any, attribute: str) -> None:
-    """Replace the old component by the new one in a component that refers to it."""
-    held_as = _HELD_AS.get(attribute)
-    if owner is not None and held_as and getattr(owner, held_as, None) is old is not None:
-        setattr(owner, held_as, new)
 
 
 def check_parameter(argument: str, owner: Any, name: str) -> None:

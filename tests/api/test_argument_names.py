@@ -22,6 +22,8 @@ from pycollect import (
     AsyncCollector,
     Evaluator,
     MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    RayCollector,
     SyncDataCollector,
 )
 
@@ -32,7 +34,11 @@ ENV = CountingEnv
     ("create", "name", "meant"),
     [
         (lambda: SyncDataCollector(env=ENV, frames_per_batch=4), "env", "'create_env_fn'"),
+        (lambda: SyncDataCollector(create_env=ENV), "create_env", "'create_env_fn'"),
         (lambda: SyncDataCollector(ENV, batch_size=4), "batch_size", "'frames_per_batch'"),
+        (lambda: MultiSyncDataCollector([ENV], frame_per_batch=4), "frame_per_batch", "'frames_"),
+        (lambda: SyncDataCollector(ENV, num_workers=2), "num_workers", "MultiSyncDataCollector"),
+        (lambda: RayCollector([ENV], num_workers=2), "num_workers", "'num_collectors'"),
         (lambda: SyncDataCollector(ENV, num_envs=2, frames_per_batch=4), "num_envs", "list"),
         (lambda: SyncDataCollector(ENV, frames_per_batch=4, others=3), "others", "SyncData"),
         (lambda: AsyncCollector(create_env_fns=ENV), "create_env_fns", "'create_env_fn'"),
@@ -66,13 +72,6 @@ def test_the_only_worker_of_an_async_collector() -> None:
     with refused(ValueError, "num_workers") as caught:
         AsyncCollector(ENV, None, num_workers=2, frames_per_batch=4)
     assert "MultiaSync" in str(caught.value)
-
-
-def test_a_misspelt_argument_of_another_collector_is_told() -> None:
-    with refused(TypeError, "inferense") as caught:
-        SyncDataCollector(ENV, None, frames_per_batch=4, inferense="central")
-    assert "'inference'" in str(caught.value)
-    assert "MultiSyncDataCollector" in str(caught.value)
 
 
 class Odd:

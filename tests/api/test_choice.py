@@ -10,19 +10,9 @@ from echo_envs import echo_fns
 from raising import refused
 
 from pycollect import Collector, MultiaSyncDataCollector, MultiSyncDataCollector, RayCollector
-from pycollect.transport.processes.engine import ProcessEngine
 
 ENV = echo_fns(0)[0]
-
-
-@pytest.fixture(autouse=True)
-def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail if a process or Ray starts; errors in arguments must come first."""
-
-    def start(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("something was started")
-
-    monkeypatch.setattr(ProcessEngine, "start", start)
+pytestmark = pytest.mark.usefixtures("no_processes")
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -17,6 +17,7 @@ from echo_envs import ENTRIES
 from envs_for_tests import BoxActionEnv, CountingEnv, WrongObservationEnv
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
+from test_hints import TwoRewards
 
 from pycollect import (
     AsyncCollector,
@@ -29,17 +30,8 @@ from pycollect import (
     SyncDataCollector,
 )
 from pycollect.__main__ import main
-from pycollect.transport.processes.engine import ProcessEngine
 
-
-@pytest.fixture(autouse=True)
-def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail if a process is started: these errors are raised earlier."""
-
-    def start(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(ProcessEngine, "start", start)
+pytestmark = pytest.mark.usefixtures("no_processes")
 
 
 def single(**arguments: Any) -> SyncDataCollector:
@@ -93,14 +85,6 @@ class OldReset(CountingEnv):
 
     def reset(self, **kwargs: Any) -> Any:
         return super().reset(**kwargs)[0]
-
-
-class TwoRewards(CountingEnv):
-    """An environment that returns two rewards per step."""
-
-    def step(self, action: Any) -> Any:
-        observation, reward, *rest = super().step(action)
-        return observation, np.array([reward, reward], np.float32), *rest
 
 
 class Telling(CountingEnv):

@@ -26,6 +26,18 @@ class Counting(CountingEnv):
         return (observation, float(action), *rest)
 
 
+class Waiting(Counting):
+    """An environment with episodes of three steps that waits for an event before each step."""
+
+    def __init__(self, going: threading.Event) -> None:
+        super().__init__(0, (3,))
+        self.going = going
+
+    def step(self, action: Any) -> Any:
+        self.going.wait(60)
+        return super().step(action)
+
+
 class Worth(torch.nn.Module):
     """A policy that returns its only parameter as the action."""
 
@@ -107,19 +119,12 @@ def test_long_episodes_count_as_much_as_short_ones(entry: Any) -> None:
 def test_an_evaluation_beside_training_has_the_weights_that_there_were() -> None:
     trained, heard = policy(1.0), []
     going = threading.Event()
-
-    class Waiting(Counting):
-        def step(self, action: Any) -> Any:
-            going.wait(60)
-            return super().step(action)
-
     entry = [partial(Counting, 0, (3,))]
     with Evaluator(entry, trained, num_trajectories=2, on_result=heard.append) as evaluator:
         assert evaluator.poll() is None
         assert evaluator.wait() is None
-    with Evaluator(
-        partial(Waiting, 0, (3,)), trained, num_trajectories=2, on_result=heard.append
-    ) as evaluator:
+    entry = [partial(Waiting, going)]
+    with Evaluator(entry, trained, num_trajectories=2, on_result=heard.append) as evaluator:
         going.set()
         assert evaluator.evaluate()["eval/reward"] == 3.0
         going.clear()
@@ -154,14 +159,8 @@ def test_weights_that_do_not_fit_are_refused_by_name() -> None:
 
 def test_one_that_is_busy_may_raise() -> None:
     going = threading.Event()
-
-    class Waiting(Counting):
-        def step(self, action: Any) -> Any:
-            going.wait(60)
-            return super().step(action)
-
     going.set()
-    with Evaluator(partial(Waiting, 0, (3,)), policy(), busy_policy="error") as evaluator:
+    with Evaluator(partial(Waiting, going), policy(), busy_policy="error") as evaluator:
         going.clear()
         evaluator.trigger_eval()
         with refused(RuntimeError, "trigger_eval"):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -70,29 +69,20 @@ def test_what_makes_an_updater_and_what_does_not() -> None:
     for make in (Updater, lambda: Updater()):
         with collecting(IN_PROCESS, ONE, None, frames=T, weight_updater=make) as collector:
             assert isinstance(collector.weight_updater, Updater)
-    bad = partial(collecting, IN_PROCESS, ONE, None, frames=T)
-    with (
-        refused(TypeError, "weight_updater"),
-        bad(weight_updater=3),
-    ):
-        pass
-    with (
-        refused(TypeError, "weight_updater"),
-        bad(weight_updater=Updater(), weight_sync_schemes={}),
-    ):
-        pass
-    with (
-        refused(TypeError, "weight_updater"),
-        bad(weight_updater=dict),
-    ):
-        pass
     shared = Updater()
     shared.register_collector = lambda collector: None  # type: ignore[method-assign]
-    with (
-        refused(RuntimeError, "weight_updater"),
-        bad(weight_updater=shared),
-    ):
-        pass
+    bad: list[tuple[type[Exception], dict[str, Any]]] = [
+        (TypeError, {"weight_updater": 3}),
+        (TypeError, {"weight_updater": Updater(), "weight_sync_schemes": {}}),
+        (TypeError, {"weight_updater": dict}),
+        (RuntimeError, {"weight_updater": shared}),
+    ]
+    for error, arguments in bad:
+        with (
+            refused(error, "weight_updater"),
+            collecting(IN_PROCESS, ONE, None, frames=T, **arguments),
+        ):
+            pass
 
 
 @pytest.mark.processes

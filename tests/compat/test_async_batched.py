@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,14 +21,13 @@ from torch import nn
 import pycollect
 from pycollect.api.async_batched_arguments import Chunks
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.collectors as theirs
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.data import LazyTensorStorage, ReplayBuffer
-    from torchrl.envs import GymEnv
-    from torchrl.modules.inference_server import InferenceDeviceConfig, InferenceServerConfig
+pytest.importorskip("torchrl")
+
+import torchrl.collectors as theirs
+import torchrl.testing.mocking_classes as mock
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import GymEnv
+from torchrl.modules.inference_server import InferenceDeviceConfig, InferenceServerConfig
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.processes(usual=2)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,20 +22,19 @@ from torchrl_support import (
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.collectors import Collector
-    from torchrl.envs import (
-        Compose,
-        InitTracker,
-        RewardSum,
-        SerialEnv,
-        StepCounter,
-        TransformedEnv,
-    )
-    from torchrl.modules import GRUModule, LSTMModule
+pytest.importorskip("torchrl")
+
+import torchrl.testing.mocking_classes as mock
+from torchrl.collectors import Collector
+from torchrl.envs import (
+    Compose,
+    InitTracker,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
+from torchrl.modules import GRUModule, LSTMModule
 
 Make = Callable[[], Any]
 

@@ -6,7 +6,6 @@ See also `test_programs.py`.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,26 +19,25 @@ from torch import nn
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from program_envs import ENVS
-    from program_policies import POLICIES
-    from programs import Program
-    from torchrl.collectors import Collector, MultiSyncCollector
-    from torchrl.data import LazyTensorStorage, ReplayBuffer
-    from torchrl.envs import (
-        EnvCreator,
-        ExplorationType,
-        GymEnv,
-        RewardSum,
-        SerialEnv,
-        StepCounter,
-        TransformedEnv,
-        set_exploration_type,
-    )
-    from torchrl_support import IDS
+pytest.importorskip("torchrl")
+
+import torchrl.testing.mocking_classes as mock
+from program_envs import ENVS
+from program_policies import POLICIES
+from programs import Program
+from torchrl.collectors import Collector, MultiSyncCollector
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import (
+    EnvCreator,
+    ExplorationType,
+    GymEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    set_exploration_type,
+)
+from torchrl_support import IDS
 
 OURS = pycollect.SyncDataCollector
 BOTH = pytest.mark.parametrize("kind", [OURS, Collector], ids=["ours", "torchrl"])

@@ -6,7 +6,6 @@ docs/coming-from-torchrl.md. Everything else is equal: see `test_programs.py`.
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,25 +24,24 @@ from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequentia
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.collectors
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.collectors import Collector
-    from torchrl.data import LazyTensorStorage, ReplayBuffer
-    from torchrl.envs import (
-        Compose,
-        GymEnv,
-        GymWrapper,
-        InitTracker,
-        MultiAction,
-        PendulumEnv,
-        SerialEnv,
-        TransformedEnv,
-    )
-    from torchrl.modules import LSTMModule
-    from torchrl_support import IDS
+pytest.importorskip("torchrl")
+
+import torchrl.collectors
+import torchrl.testing.mocking_classes as mock
+from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import (
+    Compose,
+    GymEnv,
+    GymWrapper,
+    InitTracker,
+    MultiAction,
+    PendulumEnv,
+    SerialEnv,
+    TransformedEnv,
+)
+from torchrl.modules import LSTMModule
+from torchrl_support import IDS
 
 T = 12
 

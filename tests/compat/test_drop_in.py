@@ -6,44 +6,38 @@ with TorchRL's collector in this process: `test_programs.py`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import gymnasium
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from test_torchrl_multistep import assert_same
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    torchrl_collectors = pytest.importorskip("torchrl.collectors")
+pytest.importorskip("torchrl.collectors")
 
 FRAMES = 120
 IDS = ("collector", "traj_ids")
 
 
-def makers() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return the environment factories for us and for TorchRL; local, to be pickled by value."""
+def maker() -> Callable[[], Any]:
+    """Return a factory of environments; local, to be pickled by value."""
 
     class SameStart(gymnasium.Wrapper):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             return super().reset(seed=7, options=options)
 
-    def make_gym() -> Any:
-        return SameStart(gymnasium.make("Pendulum-v1"))
-
-    def make_torchrl() -> Any:
+    def make() -> Any:
         from torchrl.envs import GymWrapper
 
-        return GymWrapper(make_gym())
+        return GymWrapper(SameStart(gymnasium.make("Pendulum-v1")))
 
-    return make_gym, make_torchrl
+    return make
 
 
 def policy() -> TensorDictModule:
@@ -51,27 +45,16 @@ def policy() -> TensorDictModule:
     return TensorDictModule(torch.nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
 
 
-MAKE_GYM, MAKE_TORCHRL = makers()
+MAKE = maker()
 
 
-def run(make_collector: Callable[..., Any], env: Any, **kwargs: Any) -> list[TensorDict]:
+def run(make_collector: Callable[..., Any], **kwargs: Any) -> list[TensorDict]:
     """Run the program and return copies of its batches."""
-    collector = make_collector(env, policy(), **kwargs)
+    collector = make_collector([MAKE] * 2, policy(), **kwargs)
     try:
         return [batch.clone() for batch in collector]
     finally:
         collector.shutdown()
-
-
-def assert_alike(ours: TensorDictBase, theirs: TensorDictBase, skipped: tuple[Any, ...]) -> None:
-    assert ours.batch_size == theirs.batch_size
-    assert ours.names == theirs.names
-    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
-    for key, value in theirs.items(True, True):
-        assert ours[key].dtype == value.dtype, key
-        assert ours[key].shape == value.shape, key
-        if key not in skipped:
-            torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-4, msg=str(key))
 
 
 @pytest.mark.ray
@@ -85,9 +68,9 @@ def test_on_ray(ray_cluster: Any) -> None:
     }
     from torchrl.collectors.distributed import RayCollector
 
-    theirs = run(RayCollector, [MAKE_TORCHRL] * 2, **deepcopy(kwargs))  # it modifies the dicts
-    ours = run(pycollect.RayCollector, [MAKE_TORCHRL] * 2, **kwargs)
-    assert_alike(ours[0], theirs[0], (IDS,))  # ids of different actors collide in TorchRL
+    theirs = run(RayCollector, **deepcopy(kwargs))  # it modifies the dicts
+    ours = run(pycollect.RayCollector, **kwargs)
+    assert_same(ours[0], theirs[0], {IDS})  # ids of different actors collide in TorchRL
     assert ours[0][IDS].unique().numel() == 2
 
 
@@ -125,9 +108,3 @@ def test_the_documented_example(ray_cluster: Any) -> None:
         assert (data["step_count"] < 50).all()
     distributed_collector.shutdown()
     assert counter == 1000
-
-
-def test_the_names_of_both_generations() -> None:
-    assert pycollect.Collector is pycollect.SyncDataCollector
-    td = run(partial(pycollect.SyncDataCollector, frames_per_batch=5, total_frames=5), MAKE_GYM)
-    assert len(td) == 1

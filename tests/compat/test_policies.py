@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any
 
@@ -14,13 +13,12 @@ from torch import nn
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    from program_envs import ENVS
-    from program_policies import POLICIES
-    from torchrl.collectors import Collector
-    from torchrl.envs import GymEnv, InitTracker, SerialEnv, TransformedEnv
+pytest.importorskip("torchrl")
+
+from program_envs import ENVS
+from program_policies import POLICIES
+from torchrl.collectors import Collector
+from torchrl.envs import GymEnv, InitTracker, SerialEnv, TransformedEnv
 
 FRAMES = 60
 

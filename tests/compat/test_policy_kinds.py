@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import gymnasium
@@ -13,25 +12,24 @@ from tensordict.nn import TensorDictModuleBase
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from library_policies import LIBRARY
-    from policy_kinds import TAKES_TENSORDICTS, TAKES_TENSORS, WRITES_WHAT_IT_READS, Make
-    from torchrl.collectors import Collector
-    from torchrl.data import Unbounded
-    from torchrl.envs import (
-        Compose,
-        GymEnv,
-        InitTracker,
-        RewardSum,
-        SerialEnv,
-        TensorDictPrimer,
-        TransformedEnv,
-    )
-    from torchrl.modules import RandomPolicy
-    from torchrl_support import assert_alike, assert_same_entries, seeded
+pytest.importorskip("torchrl")
+
+import torchrl.testing.mocking_classes as mock
+from library_policies import LIBRARY
+from policy_kinds import TAKES_TENSORDICTS, TAKES_TENSORS, WRITES_WHAT_IT_READS, Make
+from torchrl.collectors import Collector
+from torchrl.data import Unbounded
+from torchrl.envs import (
+    Compose,
+    GymEnv,
+    InitTracker,
+    RewardSum,
+    SerialEnv,
+    TensorDictPrimer,
+    TransformedEnv,
+)
+from torchrl.modules import RandomPolicy
+from torchrl_support import assert_alike, assert_same_entries, seeded
 
 FRAMES = 12
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -10,12 +9,11 @@ from tensordict import TensorDict
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    from programs import BATCHES, FRAMES, ON_RAY, PROGRAMS, Program
-    from torchrl.collectors import Collector
-    from torchrl_support import assert_alike
+pytest.importorskip("torchrl")
+
+from programs import BATCHES, FRAMES, ON_RAY, PROGRAMS, Program
+from torchrl.collectors import Collector
+from torchrl_support import assert_alike
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*frames_per_batch:UserWarning"),

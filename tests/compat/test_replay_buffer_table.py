@@ -15,27 +15,26 @@ from tensordict.nn import TensorDictModule
 import pycollect
 from pycollect.transport.processes.engine import ProcessEngine
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.collectors import Collector, MultiSyncCollector
-    from torchrl.collectors.utils import _TrajectoryPool
-    from torchrl.data import (
-        LazyMemmapStorage,
-        LazyStackStorage,
-        LazyTensorStorage,
-        ListStorage,
-        ReplayBuffer,
-        SliceSampler,
-        TensorDictPrioritizedReplayBuffer,
-        TensorDictReplayBuffer,
-    )
-    from torchrl.data.postprocs import MultiStep
-    from torchrl.data.replay_buffers.samplers.prioritized import SumSegmentTreeFp32
-    from torchrl.envs import SerialEnv
-    from torchrl.envs.transforms import Reward2GoTransform
-    from torchrl_support import IDS, in_order
+pytest.importorskip("torchrl")
+
+import torchrl.testing.mocking_classes as mock
+from torchrl.collectors import Collector, MultiSyncCollector
+from torchrl.collectors.utils import _TrajectoryPool
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from torchrl.data.postprocs import MultiStep
+from torchrl.data.replay_buffers.samplers.prioritized import SumSegmentTreeFp32
+from torchrl.envs import SerialEnv
+from torchrl.envs.transforms import Reward2GoTransform
+from torchrl_support import IDS, in_order
 
 WORKERS = 2
 SHARE = 12  # frames of one worker in a batch

@@ -57,14 +57,6 @@ def test_what_cannot_be_set_says_so(name: str, value: Any, error: type[Exception
         setattr(collector, name, value)
 
 
-def test_the_nearest_name_is_told() -> None:
-    with (
-        made(pycollect, "Collector") as collector,
-        pytest.raises(AttributeError, match="'post_collect_hook'"),
-    ):
-        collector.post_colect_hook = print
-
-
 def test_a_class_of_the_users_sets_its_own() -> None:
     class Mine(pycollect.Collector):
         postproc_count: int

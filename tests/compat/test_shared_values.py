@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -14,19 +13,18 @@ from raising import refused
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.collectors import MultiSyncCollector
-    from torchrl.envs import (
-        Compose,
-        DTypeCastTransform,
-        EnvCreator,
-        TrajCounter,
-        TransformedEnv,
-        VecNorm,
-    )
+pytest.importorskip("torchrl")
+
+import torchrl.testing.mocking_classes as mock
+from torchrl.collectors import MultiSyncCollector
+from torchrl.envs import (
+    Compose,
+    DTypeCastTransform,
+    EnvCreator,
+    TrajCounter,
+    TransformedEnv,
+    VecNorm,
+)
 
 ARGUMENTS: dict[str, Any] = {"frames_per_batch": 20, "total_frames": 60, "cat_results": "stack"}
 OURS = pytest.param(pycollect.MultiSyncCollector, id="ours")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from tensordict import TensorDict
 
 from pycollect import split_trajectories
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    torchrl_utils = pytest.importorskip("torchrl.collectors.utils")
+torchrl_utils = pytest.importorskip("torchrl.collectors.utils")
 
 oracle = torchrl_utils.split_trajectories
 

@@ -5,7 +5,6 @@ They are recorded as returned, and interpreted as TorchRL's environments do.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,12 +21,11 @@ from torchrl_support import Make, collect, compare, seeded
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.collectors import Collector
-    from torchrl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
+pytest.importorskip("torchrl")
+
+import torchrl.testing.mocking_classes as mock
+from torchrl.collectors import Collector
+from torchrl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 
 Act = Callable[[torch.Tensor], torch.Tensor]
 

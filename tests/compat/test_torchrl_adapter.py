@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any
 
@@ -27,33 +26,32 @@ from torchrl_support import (
 import pycollect
 from pycollect.envs.make import make_env_batch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.collectors import Collector
-    from torchrl.data import (
-        Binary,
-        Bounded,
-        Categorical,
-        Composite,
-        MultiOneHot,
-        OneHot,
-        Unbounded,
-    )
-    from torchrl.envs import (
-        ActionMask,
-        EnvBase,
-        EnvCreator,
-        ParallelEnv,
-        RewardSum,
-        SerialEnv,
-        StepCounter,
-        TicTacToeEnv,
-        TransformedEnv,
-    )
+pytest.importorskip("torchrl")
 
-    from pycollect.envs.torchrl.specs import draw
+import torchrl.testing.mocking_classes as mock
+from torchrl.collectors import Collector
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiOneHot,
+    OneHot,
+    Unbounded,
+)
+from torchrl.envs import (
+    ActionMask,
+    EnvBase,
+    EnvCreator,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TicTacToeEnv,
+    TransformedEnv,
+)
+
+from pycollect.envs.torchrl.specs import draw
 
 
 class SpeedEnv(EnvBase):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import warnings
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ from raising import refused
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.collectors as torchrl_collectors
-    import torchrl.testing.mocking_classes as mock
-    from torchrl import service_backend
-    from torchrl.collectors import Collector, MultiSyncCollector
+pytest.importorskip("torchrl")
+
+import torchrl.collectors as torchrl_collectors
+import torchrl.testing.mocking_classes as mock
+from torchrl import service_backend
+from torchrl.collectors import Collector, MultiSyncCollector
 
 ENV = mock.CountingEnv
 
@@ -74,6 +72,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, kind: str, module: str, name: str)
             raise Made(told, len(entries), set(kwargs) - set(SPELT_OUT))
 
     monkeypatch.setattr(importlib.import_module(module), name, StandIn)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    for (module, name), kind in {**THEIRS, **OURS}.items():
+        stand_in(monkeypatch, kind, module, name)
 
 
 def made(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -151,14 +156,9 @@ CHOICES: list[dict[str, Any]] = [
 @pytest.mark.filterwarnings("ignore:split_trajs")
 @pytest.mark.parametrize("chosen", CHOICES, ids=str)
 @pytest.mark.parametrize("positional", [0, 1, 2])
-def test_the_collector_that_is_made(
-    chosen: dict[str, Any], positional: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("stand_ins")
+def test_the_collector_that_is_made(chosen: dict[str, Any], positional: int) -> None:
     """Compare the class, the number of workers, the arguments, or the type of error."""
-    pytest.importorskip("ray")
-    for table in (THEIRS, OURS):
-        for (module, name), kind in table.items():
-            stand_in(monkeypatch, kind, module, name)
     values = {"create_env_fn": ENV, "policy": None, **FRAMES, **chosen}
     args = tuple(values.pop(name) for name in ("create_env_fn", "policy")[:positional])
     theirs = made(Collector, args, dict(values))
@@ -169,12 +169,9 @@ def test_the_collector_that_is_made(
 @pytest.mark.parametrize(
     "backend", ["direct", "process", "multiprocessing", "ray", "rpc", "thread"]
 )
-def test_the_backend_around_it(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("stand_ins")
+def test_the_backend_around_it(backend: str) -> None:
     """``with torchrl.service_backend(...)`` chooses, unless the argument does."""
-    pytest.importorskip("ray")
-    for table in (THEIRS, OURS):
-        for (module, name), kind in table.items():
-            stand_in(monkeypatch, kind, module, name)
     for own in (None, "direct", "process"):
         with service_backend(backend):
             theirs = made(Collector, (ENV,), {**FRAMES, "backend": own})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -20,17 +19,16 @@ from torchrl_support import (
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.data import Categorical, Composite, Unbounded
-    from torchrl.envs import (
-        EnvBase,
-        ParallelEnv,
-        StepCounter,
-        TransformedEnv,
-    )
+pytest.importorskip("torchrl")
+
+import torchrl.testing.mocking_classes as mock
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import (
+    EnvBase,
+    ParallelEnv,
+    StepCounter,
+    TransformedEnv,
+)
 
 
 @pytest.mark.parametrize("name", ENVS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-import warnings
 from functools import partial
 from typing import Any
 
@@ -17,13 +16,14 @@ from torch import nn
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    collectors = pytest.importorskip("torchrl.collectors")
-    if not hasattr(collectors, "Evaluator"):
-        pytest.skip("TorchRL has no Evaluator", allow_module_level=True)
-    from torchrl.envs import Compose, RewardSum, SerialEnv, StepCounter, TransformedEnv, VecNormV2
-    from torchrl.testing.mocking_classes import ContinuousActionVecMockEnv
+pytest.importorskip("torchrl")
+
+from torchrl import collectors
+from torchrl.envs import Compose, RewardSum, SerialEnv, StepCounter, TransformedEnv, VecNormV2
+from torchrl.testing.mocking_classes import ContinuousActionVecMockEnv
+
+if not hasattr(collectors, "Evaluator"):
+    pytest.skip("TorchRL has no Evaluator", allow_module_level=True)
 
 BOTH = [
     pytest.param(collectors.Evaluator, id="torchrl"),

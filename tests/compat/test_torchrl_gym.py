@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,14 +17,13 @@ from torchrl_support import assert_alike, collect, compare
 import pycollect
 from pycollect.envs.make import make_env_batch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    from torchrl.collectors import Collector
-    from torchrl.envs import GymEnv, GymWrapper, RewardSum, TransformedEnv, default_info_dict_reader
+pytest.importorskip("torchrl")
 
-    from pycollect.envs.torchrl.adapter import TorchRLEnv
-    from pycollect.envs.torchrl.gym import Unwrapped
+from torchrl.collectors import Collector
+from torchrl.envs import GymEnv, GymWrapper, RewardSum, TransformedEnv, default_info_dict_reader
+
+from pycollect.envs.torchrl.adapter import TorchRLEnv
+from pycollect.envs.torchrl.gym import Unwrapped
 
 Make = Callable[[], Any]
 

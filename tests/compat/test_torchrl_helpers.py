@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import warnings
 from typing import Any
 
 import gymnasium
@@ -12,9 +11,7 @@ import pytest
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    peer = pytest.importorskip("torchrl.trainers.helpers.collectors")
+peer = pytest.importorskip("torchrl.trainers.helpers.collectors")
 
 ADDED = {"max_frames_per_traj": -1, "gamma": 0.99}
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from tensordict import TensorDict
 
 from pycollect import MultiStep, SyncDataCollector, split_trajectories
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    postprocs = pytest.importorskip("torchrl.data.postprocs")
+postprocs = pytest.importorskip("torchrl.data.postprocs")
 
 Oracle = postprocs.MultiStep
 

@@ -6,7 +6,6 @@ The device is fake: its memory is the host's, and it logs its copies to the host
 from __future__ import annotations
 
 import time
-import warnings
 from functools import partial
 from typing import Any
 
@@ -30,13 +29,11 @@ from torchrl_support import (
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.data import Binary, Composite, Unbounded
-    from torchrl.envs import TensorDictPrimer, TransformedEnv
+pytest.importorskip("torchrl")
 
+import torchrl.testing.mocking_classes as mock
+from torchrl.data import Binary, Composite, Unbounded
+from torchrl.envs import TensorDictPrimer, TransformedEnv
 
 # A third of them run by default; the environments also differ in their work on the host.
 NAMES = [

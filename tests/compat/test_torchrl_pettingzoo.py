@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -13,13 +12,12 @@ from torchrl_support import IDS, assert_alike, collect
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    pytest.importorskip("pettingzoo")
-    from pettingzoo import ParallelEnv
-    from torchrl.collectors import Collector
-    from torchrl.envs import MarlGroupMapType, PettingZooWrapper
+pytest.importorskip("torchrl")
+pytest.importorskip("pettingzoo")
+
+from pettingzoo import ParallelEnv
+from torchrl.collectors import Collector
+from torchrl.envs import MarlGroupMapType, PettingZooWrapper
 
 pytestmark = pytest.mark.filterwarnings("ignore:PettingZoo in TorchRL is tested:UserWarning")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,41 +11,40 @@ import pytest
 import torch
 from raising import refused
 from tensordict.nn import TensorDictModule
-from test_torchrl_gym import WalkEnv, choices, linear
+from test_torchrl_gym import GYM, KWARGS, WalkEnv, choices, linear
 from torchrl_support import assert_alike, collect, compare
 
 import pycollect
 from pycollect.envs.make import make_env_batch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.collectors import Collector
-    from torchrl.data import Unbounded
-    from torchrl.envs import (
-        CatFrames,
-        Compose,
-        DoubleToFloat,
-        FrameSkipTransform,
-        GymEnv,
-        GymWrapper,
-        InitTracker,
-        MultiAction,
-        NoopResetEnv,
-        ObservationNorm,
-        ParallelEnv,
-        RenameTransform,
-        RewardSum,
-        SerialEnv,
-        StepCounter,
-        TensorDictPrimer,
-        TransformedEnv,
-        VecNormV2,
-    )
+pytest.importorskip("torchrl")
 
-    from pycollect.envs.torchrl.adapter import TorchRLEnv
-    from pycollect.envs.torchrl.serial import SerialRows, UnwrappedRows
+import torchrl.testing.mocking_classes as mock
+from torchrl.collectors import Collector
+from torchrl.data import Unbounded
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    DoubleToFloat,
+    FrameSkipTransform,
+    GymEnv,
+    GymWrapper,
+    InitTracker,
+    MultiAction,
+    NoopResetEnv,
+    ObservationNorm,
+    ParallelEnv,
+    RenameTransform,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TensorDictPrimer,
+    TransformedEnv,
+    VecNormV2,
+)
+
+from pycollect.envs.torchrl.adapter import TorchRLEnv
+from pycollect.envs.torchrl.serial import SerialRows, UnwrappedRows
 
 Make = Callable[[], Any]
 
@@ -55,8 +53,8 @@ def pendulum() -> Any:
     return GymEnv("Pendulum-v1")
 
 
-def cart_pole(**kwargs: Any) -> Any:
-    return GymEnv("CartPole-v1", **kwargs)
+def cart_pole() -> Any:
+    return GymEnv("CartPole-v1")
 
 
 def serial(make: Make, transforms: Callable[[], Any] | None = None, count: int = 2) -> Any:
@@ -70,15 +68,7 @@ def serial(make: Make, transforms: Callable[[], Any] | None = None, count: int =
     return env
 
 
-INDEX = {"categorical_action_encoding": True}
-PLAIN: dict[str, tuple[Make, Callable[[], Any]]] = {
-    "Pendulum": (pendulum, linear(3)),
-    "Pendulum on a device": (partial(GymEnv, "Pendulum-v1", device="cpu"), linear(3)),
-    "CartPole": (cart_pole, choices(2, False, "observation")),
-    "CartPole index": (partial(cart_pole, **INDEX), choices(2, True, "observation")),
-    "nested": (lambda: GymWrapper(WalkEnv()), choices(3, False, "z")),
-    "place index": (lambda: GymWrapper(WalkEnv("place"), **INDEX), choices(3, True, "observation")),
-}
+PLAIN = ("Pendulum", "Pendulum on a device", "CartPole", "CartPole index", "nested", "place index")
 TRANSFORMS: dict[str, Callable[[], Any]] = {
     "none": Compose,
     "StepCounter": lambda: StepCounter(4),
@@ -95,11 +85,6 @@ TRANSFORMS: dict[str, Callable[[], Any]] = {
     "NoopResetEnv": lambda: NoopResetEnv(3),
     "VecNormV2": lambda: VecNormV2(in_keys=["observation"], out_keys=["n"]),
 }
-KWARGS: list[dict[str, Any]] = [
-    {},
-    {"max_frames_per_traj": 5},
-    {"set_truncated": True},
-]
 
 
 def rowwise(make_policy: Callable[[], Any]) -> Callable[[], Any]:
@@ -120,7 +105,7 @@ def rowwise(make_policy: Callable[[], Any]) -> Callable[[], Any]:
 @pytest.mark.parametrize("kwargs", KWARGS)
 @pytest.mark.parametrize("name", PLAIN)
 def test_frames_of_plain_environments(name: str, kwargs: dict[str, Any]) -> None:
-    make, make_policy = PLAIN[name]
+    make, make_policy = GYM[name]
     if name != "Pendulum":
         make_policy = rowwise(make_policy)
     batch = make_env_batch(serial(make))
@@ -200,7 +185,7 @@ def test_a_list_of_callables_is_a_batch_of_them() -> None:
 
 @pytest.mark.parametrize("name", ["CartPole", "CartPole index", "nested"])
 def test_random_actions_are_encoded(name: str) -> None:
-    env = serial(PLAIN[name][0])
+    env = serial(GYM[name][0])
     spec = env.full_action_spec["action"]
     (batch, _) = collect(pycollect.Collector, lambda: env, frames=60, batches=2)
     assert batch["action"].dtype == spec.dtype

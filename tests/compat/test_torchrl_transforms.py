@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,34 +13,33 @@ from torchrl_support import MAX_STEPS, Make, batched, collect, compare, seeded
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.envs import (
-        ActionDiscretizer,
-        ActionMask,
-        Compose,
-        ConditionalPolicySwitch,
-        ConditionalSkip,
-        ExcludeTransform,
-        FlattenAction,
-        GymEnv,
-        Hash,
-        NextObservationDelta,
-        RenameTransform,
-        SelectTransform,
-        SerialEnv,
-        Stack,
-        StepCounter,
-        TerminateTransform,
-        TicTacToeEnv,
-        Transform,
-        TransformedEnv,
-        UnaryTransform,
-        UnsqueezeTransform,
-        VecNorm,
-    )
+pytest.importorskip("torchrl")
+
+import torchrl.testing.mocking_classes as mock
+from torchrl.envs import (
+    ActionDiscretizer,
+    ActionMask,
+    Compose,
+    ConditionalPolicySwitch,
+    ConditionalSkip,
+    ExcludeTransform,
+    FlattenAction,
+    GymEnv,
+    Hash,
+    NextObservationDelta,
+    RenameTransform,
+    SelectTransform,
+    SerialEnv,
+    Stack,
+    StepCounter,
+    TerminateTransform,
+    TicTacToeEnv,
+    Transform,
+    TransformedEnv,
+    UnaryTransform,
+    UnsqueezeTransform,
+    VecNorm,
+)
 
 
 def pendulum(seed: int = 3) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,11 +19,10 @@ from vector_reward_envs import SeveralEnv, several
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    from torchrl.collectors import Collector
-    from torchrl.envs import GymWrapper, MOGymWrapper, SerialEnv
+pytest.importorskip("torchrl")
+
+from torchrl.collectors import Collector
+from torchrl.envs import GymWrapper, MOGymWrapper, SerialEnv
 
 Make = Callable[[], Any]
 

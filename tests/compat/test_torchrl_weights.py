@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,23 +16,22 @@ from torch import nn
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    from torchrl.collectors import (
-        Collector,
-        MultiSyncCollector,
-        VanillaWeightUpdater,
-        WeightUpdaterBase,
-    )
-    from torchrl.envs import GymEnv
-    from torchrl.envs.llm.transforms import PolicyVersion
-    from torchrl.weight_update import (
-        MultiProcessWeightSyncScheme,
-        NoWeightSyncScheme,
-        SharedMemWeightSyncScheme,
-        WeightSyncScheme,
-    )
+pytest.importorskip("torchrl")
+
+from torchrl.collectors import (
+    Collector,
+    MultiSyncCollector,
+    VanillaWeightUpdater,
+    WeightUpdaterBase,
+)
+from torchrl.envs import GymEnv
+from torchrl.envs.llm.transforms import PolicyVersion
+from torchrl.weight_update import (
+    MultiProcessWeightSyncScheme,
+    NoWeightSyncScheme,
+    SharedMemWeightSyncScheme,
+    WeightSyncScheme,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*WeightUpdaterBase:DeprecationWarning"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,33 +20,32 @@ from tensordict.nn import TensorDictModule
 
 import pycollect
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
-    from torchrl.collectors import Collector
-    from torchrl.data import Unbounded
-    from torchrl.envs import (
-        CatFrames,
-        CatTensors,
-        Compose,
-        FrameSkipTransform,
-        GymEnv,
-        GymWrapper,
-        InitTracker,
-        NoopResetEnv,
-        ObservationNorm,
-        PendulumEnv,
-        RenameTransform,
-        RewardSum,
-        SelectTransform,
-        SerialEnv,
-        TensorDictPrimer,
-        TimeMaxPool,
-        TransformedEnv,
-        VecNormV2,
-    )
-    from torchrl.modules import WorldModelWrapper
+pytest.importorskip("torchrl")
+
+import torchrl.testing.mocking_classes as mock
+from torchrl.collectors import Collector
+from torchrl.data import Unbounded
+from torchrl.envs import (
+    CatFrames,
+    CatTensors,
+    Compose,
+    FrameSkipTransform,
+    GymEnv,
+    GymWrapper,
+    InitTracker,
+    NoopResetEnv,
+    ObservationNorm,
+    PendulumEnv,
+    RenameTransform,
+    RewardSum,
+    SelectTransform,
+    SerialEnv,
+    TensorDictPrimer,
+    TimeMaxPool,
+    TransformedEnv,
+    VecNormV2,
+)
+from torchrl.modules import WorldModelWrapper
 
 IDS = ("collector", "traj_ids")
 MAX_STEPS = {"max_frames_per_traj": 4}

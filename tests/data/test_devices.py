@@ -12,8 +12,9 @@ from echo_envs import echo_fns
 from raising import refused
 
 from pycollect.api.arguments import WORKER_ARGUMENTS, check_devices, pickled_policies
-from pycollect.api.set_up import worker_spec
+from pycollect.api.set_up import WorkerTemplate
 from pycollect.data.devices import Devices, why_not
+from pycollect.driver.options import RemoteOptions
 from pycollect.transport.channel import CallEnd
 from pycollect.transport.host import WorkerHost
 from pycollect.transport.messages import Build, WorkerInfo
@@ -105,9 +106,8 @@ def test_workers_without_a_gpu_do_not_see_it(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     arguments = {**dict.fromkeys(WORKER_ARGUMENTS), "reset_at_each_iter": False, "env_groups": 1}
-    spec = worker_spec(
-        0, echo_fns(0), arguments, devices, builds_policy=False, frames=6, options=options
-    )
+    template = WorkerTemplate({}, (), None, 6, RemoteOptions(sync=True))
+    spec = template.spec(0, echo_fns(0), arguments, devices, options, 6, False)
     if devices.worker_types <= {"cpu"}:
         worker = WorkerHost(CallEnd())
         info = worker.answer(

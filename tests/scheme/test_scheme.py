@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from raising import refused, warned
 from scheme_support import ACTIONS, OBSERVATION, Counting, off_policy, on_policy
 
 from pycollect import scheme
 from pycollect.scheme import CWorker, CWorkerSet, Worker, WorkerSet
-from pycollect.scheme.gym import ActorCritic, GymEnvs, RolloutStorage
+from pycollect.scheme.gym import ActorCritic, GymEnvs, QNetwork, RolloutStorage
 from pycollect.scheme.messages import StopListener
 
 SIGNATURES = {
@@ -278,7 +279,9 @@ class TestComponents:
 
 
 class TestStopping:
-    def test_it_is_heard_between_looks_that_take_little_time(self) -> None:
+    def test_it_is_heard_between_looks_that_take_little_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         asked: list[str] = []
 
         def check(key: str) -> bytes | None:
@@ -286,7 +289,8 @@ class TestStopping:
             threading.Event().wait(0.002)
             return b"stop" if len(asked) > 2 else b"start-continue"
 
-        listener = StopListener(["sync", "worker_0"], check)
+        monkeypatch.setattr("pycollect.scheme.messages.check_message", check)
+        listener = StopListener(["sync", "worker_0"])
         assert not listener.heard
         assert asked == ["sync", "worker_0"]
         assert not any(listener.heard for _ in range(10))  # each check is cached for a while
@@ -363,6 +367,19 @@ class TestSets:
         assert "'num_cpus'" in str(caught.value)
         with pytest.raises(RuntimeError, match="terminate_worker"):
             worker_of(**factories).terminate_worker()
+
+    def test_actions_that_a_component_cannot_choose_are_refused(self) -> None:
+        several = Box(0, 1, (2, 2))
+        for make, space in (
+            (ActorCritic, Discrete(2, start=1)),
+            (ActorCritic, several),
+            (QNetwork, Discrete(2, start=1)),
+            (QNetwork, several),
+        ):
+            with refused(ValueError, "action_space"):
+                make(OBSERVATION, space)
+        with refused(ValueError, "entry"):
+            GymEnvs(Counting, torch.device("cpu"))  # neither a list nor a vector environment
 
     def test_the_device_is_the_one_that_was_named(self) -> None:
         workers = CWorkerSet(0, 0, local_device="cpu:0", **on_policy())

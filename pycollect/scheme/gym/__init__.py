@@ -48,14 +48,15 @@ class GymEnvs:
         num_envs: Number of environments, P.
 
     Args:
-        entry: An entry of a collector's ``create_env_fn``: a vector environment, a list of
-            callables that return single environments, or a callable that returns either kind.
+        entry: A list of callables that return single environments, or of Gymnasium ids; or a vector
+            environment or a callable that returns one.
         device: Device of the tensors.
         env_kwargs: Keyword arguments for the callables (default: ``None``).
         seed: Seed of the environments. ``None`` leaves them unseeded (default: ``None``).
 
     Raises:
-        ValueError: The rows of a vector environment cannot be reset one by one.
+        ValueError: The environments have several rewards, or are neither a list nor a vector
+            environment whose rows can be reset one by one.
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class GymEnvs:
         """Return a function that makes the environments, for training and for evaluation.
 
         Args:
-            entry: As in the class; with `num_envs`, one callable that returns a single environment.
+            entry: As in the class; with `num_envs`, an id or a callable that returns a single
+                environment.
             env_kwargs: Keyword arguments for the callables (default: ``None``).
             num_envs: Number of environments to make with that callable. Defaults to ``None``:
                 `entry` determines it.

@@ -17,6 +17,13 @@ from pycollect.scheme.protocols import ActorFactory, AlgorithmFactory, StorageFa
 class _Actor(nn.Module):
     """Base of both actors: they take single-tensor observations and have no memory."""
 
+    @classmethod
+    def create_factory(
+        cls, observation_space: spaces.Box, action_space: spaces.Space[Any], hidden: int = 64
+    ) -> ActorFactory:
+        """Return a function that makes an actor on a device; arguments as in the class."""
+        return lambda device: cls(observation_space, action_space, hidden).to(device)
+
     def actor_initial_states(self, obs: Tree) -> tuple[Tree, Tree, Tensor]:
         """Return the observations, empty hidden states, and done flags of 0."""
         assert isinstance(obs, Tensor)
@@ -32,7 +39,7 @@ class ActorCritic(_Actor):
 
     Args:
         observation_space: A Box.
-        action_space: Discrete, or a Box of one dimension.
+        action_space: Discrete from 0 on, or a Box of one dimension.
         hidden: Width of the two hidden layers (default: 64).
 
     Raises:
@@ -46,7 +53,7 @@ class ActorCritic(_Actor):
         inputs = _size(observation_space)
         self._low: Tensor | None = None
         self._high: Tensor | None = None
-        if isinstance(action_space, spaces.Discrete):
+        if isinstance(action_space, spaces.Discrete) and action_space.start == 0:
             outputs, self.log_std = int(action_space.n), None
         elif isinstance(action_space, spaces.Box) and len(action_space.shape) == 1:
             outputs = action_space.shape[0]
@@ -55,17 +62,11 @@ class ActorCritic(_Actor):
             self.register_buffer("_high", torch.from_numpy(action_space.high))
         else:
             raise ValueError(
-                f"action_space: expected Discrete or a Box of one dimension, got {action_space}"
+                "action_space: expected Discrete from 0 on or a Box of one dimension, got "
+                f"{action_space}"
             )
         self.policy = _layers(inputs, hidden, outputs, 0.01)
         self.critic = _layers(inputs, hidden, 1, 1.0)
-
-    @classmethod
-    def create_factory(
-        cls, observation_space: spaces.Box, action_space: spaces.Space[Any], hidden: int = 64
-    ) -> ActorFactory:
-        """Return a function that makes an actor on a device; arguments as in the class."""
-        return lambda device: cls(observation_space, action_space, hidden).to(device)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits or means ``[N, A]`` and values ``[N]`` for observations ``[N, ...]``."""
@@ -89,25 +90,20 @@ class QNetwork(_Actor):
 
     Args:
         observation_space: A Box.
-        action_space: Discrete.
+        action_space: Discrete from 0 on.
         hidden: Width of the two hidden layers (default: 64).
 
     Raises:
-        ValueError: The observation space has another type.
+        ValueError: A space has another type.
     """
 
     def __init__(
         self, observation_space: spaces.Box, action_space: spaces.Discrete, hidden: int = 64
     ) -> None:
         super().__init__()
+        if not isinstance(action_space, spaces.Discrete) or action_space.start != 0:
+            raise ValueError(f"action_space: expected Discrete from 0 on, got {action_space}")
         self.values = _layers(_size(observation_space), hidden, int(action_space.n), 1.0)
-
-    @classmethod
-    def create_factory(
-        cls, observation_space: spaces.Box, action_space: spaces.Discrete, hidden: int = 64
-    ) -> ActorFactory:
-        """Return a function that makes an actor on a device; arguments as in the class."""
-        return lambda device: cls(observation_space, action_space, hidden).to(device)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return values ``[N, A]`` for observations ``[N, ...]``."""
