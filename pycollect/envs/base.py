@@ -85,8 +85,7 @@ class EnvSpec:
             `rewards` are `step_only`, and `step` returns ``None`` for reward and both flags.
         rewards: Keys of the rewards in `step_only`; used only if there are `ends`.
         step_only: Leaves that a step returns and a reset does not; they are recorded only under
-            "next". In `Arrays` they follow the observation. A reset returns arbitrary values for
-            them.
+            "next". In `Arrays` they follow the observation; a reset returns any values for them.
         root_only: Keys of observations that are recorded only at the root. The value that a step
             returns is the next step's root; a value under "next" is one of the `step_only` leaves.
         takes_tensors: Whether `step` takes torch tensors instead of numpy arrays.
@@ -95,9 +94,8 @@ class EnvSpec:
         passes_states_on: Whether a policy may write ("next", k) for an observation key k. `step`
             takes that value and returns it as the next observation's k.
         extras: Entries of an observation without a fixed shape and numeric dtype.
-        flag_extras: Keys of those that contain flags.
-        step_extras: Such entries that a step returns and a reset does not.
-        action_extras: Such entries of the action.
+        flag_extras: Keys of those that are flags.
+        step_extras, action_extras: Such entries of only a step, and of the action.
         device: Device on which the environments step. Inputs and outputs are on the host, except
             the observations of `device_keys`.
         device_keys: Keys of the observations that are returned as tensors on `device`.

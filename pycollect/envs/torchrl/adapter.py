@@ -63,8 +63,7 @@ def changed_by_hooks(
 
     A hook may change the recorded step, the next root, or both. If there are hooks, or if
     `fake_tensordict` or `step_and_maybe_reset` is overridden, all observations are therefore
-    recorded in both places. The entries under "next" are those of `fake_tensordict`, with which
-    TorchRL's collectors allocate a rollout.
+    recorded in both places, under "next" as `fake_tensordict` has them.
 
     Args:
         observations: Leaves of the observations, without flags.
@@ -372,13 +371,8 @@ def _resets_separately(env: Any) -> bool:
     buffers. Batched environments, compiled ones, and those with autoreset do both at once.
     """
     kind = type(env)
-    plain = all(
-        getattr(kind, name, None) is getattr(EnvBase, name, None)
-        for name in (
-            *("step_and_maybe_reset", "_step_and_maybe_reset"),
-            *("step", "step_mdp", "_step_proc_data"),
-        )
-    )
+    names = ("step", "step_mdp", "_step_proc_data", "step_and_maybe_reset", "_step_and_maybe_reset")
+    plain = all(getattr(kind, name, None) is getattr(EnvBase, name, None) for name in names)
     state = vars(env)
     return (
         plain
