@@ -89,7 +89,7 @@ def test_the_weights_of_the_moment_are_evaluated(backend: str) -> None:
 
 
 class Half(Worth):
-    """A policy whose action is the sum of two parameters."""
+    """A policy with the sum of two parameters as its action."""
 
     def __init__(self) -> None:
         super().__init__()

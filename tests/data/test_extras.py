@@ -129,7 +129,7 @@ def assert_true(frame: Any, acts: bool = True) -> None:
 
 
 def hint_alone(worker: int) -> Callable[[], Any]:
-    """Return a callable for an environment whose only observation is a text."""
+    """Return a callable for an environment that observes only a text."""
     return lambda: FilterObservation(text_fns(worker)[0](), ["hint"])
 
 
