@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
+from weakref import WeakSet
 
 from pycollect.errors import without_frames
 
@@ -130,6 +132,8 @@ class Background:
 
 
 _ending: int | None = None  # id of the thread that ends the program
+_suspended: set[int] = set()  # ids of other threads, which then sleep forever
+_locks: WeakSet[FairLock] = WeakSet()
 
 
 def keep_others_out() -> None:
@@ -138,9 +142,24 @@ def keep_others_out() -> None:
     _ending = threading.get_ident()
 
 
+def await_others(timeout: float) -> None:
+    """Wait until other threads with a lock have left it or are suspended, for `timeout` seconds.
+
+    A thread that runs code of torch while the interpreter ends would abort the process.
+    """
+    deadline = time.monotonic() + timeout
+    for lock in [lock for lock in _locks if lock.is_own_process]:
+        lock.wait_free(max(deadline - time.monotonic(), 0.0))
+
+
 def _sleep_if_ending() -> None:
-    if _ending is not None and _ending != threading.get_ident():
-        threading.Event().wait()
+    me = threading.get_ident()
+    if _ending is None or _ending == me:
+        return
+    _suspended.add(me)
+    for lock in list(_locks):
+        lock.wake_if_owned()
+    threading.Event().wait()
 
 
 class FairLock:
@@ -157,6 +176,7 @@ class FairLock:
         self._tickets = 0
         self._owner: int | None = None
         self._depth = 0
+        _locks.add(self)
 
     @property
     def is_own_process(self) -> bool:
@@ -220,7 +240,15 @@ class FairLock:
         """Whether a thread holds the lock."""
         return self._owner is not None
 
-    def wait_free(self, timeout: float) -> bool:
-        """Wait until no thread holds the lock or waits for it; return False on timeout."""
+    def wait_free(self, timeout: float) -> None:
+        """Wait until the lock is free, or its owner is suspended or ends the program."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._queue, timeout)
+            self._changed.wait_for(
+                lambda: not self._queue or self._owner in {*_suspended, _ending}, timeout
+            )
+
+    def wake_if_owned(self) -> None:
+        """Let `wait_free` look again if the calling thread holds the lock."""
+        if self._owner == threading.get_ident():
+            with self._changed:
+                self._changed.notify_all()

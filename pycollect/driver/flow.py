@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import secrets
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from weakref import WeakSet
@@ -19,7 +18,7 @@ from pycollect.data.trajectory_queue import TrajectoryQueue
 from pycollect.data.upload import Uploads
 from pycollect.data.weights import PolicyVersion
 from pycollect.driver.accounts import Ledger, Statistics
-from pycollect.driver.background import FairLock, end_all, keep_others_out
+from pycollect.driver.background import FairLock, await_others, end_all, keep_others_out
 from pycollect.driver.delivery import Batch, written_before
 from pycollect.driver.options import StreamOptions
 from pycollect.driver.state import CollectorState
@@ -282,9 +281,7 @@ def _stop() -> None:
         return
     end_all()
     keep_others_out()
-    busy = [flow for flow in flows if flow.moving.is_busy]
-    for flow in busy:
-        flow.close()
-    deadline = time.monotonic() + _EXIT_TIMEOUT
-    for flow in busy:
-        flow.moving.wait_free(max(deadline - time.monotonic(), 0.0))
+    for flow in flows:
+        if flow.moving.is_busy:
+            flow.close()
+    await_others(_EXIT_TIMEOUT)
