@@ -79,7 +79,8 @@ class RemoteRunner(ABC):
     def refresh(self, steps: int) -> None:  # noqa: B027 (nothing to do in any subclass)
         """Do nothing: the process that calls the policy checks it for changes."""
 
-    def forget(self) -> None:  # noqa: B027 (optional)
+    @abstractmethod
+    def forget(self) -> None:
         """Drop the values that the policy keeps for its next call."""
 
     def extra_values(self) -> ExtraValues:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any
 
@@ -14,19 +13,18 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its extension fails to load on a newer torch
-    pytest.importorskip("torchrl")
-    from torch.distributions import Categorical
-    from torchrl.data import Bounded
-    from torchrl.envs import GymWrapper, InitTracker, TransformedEnv
-    from torchrl.modules import (
-        GRUModule,
-        LSTMModule,
-        OrnsteinUhlenbeckProcessModule,
-        ProbabilisticActor,
-        ValueOperator,
-    )
+pytest.importorskip("torchrl")
+
+from torch.distributions import Categorical
+from torchrl.data import Bounded
+from torchrl.envs import GymWrapper, InitTracker, TransformedEnv
+from torchrl.modules import (
+    GRUModule,
+    LSTMModule,
+    OrnsteinUhlenbeckProcessModule,
+    ProbabilisticActor,
+    ValueOperator,
+)
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.processes(usual=2)]
 
@@ -111,7 +109,7 @@ def test_noise_is_that_of_a_policy_in_the_workers(ways: Any, called: bool) -> No
 
 
 def count_calls(td: TensorDictBase) -> TensorDictBase:
-    number = td["_number"] + 1 if "_number" in td.keys() else torch.zeros(td.batch_size)  # noqa: SIM118
+    number = td.get("_number", torch.full(td.batch_size, -1.0)) + 1
     action = torch.zeros(td.batch_size, dtype=torch.int64)
     return td.update({"_number": number, "number": number.clone(), "action": action})
 
