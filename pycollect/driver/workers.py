@@ -264,17 +264,18 @@ class WorkerGroup:
             Exception: Building the worker raised it.
         """
         before = worker.info
-        _take_handle(worker)
-        if self._options.sync:
-            check_alike({-1: before, worker.index: worker.info})
-        try:
-            self.send_all(worker)
-            initialize(worker)
-            for request in worker.requests:
-                worker.handle.submit(request)
-        except LimitError as error:
-            text = f"{worker.plan.spec.name} could not receive weights and requests: {error}"
-            raise WorkerDied(text, worker.index, worker.incarnation, "") from error
+        with Uninterrupted():  # the worker gets all of this, or the next call sends all of it
+            _take_handle(worker)
+            if self._options.sync:
+                check_alike({-1: before, worker.index: worker.info})
+            try:
+                self.send_all(worker)
+                initialize(worker)
+                for request in worker.requests:
+                    worker.handle.submit(request)
+            except LimitError as error:
+                text = f"{worker.plan.spec.name} could not receive weights and requests: {error}"
+                raise WorkerDied(text, worker.index, worker.incarnation, "") from error
 
     def send_all(self, worker: WorkerRecord) -> None:
         """Send a worker its weights, hooks and initial call."""

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -24,6 +25,7 @@ from collect_support import (
     Way,
     collecting,
     marked,
+    of_ranks,
     parity_policy,
 )
 from echo_envs import LENGTHS, EchoEnv, echo_fns
@@ -37,6 +39,7 @@ from pycollect.driver import stream as base
 from pycollect.driver.accounts import Statistics
 from pycollect.driver.workers import WorkerGroup
 from pycollect.transport import channel
+from pycollect.transport.distributed.engine import RankCaller
 
 OF_PROCESSES = (MULTI_STACK, MULTI_ASYNC[0], CENTRAL, CENTRAL_ASYNC)
 
@@ -385,19 +388,38 @@ def count(batch: Any) -> int:
     return int(batch.numel() if mask is None else mask.sum())
 
 
+@pytest.mark.parametrize("name", ["restart", "send_all"])
 @pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[0]))
 def test_a_worker_whose_replacement_was_interrupted(
-    monkeypatch: pytest.MonkeyPatch, way: Way
+    monkeypatch: pytest.MonkeyPatch, way: Way, name: str
 ) -> None:
-    """The worker is replaced once, and its pending frames are lost once."""
+    check_replaced(monkeypatch, way, WorkerGroup, name)
+
+
+@pytest.mark.processes
+@pytest.mark.ranks
+def test_the_connection_to_a_rank_that_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one thread of the driver connects to the rank."""
+    by_messages = of_ranks(MULTI_ASYNC[0])[1]
+    check_replaced(monkeypatch, by_messages, RankCaller, "__init__")
+
+
+def check_replaced(monkeypatch: pytest.MonkeyPatch, way: Way, owner: Any, name: str) -> None:
+    """Interrupt the replacement of a worker.
+
+    It is replaced once, its pending frames are lost once, and the replacement delivers.
+    """
     with collecting(way, endless, parity_policy(), frames=STEPS) as collector:
         collector.next()
+        before = collector.stats()["workers"][1]["frames"]
         kill(collector, 1)
         with monkeypatch.context() as patch:
-            patch_once(patch, WorkerGroup, "restart")
+            patch_once(patch, owner, name)
             with pytest.raises(KeyboardInterrupt):
                 deque(collector, 0)
-        for _ in range(6):
+        deadline = time.monotonic() + 60
+        while collector.stats()["workers"][1]["frames"] < before + 4 * STEPS:
+            assert time.monotonic() < deadline, "the replacement delivers nothing"
             collector.next()
         check_ledger(collector)
         workers = collector.stats()["workers"]
@@ -407,12 +429,13 @@ def test_a_worker_whose_replacement_was_interrupted(
 def patch_once(
     patch: pytest.MonkeyPatch, module: Any, name: str, number: signal.Signals = signal.SIGINT
 ) -> None:
-    """Make the next call of a function send a signal to this process."""
+    """Make the next call of a function send a signal to this process before it returns."""
     whole = getattr(module, name)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         patch.setattr(module, name, whole)
+        result = whole(*args, **kwargs)
         signal.raise_signal(number)
-        return whole(*args, **kwargs)
+        return result
 
     patch.setattr(module, name, interrupted)

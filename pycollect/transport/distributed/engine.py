@@ -211,14 +211,16 @@ class RankProcess(WorkerProcess):
         if now - self._polled < POLL_SECONDS:
             return False
         self._polled = now
-        return self._meeting.check([REFUSAL])
+        with Uninterrupted():  # otherwise a part of a message could be lost
+            return self._meeting.check([REFUSAL])
 
     def by_calls(self) -> RankCaller:
-        if self._caller is None:
-            carrier, meeting = self._carrier, self._meeting
-            connect = partial(carrier.driver_end, meeting)  # holds no reference to the engine
-            self._caller = RankCaller(carrier.name, connect, self._process, self._bell)
-        return self._caller
+        with Uninterrupted():  # otherwise two callers could connect to the rank
+            if self._caller is None:
+                carrier, meeting = self._carrier, self._meeting
+                connect = partial(carrier.driver_end, meeting)  # holds no reference to the engine
+                self._caller = RankCaller(carrier.name, connect, self._process, self._bell)
+            return self._caller
 
     def watch(self, pid: int, shares_memory: bool) -> None:
         """See `WorkerProcess`. A rank that serves a mailbox needs no meeting."""
