@@ -105,7 +105,8 @@ class WorkerGroup:
         workers: list[WorkerRecord] = []
         try:
             for plan in plans:
-                workers.append(WorkerRecord(plan, self._started(plan)))
+                with Uninterrupted():  # otherwise its process could be left behind
+                    workers.append(WorkerRecord(plan, self._started(plan)))
             self._await_built(workers, check)
         except BaseException:
             self._end_processes(workers)
@@ -191,7 +192,6 @@ class WorkerGroup:
         flow = self._flow
         # As text: a kept log record would otherwise keep the exception's frames and their slabs.
         _LOGGER.warning("%s; %d frames in flight are lost", str(death), worker.frames_in_flight)
-        worker.newest.kill()  # outside the uninterruptible block, because it may wait
         with Uninterrupted():  # otherwise frames could be lost twice
             flow.lose_worker(worker.index, worker.frames_in_flight, reason)
             forget_ids(flow.ids, worker.index, worker.info)
@@ -205,10 +205,10 @@ class WorkerGroup:
 
     def restart(self, worker: WorkerRecord, death: WorkerDied, reason: str) -> None:
         """Start a worker's process again without counting frames; errors as for `replace`."""
-        worker.newest.kill()
         worker.failure = f"{reason}: {death}"
         try:
             with Uninterrupted():
+                worker.newest.kill()
                 self._start_again(worker, death, self._flow.statistics.batches)
         except WorkerError as error:
             worker.requests.clear()

@@ -303,13 +303,14 @@ class WorkerHandle:
         """End the process and all processes that its environments started. Idempotent."""
         if self.ended:
             return
-        self.ended = True
-        self.process.kill()
-        self._calls.clear()
-        self._kept.clear()
-        self._answers.clear()
-        self._weights = None
-        self._hooks.clear()
+        with Uninterrupted():  # otherwise the process could be left behind
+            self.ended = True
+            self.process.kill()
+            self._calls.clear()
+            self._kept.clear()
+            self._answers.clear()
+            self._weights = None
+            self._hooks.clear()
 
     @property
     def is_dead(self) -> bool:

@@ -9,7 +9,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from collect_support import (
     CENTRAL,
     CENTRAL_ASYNC,
     IN_PROCESS,
+    MULTI_AHEAD,
     MULTI_ASYNC,
     MULTI_STACK,
     STEPS,
@@ -29,6 +33,10 @@ from collect_support import (
     parity_policy,
 )
 from echo_envs import LENGTHS, EchoEnv, echo_fns
+from fault_campaign import FaultyEnv, Frames
+from interrupt_points import InterruptPoints
+from tensordict.nn import TensorDictModule
+from test_fault_campaign import follow
 from test_restarts import check_ledger, endless, kill
 from torch import nn
 
@@ -424,6 +432,49 @@ def check_replaced(monkeypatch: pytest.MonkeyPatch, way: Way, owner: Any, name: 
         check_ledger(collector)
         workers = collector.stats()["workers"]
         assert [workers[index]["restarts"] for index in (0, 1)] == [0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "way",
+    [MULTI_AHEAD, CENTRAL, CENTRAL_ASYNC, *of_ranks(MULTI_ASYNC[2])],
+    ids=lambda way: way.name,
+)
+def test_an_interrupt_at_any_point_of_a_replacement(
+    way: Way, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """The replacement delivers, and no frame comes twice or is missing without a reason."""
+    points, frames = InterruptPoints(), Frames()
+    entries = [partial(FaultyEnv, tmp_path / str(worker)) for worker in range(way.workers)]
+    batch = STEPS * (way.workers if way.sync else 1)
+
+    def replace() -> None:
+        """Kill a worker, and collect until its replacement has delivered twice."""
+        before, deadline = of_victim(), time.monotonic() + 60
+        os.kill(before["pid"], signal.SIGKILL)
+        while of_victim()["frames"] < before["frames"] + 4 * STEPS:
+            assert time.monotonic() < deadline, "the replacement delivers nothing"
+            with suppress(KeyboardInterrupt), points.traced():
+                frames.follow(collector.next())
+
+    def of_victim() -> dict[str, Any]:
+        own: dict[str, Any] = collector.stats()["workers"][1]
+        return own
+
+    policy = TensorDictModule(follow, ["observation"], ["action"])
+    with way.collector(
+        entries, policy, frames_per_batch=batch, max_worker_restarts=1000
+    ) as collector:
+        replace()
+        passed = sorted(points.passed.items(), key=str)
+        for point, times in Random(pytestconfig.getoption("seed")).sample(passed, 60):
+            points.interrupt(point, min(times, 2))
+            replace()
+            total = collector.ledger()["total"]
+            taken = total["delivered"] - frames.seen
+            assert 0 <= frames.skipped <= taken + total["reasons"].get("incomplete", 0), point
+            check_ledger(collector)
 
 
 def patch_once(
