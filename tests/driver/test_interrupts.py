@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -26,12 +28,12 @@ from collect_support import (
     marked,
     parity_policy,
 )
-from echo_envs import LENGTHS, EchoEnv, echo_fns
+from echo_envs import LENGTHS, PATIENCE, EchoEnv, echo_fns, wait_until
 from test_restarts import check_ledger, endless, kill
 from torch import nn
 
 from pycollect import SyncDataCollector
-from pycollect._core import Uninterrupted
+from pycollect._core import FairLock, Uninterrupted
 from pycollect.driver import assembly, in_process
 from pycollect.driver import stream as base
 from pycollect.driver.accounts import Statistics
@@ -165,6 +167,101 @@ class LimitedEnv(EchoEnv):
     def step(self, action: Any) -> Any:
         self._arrive("step")
         return super().step(action)
+
+
+class TestFairLock:
+    def test_an_interrupt_before_any_instruction_leaves_it_free(self) -> None:
+        """The signal arrives before the instruction; Python decides when to call its handler."""
+        prototype = ctypes.PYFUNCTYPE(None, *[ctypes.py_object] * 3)
+        arrive = prototype(("PyErr_SetInterrupt", ctypes.pythonapi))
+        left = interrupts = 0
+
+        def trace(*event: Any) -> Any:
+            nonlocal left
+            event[0].f_trace_opcodes = True
+            left -= 1
+            return trace if left > 0 else arrive if left == 0 else None
+
+        def stop(*_: Any) -> None:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+        def block(lock: FairLock) -> None:
+            with lock, lock:
+                pass
+
+        handler, tracing = signal.signal(signal.SIGINT, stop), sys.gettrace()
+        try:
+            with ThreadPoolExecutor(1) as other:
+                while left <= 0:
+                    interrupts += 1
+                    lock, left = FairLock(), interrupts
+                    try:
+                        sys.settrace(trace)
+                        block(lock)
+                        sys.settrace(None)
+                    except KeyboardInterrupt:
+                        pass
+                    assert other.submit(lock.enter_if_free).result(PATIENCE), interrupts
+        finally:
+            sys.settrace(tracing)
+            signal.signal(signal.SIGINT, handler)
+        assert interrupts > 20
+
+    def test_an_interrupted_thread_gives_up_its_place(self) -> None:
+        lock, held, leave = FairLock(), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with lock:
+                held.set()
+                leave.wait()
+
+        def follow() -> bool:
+            wait_until(lambda: lock.n_waiting == 1)
+            with lock:
+                return leave.is_set()
+
+        def interrupt_main() -> None:
+            wait_until(lambda: lock.n_waiting == 2)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        with ThreadPoolExecutor(3) as others:
+            others.submit(hold)
+            held.wait()
+            follower = others.submit(follow)
+            others.submit(interrupt_main)
+            with pytest.raises(KeyboardInterrupt), lock:
+                pass
+            assert lock.n_waiting == 1
+            leave.set()
+            assert follower.result(PATIENCE)
+        assert not lock.is_busy
+
+    @pytest.mark.parametrize("raises", [False, True])
+    def test_a_handler_may_enter_the_lock_for_which_its_thread_waits(
+        self, time_limit: None, raises: bool
+    ) -> None:
+        lock, held = FairLock(), threading.Event()
+
+        def handle(*event: Any) -> None:
+            with lock:
+                if raises:
+                    raise_limit(*event)
+
+        def hold() -> None:
+            with lock:
+                held.set()
+                wait_until(lambda: lock.n_waiting == 1)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                wait_until(lambda: lock.n_waiting == 2)
+
+        signal.signal(signal.SIGUSR1, handle)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(hold)
+            held.wait()
+            with pytest.raises(TimeoutError) if raises else lock, lock:
+                pass
+            assert other.submit(lock.enter_if_free).result(PATIENCE)
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])
