@@ -416,7 +416,7 @@ class FairLock:
 
     @staticmethod
     def await_others(timeout: float) -> None:
-        """Wait until other threads have left their locks or are suspended, for `timeout` seconds."""
+        """Wait for `timeout` seconds until other threads have left their locks or are suspended."""
 
 def adopt_orphans() -> None:
     """Make this process the parent of each descendant when its own parent dies.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import atexit
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from weakref import WeakSet
 
 from tensordict import TensorDictBase
@@ -216,13 +215,6 @@ class Flow:
         self.version.resume(state.policy_version)
 
     # Checks
-
-    @contextmanager
-    def between_rollouts(self, name: str) -> Iterator[None]:
-        """Hold the stream while the collector's method of that name changes it."""
-        with self.moving:
-            self.check_not_collecting(name)
-            yield
 
     def check_not_collecting(self, name: str) -> None:
         """Raise RuntimeError if the environment or the policy makes this call within a rollout."""
