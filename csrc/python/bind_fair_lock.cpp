@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <new>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -144,13 +145,14 @@ class FairLock {
         }
       }
     } catch (...) {
-      if (std::erase(queue_, &waiter) == 0) {  // the handler took long, and the turn came
+      if (std::erase(queue_, &waiter) == 0) {  // the turn came while the handler ran
         leave();
       }
       throw;
     }
-    if (std::erase(queue_, &waiter) != 0) {  // this is a signal handler, and it interrupted a
-      ++depth_;                              // waiter of the same thread, whose turn came
+    // A signal handler that interrupted a waiting thread enters when the turn of that thread comes.
+    if (std::erase(queue_, &waiter) != 0) {
+      ++depth_;
     }
   }
 
