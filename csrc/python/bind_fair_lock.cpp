@@ -1,5 +1,4 @@
 #include <pthread.h>
-#include <pythread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,7 +46,7 @@ void sleep_if_another_ends(unsigned long me) {
 // A thread that waits for a lock.
 class Waiter {
  public:
-  explicit Waiter(unsigned long thread) : thread(thread), turn_(PyThread_allocate_lock()) {
+  explicit Waiter(unsigned long identifier) : thread(identifier), turn_(PyThread_allocate_lock()) {
     if (!turn_) {
       throw std::bad_alloc();
     }
