@@ -364,6 +364,60 @@ class Uninterrupted:
     def __exit__(self, error: object, value: object, traceback: object, /) -> None:
         """Exit. Raises KeyboardInterrupt if SIGINT arrived inside the context."""
 
+@final
+class FairLock:
+    """A reentrant lock that serves threads in the order of their arrival.
+
+    With ``threading.RLock``, a thread that releases and reacquires the lock starves the others. Use
+    the lock in a ``with`` statement, in the process that created it. The exception of a signal
+    handler never leaves it locked.
+
+    When the program ends, `keep_others_out` suspends all other threads that use such a lock.
+    Otherwise a thread that runs code of torch while the interpreter ends would abort the process.
+
+    Attributes:
+        is_own_process: Whether this process created the lock, and is not a fork of that process.
+        is_busy: Whether a thread holds the lock.
+        n_waiting: Number of threads that wait for the lock.
+    """
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None:
+        """Wait for the lock, without the GIL, and hold it.
+
+        Raises:
+            RuntimeError: In a fork of the process that created the lock.
+            KeyboardInterrupt: If SIGINT arrives while the main thread waits; or the exception of
+                another signal handler. The lock is not held then.
+        """
+
+    def __exit__(self, error: object, value: object, traceback: object, /) -> None:
+        """Release the lock.
+
+        Raises:
+            RuntimeError: In a fork of the process that created the lock, if `error` is ``None``.
+        """
+
+    def enter_if_free(self) -> bool:
+        """Enter if no thread holds the lock; return whether it was entered. Raises as entering."""
+
+    def check_own_process(self) -> None:
+        """Raise RuntimeError in a fork of the process that created the lock."""
+
+    @property
+    def is_own_process(self) -> bool: ...
+    @property
+    def is_busy(self) -> bool: ...
+    @property
+    def n_waiting(self) -> int: ...
+    @staticmethod
+    def keep_others_out() -> None:
+        """Suspend every thread except the calling one when it next enters or leaves a lock."""
+
+    @staticmethod
+    def await_others(timeout: float) -> None:
+        """Wait for `timeout` seconds until other threads have left their locks or are suspended."""
+
 def adopt_orphans() -> None:
     """Make this process the parent of each descendant when its own parent dies.
 

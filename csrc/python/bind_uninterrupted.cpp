@@ -7,6 +7,7 @@
 
 #include "bindings.h"
 #include "pycollect/detail/owning_process.h"
+#include "signals.h"
 
 namespace pycollect::python {
 namespace {
@@ -27,25 +28,8 @@ std::vector<Deferred> deferred;
 
 void note(int signal) { pending[static_cast<std::size_t>(signal)] = 1; }
 
-void check_signals() {
-  if (PyErr_CheckSignals() != 0) {
-    throw py::error_already_set();
-  }
-}
-
 py::object attribute_of(const char* module, const char* name) {
   return py::module_::import(module).attr(name);
-}
-
-// Identifier of Python's main thread, read again after a fork.
-unsigned long main_thread() {
-  static unsigned epoch = 0;
-  static unsigned long number = 0;
-  if (const unsigned now = fork_epoch.load(); number == 0 || epoch != now) {
-    number = attribute_of("threading", "main_thread")().attr("ident").cast<unsigned long>();
-    epoch = now;
-  }
-  return number;
 }
 
 // A signal that reports an error of this thread cannot be deferred. Each deferred signal costs 30
@@ -122,6 +106,22 @@ struct Uninterrupted {
 };
 
 }  // namespace
+
+void check_signals() {
+  if (PyErr_CheckSignals() != 0) {
+    throw py::error_already_set();
+  }
+}
+
+unsigned long main_thread() {
+  static unsigned epoch = 0;
+  static unsigned long number = 0;
+  if (const unsigned now = fork_epoch.load(); number == 0 || epoch != now) {
+    number = attribute_of("threading", "main_thread")().attr("ident").cast<unsigned long>();
+    epoch = now;
+  }
+  return number;
+}
 
 void bind_uninterrupted(py::module_& module) {
   pthread_atfork(nullptr, nullptr, restore_in_fork);

@@ -20,4 +20,5 @@ PYBIND11_MODULE(_core, module) {
   bind_cuda(module);
   bind_device_gather(module);
   bind_uninterrupted(module);
+  bind_fair_lock(module);
 }

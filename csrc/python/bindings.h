@@ -12,6 +12,7 @@ void bind_assemble(py::module_& module);
 void bind_compiled_env(py::module_& module);
 void bind_cuda(py::module_& module);
 void bind_device_gather(py::module_& module);
+void bind_fair_lock(py::module_& module);
 void bind_layout(py::module_& module);
 void bind_mailbox(py::module_& module);
 void bind_multistep(py::module_& module);

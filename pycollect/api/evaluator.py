@@ -16,13 +16,14 @@ from tensordict.nn import InteractionType
 from torch import nn
 
 from pycollect import checks as check
+from pycollect._core import FairLock
 from pycollect.api import evaluated
 from pycollect.api.binding import explained
 from pycollect.arguments import completed_by
 from pycollect.compat.weights import source_of
 from pycollect.data.frame import MASK
 from pycollect.data.weights import Weights, weights_from
-from pycollect.driver.background import Background, FairLock
+from pycollect.driver.background import Background
 from pycollect.driver.policy_place import with_all_names
 
 Metrics = dict[str, Any]

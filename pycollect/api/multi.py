@@ -125,7 +125,8 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
             RuntimeError: Only some workers of a sync collector would be reset while `prefetch`
                 rollouts are in flight. The others' rollouts belong to the same batches.
         """
-        with self._flow.between_rollouts("reset"):
+        with self._flow.moving:
+            self._flow.check_not_collecting("reset")
             self._flow.check_open()
             self._source.members.reset(reset_idx)
 

@@ -129,7 +129,8 @@ class SyncDataCollector(
                 reset one by one.
             IndexError: The index is out of range.
         """
-        with self._flow.between_rollouts("reset"):
+        with self._flow.moving:
+            self._flow.check_not_collecting("reset")
             self._flow.check_open()
             with self._flow.policy_stream.ordered():
                 if index is None:
@@ -156,7 +157,8 @@ class SyncDataCollector(
             raise RuntimeError(
                 "rollout: not available if complete trajectories are assembled; use next()"
             )
-        with flow.between_rollouts("rollout"):
+        with flow.moving:
+            flow.check_not_collecting("rollout")
             flow.check_not_closed()
             return self._within(self._raw)
 

@@ -201,7 +201,8 @@ class Collector(Stream):
             RuntimeError: The collector was shut down.
         """
         root = check.check_seed(seed)
-        with self._flow.between_rollouts("set_seed"):
+        with self._flow.moving:
+            self._flow.check_not_collecting("set_seed")
             self._flow.check_open()
             self._drop("set_seed")
             self._flow.entropy, self._flow.seeded = root, True
@@ -253,7 +254,8 @@ class Collector(Stream):
             ValueError, TypeError: `state_dict` is neither, or belongs to another policy or other
                 workers. The collector is unchanged then.
         """
-        with self._flow.between_rollouts("load_state_dict"):
+        with self._flow.moving:
+            self._flow.check_not_collecting("load_state_dict")
             flow, source = self._flow, self._source
             flow.check_open()
             state = CollectorState.from_dict(state_dict, source.streams.states())

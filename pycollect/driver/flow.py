@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import atexit
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from weakref import WeakSet
 
 from tensordict import TensorDictBase
 
-from pycollect._core import SharedNumber, TrajectoryIds
+from pycollect._core import FairLock, SharedNumber, TrajectoryIds
 from pycollect.checks import check_open
 from pycollect.data.devices import CPU
 from pycollect.data.frame import BatchLeaves
@@ -18,7 +17,7 @@ from pycollect.data.trajectory_queue import TrajectoryQueue
 from pycollect.data.upload import Uploads
 from pycollect.data.weights import PolicyVersion
 from pycollect.driver.accounts import Ledger, Statistics
-from pycollect.driver.background import FairLock, await_others, end_all, keep_others_out
+from pycollect.driver.background import end_all
 from pycollect.driver.delivery import Batch, written_before
 from pycollect.driver.options import StreamOptions
 from pycollect.driver.state import CollectorState
@@ -217,13 +216,6 @@ class Flow:
 
     # Checks
 
-    @contextmanager
-    def between_rollouts(self, name: str) -> Iterator[None]:
-        """Hold the stream while the collector's method of that name changes it."""
-        with self.moving:
-            self.check_not_collecting(name)
-            yield
-
     def check_not_collecting(self, name: str) -> None:
         """Raise RuntimeError if the environment or the policy makes this call within a rollout."""
         if self.collecting:
@@ -280,8 +272,8 @@ def _stop() -> None:
     if not flows:  # a fork
         return
     end_all()
-    keep_others_out()
+    FairLock.keep_others_out()
     for flow in flows:
         if flow.moving.is_busy:
             flow.close()
-    await_others(_EXIT_TIMEOUT)
+    FairLock.await_others(_EXIT_TIMEOUT)

@@ -281,11 +281,12 @@ class InProcess:
         whether the policy or the environment uses one TensorDict per step, and extras.
         """
         moving = self._flow.moving
-        if moving.is_own_process and moving.enter_if_free():  # else it would wait for a rollout
-            try:
-                self._settle()
-            finally:
-                moving.__exit__(None)
+        with Uninterrupted():  # the lock must be left
+            if moving.is_own_process and moving.enter_if_free():  # else it waits for a rollout
+                try:
+                    self._settle()
+                finally:
+                    moving.__exit__(None, None, None)
         report = self.streams.report
         statistics = self._flow.statistics.report()
         seconds = self.worker.seconds.report()

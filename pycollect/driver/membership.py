@@ -78,7 +78,8 @@ class Membership:
         Args:
             plans: Makes their plans for ids from the argument on, and raises errors about them.
         """
-        with self._flow.between_rollouts("add_collectors"):
+        with self._flow.moving:
+            self._flow.check_not_collecting("add_collectors")
             self._flow.check_open()
             made = plans(self._next_index)
             self._next_index += len(made)
@@ -118,7 +119,8 @@ class Membership:
         Raises:
             ValueError: An id is unknown, or no worker would be left.
         """
-        with self._flow.between_rollouts("remove_collectors"):
+        with self._flow.moving:
+            self._flow.check_not_collecting("remove_collectors")
             self._flow.check_open()
             present = [worker.index for worker in self._group.present if not worker.leaving]
             ids = check_worker_ids(worker_ids, present)
@@ -134,7 +136,8 @@ class Membership:
 
     def end_all(self) -> None:
         """End all workers; frames in flight are lost."""
-        with self._flow.between_rollouts("stop_remote_collectors"):
+        with self._flow.moving:
+            self._flow.check_not_collecting("stop_remote_collectors")
             check_open(self._flow.closed)
             self._flow.drop("shutdown")
             for worker in self._group.present:

@@ -136,7 +136,8 @@ class WorkerWaiter:
         """
         pickled = {index: cloudpickle.dumps((function, args)) for index, args in calls.items()}
         answers, failures = [], []
-        with self._flow.between_rollouts("workers"):
+        with self._flow.moving:
+            self._flow.check_not_collecting("workers")
             self._flow.check_open()
             workers = [worker for worker in self._group.in_order if worker.index in pickled]
             for worker in workers:

@@ -30,7 +30,7 @@ from test_ledger import check
 from torch import nn
 
 from pycollect import SyncDataCollector
-from pycollect.driver.background import FairLock
+from pycollect._core import FairLock
 
 T = 5
 
@@ -360,7 +360,7 @@ def test_the_turnstile_lets_threads_in_as_they_came() -> None:
     with turnstile:
         for place, thread in enumerate(threads):
             thread.start()
-            wait_until(lambda place=place: len(turnstile._queue) == place + 2)
+            wait_until(lambda place=place: turnstile.n_waiting == place + 1)
     for thread in threads:
         thread.join()
     assert order == list(range(5))
@@ -374,5 +374,53 @@ def test_a_thread_may_enter_the_turnstile_only_if_it_is_free() -> None:
             assert not other.submit(turnstile.enter_if_free).result(60)
         assert turnstile.enter_if_free()
         assert not other.submit(turnstile.enter_if_free).result(60)
-        turnstile.__exit__(None)
+        turnstile.__exit__(None, None, None)
         assert not turnstile.is_busy
+
+
+END = """
+import os, threading
+from pycollect._core import FairLock
+
+lock, held, leave = FairLock(), threading.Event(), threading.Event()
+
+def hold():
+    with lock:
+        held.set()
+        leave.wait()
+    print("left")
+
+def follow():
+    with lock:
+        print("entered")
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+threading.Thread(target=follow, daemon=True).start()
+while not lock.n_waiting:
+    pass
+FairLock.keep_others_out()
+leave.set()
+FairLock.await_others(60.0)
+assert not lock.is_busy
+with lock:
+    pass
+
+def fork():
+    if os.fork() == 0:
+        with FairLock():
+            os._exit(7)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+"""
+
+
+def test_the_end_of_a_program_suspends_the_threads_of_the_turnstile() -> None:
+    """A thread that leaves sleeps, as does one that waits. A fork by another thread does not."""
+    result = subprocess.run(
+        [sys.executable, "-c", END], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (result.stdout, result.stderr, result.returncode) == ("7\n", "", 0)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psutil
@@ -30,9 +33,11 @@ from collect_support import (
     marks_of,
     of_ranks,
 )
-from fault_campaign import BY_ENVIRONMENT, Campaign, FaultyEnv
+from fault_campaign import BY_ENVIRONMENT, Campaign, FaultyEnv, Frames
+from interrupt_points import InterruptPoints
 from tensordict.nn import TensorDictModule
 from test_kills import shared_files
+from test_restarts import check_ledger
 
 T = 5
 PREEMPTED = Way("multi sync preempted", 2, {"preemptive_threshold": 0.5})
@@ -105,6 +110,47 @@ def test_no_frame_comes_twice_and_none_is_skipped(
     finally:
         record_property("chaos", f"{way.name}: {campaign.report()}")
     assert len(campaign.committed) == faults
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "way",
+    [MULTI_AHEAD, CENTRAL, CENTRAL_ASYNC, *of_ranks(MULTI_ASYNC[2])],
+    ids=lambda way: way.name,
+)
+def test_an_interrupt_at_any_point_of_a_replacement(
+    way: Way, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """The replacement delivers, and no frame comes twice or is missing without a reason."""
+    faults, seed = pytestconfig.getoption("faults"), pytestconfig.getoption("seed")
+    points, frames = InterruptPoints(), Frames()
+    entries = [partial(FaultyEnv, tmp_path / str(worker)) for worker in range(way.workers)]
+
+    def replace() -> None:
+        """Kill a worker, and collect until its replacement has delivered twice."""
+        before, deadline = of_victim(), time.monotonic() + 60
+        os.kill(before["pid"], signal.SIGKILL)
+        while of_victim()["frames"] < before["frames"] + 4 * T:
+            assert time.monotonic() < deadline, "the replacement delivers nothing"
+            with suppress(KeyboardInterrupt), points.traced():
+                frames.follow(collector.next())
+
+    def of_victim() -> dict[str, Any]:
+        own: dict[str, Any] = collector.stats()["workers"][1]
+        return own
+
+    with make(way, entries, max_worker_restarts=1000) as collector:
+        replace()
+        passed = sorted(points.passed.items(), key=str)
+        for point, times in Random(seed).sample(passed, 10 * faults):
+            points.interrupt(point, min(times, 2))
+            replace()
+            total = collector.ledger()["total"]
+            taken = total["delivered"] - frames.seen
+            assert 0 <= frames.skipped <= taken + total["reasons"].get("incomplete", 0), point
+            check_ledger(collector)
 
 
 def test_a_seed_repeats_the_faults(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -9,10 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from collect_support import (
     CENTRAL,
     CENTRAL_ASYNC,
     IN_PROCESS,
-    MULTI_AHEAD,
     MULTI_ASYNC,
     MULTI_STACK,
     STEPS,
@@ -32,16 +30,12 @@ from collect_support import (
     of_ranks,
     parity_policy,
 )
-from echo_envs import LENGTHS, EchoEnv, echo_fns
-from fault_campaign import FaultyEnv, Frames
-from interrupt_points import InterruptPoints
-from tensordict.nn import TensorDictModule
-from test_fault_campaign import follow
+from echo_envs import LENGTHS, PATIENCE, EchoEnv, echo_fns, wait_until
 from test_restarts import check_ledger, endless, kill
 from torch import nn
 
 from pycollect import SyncDataCollector
-from pycollect._core import Uninterrupted
+from pycollect._core import FairLock, Uninterrupted
 from pycollect.driver import assembly, in_process
 from pycollect.driver import stream as base
 from pycollect.driver.accounts import Statistics
@@ -176,6 +170,101 @@ class LimitedEnv(EchoEnv):
     def step(self, action: Any) -> Any:
         self._arrive("step")
         return super().step(action)
+
+
+class TestFairLock:
+    def test_an_interrupt_before_any_instruction_leaves_it_free(self) -> None:
+        """The signal arrives before the instruction; Python decides when to call its handler."""
+        prototype = ctypes.PYFUNCTYPE(None, *[ctypes.py_object] * 3)
+        arrive = prototype(("PyErr_SetInterrupt", ctypes.pythonapi))
+        left = interrupts = 0
+
+        def trace(*event: Any) -> Any:
+            nonlocal left
+            event[0].f_trace_opcodes = True
+            left -= 1
+            return trace if left > 0 else arrive if left == 0 else None
+
+        def stop(*_: Any) -> None:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+        def block(lock: FairLock) -> None:
+            with lock, lock:
+                pass
+
+        handler, tracing = signal.signal(signal.SIGINT, stop), sys.gettrace()
+        try:
+            with ThreadPoolExecutor(1) as other:
+                while left <= 0:
+                    interrupts += 1
+                    lock, left = FairLock(), interrupts
+                    try:
+                        sys.settrace(trace)
+                        block(lock)
+                        sys.settrace(None)
+                    except KeyboardInterrupt:
+                        pass
+                    assert other.submit(lock.enter_if_free).result(PATIENCE), interrupts
+        finally:
+            sys.settrace(tracing)
+            signal.signal(signal.SIGINT, handler)
+        assert interrupts > 20
+
+    def test_an_interrupted_thread_gives_up_its_place(self) -> None:
+        lock, held, leave = FairLock(), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with lock:
+                held.set()
+                leave.wait()
+
+        def follow() -> bool:
+            wait_until(lambda: lock.n_waiting == 1)
+            with lock:
+                return leave.is_set()
+
+        def interrupt_main() -> None:
+            wait_until(lambda: lock.n_waiting == 2)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        with ThreadPoolExecutor(3) as others:
+            others.submit(hold)
+            held.wait()
+            follower = others.submit(follow)
+            others.submit(interrupt_main)
+            with pytest.raises(KeyboardInterrupt), lock:
+                pass
+            assert lock.n_waiting == 1
+            leave.set()
+            assert follower.result(PATIENCE)
+        assert not lock.is_busy
+
+    @pytest.mark.parametrize("raises", [False, True])
+    def test_a_handler_may_enter_the_lock_for_which_its_thread_waits(
+        self, time_limit: None, raises: bool
+    ) -> None:
+        lock, held = FairLock(), threading.Event()
+
+        def handle(*event: Any) -> None:
+            with lock:
+                if raises:
+                    raise_limit(*event)
+
+        def hold() -> None:
+            with lock:
+                held.set()
+                wait_until(lambda: lock.n_waiting == 1)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                wait_until(lambda: lock.n_waiting == 2)
+
+        signal.signal(signal.SIGUSR1, handle)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(hold)
+            held.wait()
+            with pytest.raises(TimeoutError) if raises else lock, lock:
+                pass
+            assert other.submit(lock.enter_if_free).result(PATIENCE)
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])
@@ -432,49 +521,6 @@ def check_replaced(monkeypatch: pytest.MonkeyPatch, way: Way, owner: Any, name: 
         check_ledger(collector)
         workers = collector.stats()["workers"]
         assert [workers[index]["restarts"] for index in (0, 1)] == [0, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "way",
-    [MULTI_AHEAD, CENTRAL, CENTRAL_ASYNC, *of_ranks(MULTI_ASYNC[2])],
-    ids=lambda way: way.name,
-)
-def test_an_interrupt_at_any_point_of_a_replacement(
-    way: Way, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    """The replacement delivers, and no frame comes twice or is missing without a reason."""
-    points, frames = InterruptPoints(), Frames()
-    entries = [partial(FaultyEnv, tmp_path / str(worker)) for worker in range(way.workers)]
-    batch = STEPS * (way.workers if way.sync else 1)
-
-    def replace() -> None:
-        """Kill a worker, and collect until its replacement has delivered twice."""
-        before, deadline = of_victim(), time.monotonic() + 60
-        os.kill(before["pid"], signal.SIGKILL)
-        while of_victim()["frames"] < before["frames"] + 4 * STEPS:
-            assert time.monotonic() < deadline, "the replacement delivers nothing"
-            with suppress(KeyboardInterrupt), points.traced():
-                frames.follow(collector.next())
-
-    def of_victim() -> dict[str, Any]:
-        own: dict[str, Any] = collector.stats()["workers"][1]
-        return own
-
-    policy = TensorDictModule(follow, ["observation"], ["action"])
-    with way.collector(
-        entries, policy, frames_per_batch=batch, max_worker_restarts=1000
-    ) as collector:
-        replace()
-        passed = sorted(points.passed.items(), key=str)
-        for point, times in Random(pytestconfig.getoption("seed")).sample(passed, 60):
-            points.interrupt(point, min(times, 2))
-            replace()
-            total = collector.ledger()["total"]
-            taken = total["delivered"] - frames.seen
-            assert 0 <= frames.skipped <= taken + total["reasons"].get("incomplete", 0), point
-            check_ledger(collector)
 
 
 def patch_once(

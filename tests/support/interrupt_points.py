@@ -36,11 +36,6 @@ class InterruptPoints:
         self._due: Point | None = None
         self._left = 0
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the interrupt was not sent yet."""
-        return self._due is not None
-
     def interrupt(self, point: Point, time: int) -> None:
         """Send one interrupt when this point is passed for that time, counted from 1."""
         self._due, self._left = point, time
