@@ -89,23 +89,10 @@ class Stream:
 
     def __next__(self) -> TensorDictBase | None:
         """Return the next batch like `next`, but raise StopIteration at the end."""
-        finished_batch: Finished | None = None
-        try:
-            with self._flow.moving:
-                self._flow.check_not_collecting("next")
-                if self._ready and self._flow.is_stale(self._ready[0].versions):
-                    self._source.end_trajectories(self._ready[0].frames_of)
-                    self._drop_ready("max_policy_lag")
-                if not self._ready and (self._flow.has_ended or not self._advance()):
-                    self._end()
-                    raise StopIteration
-                finished_batch = self._ready.popleft()
-        except BaseException:
-            if finished_batch is not None:  # interrupted: return it next time
-                self._ready.appendleft(finished_batch)
-            raise
-        self._pace.notify()
-        return finished_batch.td
+        taken = self._take()
+        if taken is None:
+            raise StopIteration
+        return taken.td
 
     def next(self) -> TensorDictBase | None:
         """Return the next batch, or ``None`` after `total_frames` frames.
@@ -124,7 +111,29 @@ class Stream:
             WorkerError: A worker died.
             Exception: An environment or the policy raised it. Every later call raises it again.
         """
-        return next(self, None)
+        taken = self._take()
+        return None if taken is None else taken.td
+
+    def _take(self) -> Finished | None:
+        """Return the next batch; ``None`` at the end. An interrupt leaves it for the next call."""
+        taken: Finished | None = None
+        try:
+            with self._flow.moving:
+                self._flow.check_not_collecting("next")
+                if self._ready and self._flow.is_stale(self._ready[0].versions):
+                    self._source.end_trajectories(self._ready[0].frames_of)
+                    self._drop_ready("max_policy_lag")
+                if not self._ready and (self._flow.has_ended or not self._advance()):
+                    self._end()
+                    return None
+                taken = self._ready[0]
+                del self._ready[0]  # an interrupt may come after a call, but not after this
+            self._pace.notify()
+        except BaseException:
+            if taken is not None:
+                self._ready.appendleft(taken)
+            raise
+        return taken
 
     def _advance(self) -> bool:
         """Collect and finish a batch; return False if the stream ends before it is complete."""

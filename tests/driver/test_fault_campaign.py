@@ -144,12 +144,12 @@ def test_an_interrupt_at_any_point_of_a_replacement(
     with make(way, entries, max_worker_restarts=1000) as collector:
         replace()
         passed = sorted(points.passed.items(), key=str)
-        for point, times in Random(seed).sample(passed, 10 * faults):
+        for point, times in Random(seed).sample(passed, min(10 * faults, len(passed))):
             points.interrupt(point, min(times, 2))
             replace()
             total = collector.ledger()["total"]
-            taken = total["delivered"] - frames.seen
-            assert 0 <= frames.skipped <= taken + total["reasons"].get("incomplete", 0), point
+            assert total["delivered"] == frames.seen, point
+            assert frames.skipped <= total["reasons"].get("incomplete", 0), point
             check_ledger(collector)
 
 

@@ -354,8 +354,10 @@ class Campaign:
                 pause = max(self._pauses.get(self._fault, 0.0), now - self._resumed)
                 self._pauses[self._fault], self._resumed = pause, now
             self._frames.follow(td)
-        elif not self._remote:  # the environments also counted discarded steps
-            self._missing = self._ledger()["lost"]
+        else:  # in this process, the environments also counted discarded steps
+            ledger = self._ledger()
+            incomplete = ledger["reasons"].get("incomplete", 0)
+            self._missing = incomplete if self._remote else ledger["lost"]
 
     def _ledger(self) -> dict[str, Any]:
         ledger: dict[str, Any] = self._collector.ledger()

@@ -23,8 +23,8 @@ _PACKAGE = str(Path(pycollect.__file__).parent)
 class InterruptPoints:
     """Sends SIGINT to this process at a point of pycollect's code.
 
-    Python calls signal handlers at the start of a function, after a call and at the end of a
-    loop's pass, so these are the points.
+    Python calls signal handlers at the start of a function, at the end of a loop's pass, and after
+    a call, unless it called a Python function directly. These are the points.
 
     Attributes:
         passed: How often each point was passed while traced.
@@ -33,6 +33,7 @@ class InterruptPoints:
     def __init__(self) -> None:
         self.passed: Counter[Point] = Counter()
         self._of: dict[CodeType, set[int]] = {}
+        self._returned: FrameType | None = None  # to which a function that it called returns
         self._due: Point | None = None
         self._left = 0
 
@@ -50,21 +51,28 @@ class InterruptPoints:
             sys.settrace(None)
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(_PACKAGE):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._instruction
+        frame.f_trace_opcodes = frame.f_code.co_filename.startswith(_PACKAGE)
+        frame.f_trace_lines = False
+        return self._event
 
-    def _instruction(self, frame: FrameType, event: str, argument: Any) -> Any:
-        point = frame.f_code, frame.f_lasti
-        if event == "opcode" and point[1] in self._points(point[0]):
-            self.passed[point] += 1
-            if point == self._due:
-                self._left -= 1
-                if self._left == 0:
-                    self._due = None
-                    signal.raise_signal(signal.SIGINT)
-        return self._instruction
+    def _event(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code, offset = frame.f_code, frame.f_lasti
+        if event == "return":
+            is_special = code.co_name.startswith("__")  # the interpreter calls it
+            self._returned = None if is_special else frame.f_back
+        elif event == "opcode":
+            after_call, self._returned = self._returned is frame, None
+            if not after_call and offset in self._points(code):
+                self._pass((code, offset))
+        return self._event
+
+    def _pass(self, point: Point) -> None:
+        self.passed[point] += 1
+        if point == self._due:
+            self._left -= 1
+            if self._left == 0:
+                self._due = None
+                signal.raise_signal(signal.SIGINT)
 
     def _points(self, code: CodeType) -> set[int]:
         if code not in self._of:
