@@ -329,8 +329,9 @@ def _take_handle(worker: WorkerRecord) -> None:
     if worker.overdue:
         raise WorkerDied(worker.overdue, worker.index, worker.incarnation, "")
     assert isinstance(worker.starting, WorkerHandle), "starting: expected a started worker"
-    worker.info, worker.handle = worker.starting.built(), worker.starting
-    worker.starting = None
+    with Uninterrupted():  # its description can be taken only once
+        worker.info, worker.handle = worker.starting.built(), worker.starting
+        worker.starting = None
 
 
 def with_log(death: WorkerDied, text: str, log: str) -> WorkerError:
