@@ -1,4 +1,4 @@
-"""Interrupt this process at chosen points of pycollect's code, to find what is not safe."""
+"""Interrupt this process at chosen points of pycollect's code, to find unsafe ones."""
 
 from __future__ import annotations
 
