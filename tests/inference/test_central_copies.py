@@ -268,6 +268,7 @@ class Unpicklable(Watched):
         raise TypeError("not to be pickled")
 
 
+@pytest.mark.slow
 def test_only_a_worker_that_needs_a_copy_pickles_the_policy(other_node: Any) -> None:
     policy = TensorDictModule(Unpicklable(), ["observation"], ["action", "seen"])
     with collecting(
