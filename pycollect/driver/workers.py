@@ -264,7 +264,7 @@ class WorkerGroup:
             Exception: Building the worker raised it.
         """
         before = worker.info
-        with Uninterrupted():  # the worker gets all of this, or the next call sends all of it
+        with Uninterrupted():  # otherwise the worker could miss weights or requests
             _take_handle(worker)
             if self._options.sync:
                 check_alike({-1: before, worker.index: worker.info})
