@@ -183,20 +183,32 @@ def updated(every: int, **arguments: Any) -> Iterator[int]:
                 collector.update_policy_weights_()
 
 
-@pytest.mark.parametrize("every", [1, pytest.param(WORKERS, marks=pytest.mark.full)])
-def test_policy_lag(compare: Callable[..., None], every: int) -> None:
-    """A limit of 1 against none, with equally fast workers and an update after `every` batches."""
-    given = {"every": every, **work("Pendulum", 1, sync=False)}
-    unlimited = "pycollect, no limit"
+@pytest.mark.parametrize(
+    ("every", "steps"),
+    [
+        (1, 5 * STEPS),
+        pytest.param(1, STEPS, marks=pytest.mark.full),
+        pytest.param(WORKERS, STEPS, marks=pytest.mark.full),
+    ],
+)
+def test_policy_lag(compare: Callable[..., None], every: int, steps: int) -> None:
+    """A limit of 1 against none, with equally fast workers and an update after `every` batches.
+
+    With an update after each batch, a worker may only begin a rollout when its last one was
+    delivered, as with `prefetch=0`. That costs 1 to 2 ms per rollout, whatever its length.
+    """
+    given = {"every": every, **work("Pendulum", 1, sync=False), "frames_per_batch": steps}
+    unlimited, waiting = "pycollect, no limit", "pycollect, no limit, prefetch=0"
     turns = {"group": WORKERS, "ahead": 2}
     compare(
-        f"Pendulum, async, max_policy_lag, update every {every}, {WORKERS} workers, T={STEPS}",
+        f"Pendulum, async, max_policy_lag, update every {every}, {WORKERS} workers, T={steps}",
         [
             Side("pycollect, max_policy_lag=1", updated, {**given, "max_policy_lag": 1}, **turns),
             Side(unlimited, updated, given, **turns),
+            Side(waiting, updated, {**given, "prefetch": 0}, **turns),
         ],
         frame_bytes=workloads.PENDULUM_BYTES,
-        wanted={unlimited: 0.9},
+        wanted={waiting: 0.9} if every == 1 and steps == STEPS else {unlimited: 0.9},
     )
 
 

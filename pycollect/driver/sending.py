@@ -123,6 +123,7 @@ class WeightSender:
 
     def __init__(self, put: Callable[[Memory | Buffer], SharedValue]) -> None:
         self._put = put
+        self._shares_memory = not shared_memory_why_not()
         self._slabs: dict[WeightSpec, WeightSlab] = {}
         self._newest = _NOTHING
         self._of: dict[int, Assignment] = {}
@@ -237,4 +238,4 @@ class WeightSender:
         slab = self._slabs[form]
         buffer = np.empty(slab.bytes(weights), np.uint8)
         slab.pack(weights, buffer)
-        return buffer if shared_memory_why_not() else share(buffer)
+        return share(buffer) if self._shares_memory else buffer

@@ -148,13 +148,16 @@ def test_too_large_sizes_are_refused_with_both_numbers() -> None:
         SharedSlabPool(placement(), 1 << 50, 0)
 
 
-def test_a_limit_of_address_space_is_heeded() -> None:
+@pytest.mark.parametrize(
+    ("limit", "most", "wanted"), [("RLIMIT_AS", 2**32, 2**33), ("RLIMIT_FSIZE", 2**12, 2**13)]
+)
+def test_a_limit_of_the_process_is_heeded(limit: str, most: int, wanted: int) -> None:
     code = (
         "import resource; from pycollect._core import Memory\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32)); Memory.share(2**33)"
+        f"resource.setrlimit(resource.{limit}, ({most}, {most})); Memory.share({wanted})"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "(RLIMIT_AS), got 8589934592" in result.stderr
+    assert f"({limit}), got {wanted}" in result.stderr
 
 
 def test_no_descriptor_is_left() -> None:

@@ -128,6 +128,12 @@ MemoryLimit available_memory(const fs::path& root) {
 }
 
 void check_available(std::int64_t bytes) {
+  // Reading the limits takes a quarter of a millisecond, longer than small memory takes to fill. A
+  // file beyond RLIMIT_FSIZE would end the process.
+  constexpr std::int64_t kSmall = 1 << 20;
+  if (bytes <= std::min(kSmall, limit_of(RLIMIT_FSIZE).value_or(kSmall))) {
+    return;
+  }
   const MemoryLimit limit = available_memory();
   if (bytes > limit.bytes) {
     throw std::length_error("shared memory: expected at most " + std::to_string(limit.bytes) +
