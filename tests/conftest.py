@@ -206,6 +206,18 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
+def time_limit() -> Iterator[None]:
+    """Make SIGUSR1 raise TimeoutError, as programs do with SIGALRM."""
+
+    def raise_limit(number: int, frame: Any) -> None:
+        raise TimeoutError("the program's time limit")
+
+    before = signal.signal(signal.SIGUSR1, raise_limit)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.fixture
 def no_garbage_collection() -> Iterator[None]:
     """Disable the garbage collector, so that a reference cycle survives until the test ends."""
     gc.collect()
