@@ -22,7 +22,7 @@ from pycollect.arguments import completed_by
 from pycollect.compat.many_workers import Asking, ManyWorkers
 from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.compat.weights import WorkerPipe
-from pycollect.driver.delivery import warn_of_slices
+from pycollect.driver.delivery import warn_of_joins
 from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.policy_process import InWorkers
@@ -51,7 +51,7 @@ class ScheduledCollector(TorchRLCollector, Asking, ManyWorkers):
         options, first = set_up.options, plans[0].spec.options
         if options.replay_buffer is not None:  # rows of different batches would differ in length
             options = replace(options, split_trajs=False)
-        warn_of_slices(options, first.set_truncated)
+        warn_of_joins(options, first.set_truncated, len(plans))
         flow = Flow(options)
         place = InWorkers if central is None else central.place(remote.start_method)
         bell = None if central is None else central.bell

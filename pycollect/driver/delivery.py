@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -303,19 +304,48 @@ def _steps(rollout: TensorDictBase, buffer: object) -> TensorDictBase:
     return rollout.permute(rollout.ndim - 1, *range(rollout.ndim - 1))
 
 
-def warn_of_slices(options: StreamOptions, set_truncated: bool) -> None:
-    """Warn if slices sampled by done flags would run from one worker's rollout to the next.
+def warn_of_joins(options: StreamOptions, set_truncated: bool, workers: int) -> None:
+    """Warn if the buffer would take rollouts of several workers for one.
 
     In the buffer, rollouts of several workers follow each other, and few of them end with a done.
     """
+    if options.trajectories or set_truncated:
+        return
     sampler = getattr(options.replay_buffer, "sampler", None)
     by_flags = not getattr(sampler, "_fetch_traj", True)  # a SliceSampler with an end_key
-    if by_flags and not options.trajectories and not set_truncated:
+    if by_flags:
         warn_user(
             "replay_buffer: its sampler finds trajectories by done flags, so it joins rollouts of "
             'different workers that end without one; use traj_key=("collector", "traj_ids"), '
             "replay_write_mode='trajectory' or set_truncated=True"
         )
+    if workers > 1 and _sums_as_written(options.replay_buffer):
+        warn_user(
+            "replay_buffer: its MultiStepTransform sums rewards of frames in the order in which "
+            "they are written, so it joins rollouts of different workers that end without a done; "
+            "use postproc=MultiStep(), replay_write_mode='trajectory' or set_truncated=True"
+        )
+
+
+def warn_of_sums(options: StreamOptions, envs: int) -> None:
+    """Warn if the buffer would sum rewards of different environments of a step."""
+    buffer = options.replay_buffer
+    is_flat = not options.extend_buffer and getattr(buffer, "dim_extend", None) == 0
+    if envs > 1 and is_flat and _sums_as_written(buffer):
+        warn_user(
+            "replay_buffer: its MultiStepTransform takes the environments of a step for steps in "
+            "time; use a storage with ndim=2, or postproc=MultiStep()"
+        )
+
+
+def _sums_as_written(buffer: Any) -> bool:
+    """Return whether the buffer has TorchRL's MultiStepTransform, which keeps the last frames."""
+    transform = getattr(buffer, "transform", None)
+    module = sys.modules.get("torchrl.envs.transforms.rb_transforms")
+    kind = getattr(module, "MultiStepTransform", ())
+    return isinstance(transform, nn.Module) and any(
+        isinstance(own, kind) for own in transform.modules()
+    )
 
 
 def warn_of_training(options: StreamOptions) -> None:

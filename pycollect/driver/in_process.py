@@ -20,7 +20,7 @@ from pycollect.data.layout import Key
 from pycollect.data.slabs import check_lease, make_pool, slab_tensors
 from pycollect.data.weights import load_weights
 from pycollect.driver.accounts import count_slow_paths
-from pycollect.driver.delivery import Batch, blank_batch
+from pycollect.driver.delivery import Batch, blank_batch, warn_of_sums
 from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.policy_place import LivePolicy
 from pycollect.driver.state import CollectorState, WorkerState, check_generators
@@ -121,6 +121,7 @@ class InProcess:
     def start(self) -> None:
         """Check the environment, which exists already."""
         self._flow.check_environment(self.worker.leaves, self.worker.bounded)
+        warn_of_sums(self._flow.options, self.worker.num_envs)
 
     @property
     def batch_frames(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,7 +34,7 @@ from torchrl.data import (
 from torchrl.data.postprocs import MultiStep
 from torchrl.data.replay_buffers.samplers.prioritized import SumSegmentTreeFp32
 from torchrl.envs import SerialEnv
-from torchrl.envs.transforms import Reward2GoTransform
+from torchrl.envs.transforms import MultiStepTransform, Reward2GoTransform
 from torchrl_support import IDS, in_order
 
 WORKERS = 2
@@ -330,3 +331,44 @@ def test_slices_by_done_flags_are_warned_about(monkeypatch: pytest.MonkeyPatch) 
                 [partial(one, 0)] * 2, policy(), frames_per_batch=SHARE, replay_buffer=replay
             )
         assert "traj_key" in str(caught.value)
+
+
+def test_sums_of_rewards_of_different_workers_are_warned_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ProcessEngine, "start", None)  # fails if a worker starts before the warning
+    replay = buffer(transform=MultiStepTransform(n_steps=2, gamma=0.9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with refused(UserWarning, "replay_buffer"):
+            pycollect.MultiAsyncCollector(
+                [partial(one, 0)] * 2, policy(), frames_per_batch=SHARE, replay_buffer=replay
+            )
+
+
+def summed(ndim: int) -> Any:
+    """Return the contents of a buffer that sums two rewards, filled by two environments."""
+    replay = buffer(ndim, transform=MultiStepTransform(n_steps=2, gamma=1.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pycollect.Collector(
+            partial(two, 0),
+            policy(),
+            frames_per_batch=2 * SHARE,
+            total_frames=4 * SHARE,
+            replay_buffer=replay,
+            extend_buffer=False,
+        ) as collector:
+            deque(collector, 0)
+    return replay[:]
+
+
+def test_sums_of_rewards_of_different_environments_are_warned_about() -> None:
+    with refused(UserWarning, "replay_buffer"):
+        summed(ndim=1)
+
+
+def test_sums_of_rewards_along_time_are_not_warned_about() -> None:
+    td = summed(ndim=2)
+    last = torch.tensor(LENGTHS[:2]).view(2, 1, 1) + 1  # observation at the end of an episode
+    assert (td["next", "observation"] == torch.minimum(td["observation"] + 2, last)).all()
