@@ -115,7 +115,7 @@ def test_what_environments_throw_is_raised_and_collecting_goes_on() -> None:
         batches = iter(collector)
         next(batches)
         env.raises_at = 1.0
-        with pytest.raises(OverflowError, match="is too much"):
+        with pytest.raises(OverflowError, match="is too large"):
             next(batches)
         assert collector.ledger()["total"]["delivered"] == 21
 
