@@ -182,7 +182,7 @@ def test_a_fault_is_the_only_error(make: Any, code: str) -> None:
 
 
 @cases(WARNINGS)
-def test_what_may_be_intended_is_a_warning(make: Any, code: str) -> None:
+def test_a_possibly_intended_behavior_is_a_warning(make: Any, code: str) -> None:
     assert codes(checked(make)) == ([], [code])
 
 
@@ -314,7 +314,7 @@ def test_an_ignored_finding_is_left_out_and_nothing_else_changes() -> None:
     assert shorter.facts.keys() == report.facts.keys()
 
 
-def test_a_crash_in_the_collector_is_found_beside_an_ignored_error() -> None:
+def test_a_crash_in_the_collector_is_found_despite_an_ignored_error() -> None:
     made = itertools.count()
 
     def make() -> Any:  # the third instance is the collector's
@@ -324,7 +324,7 @@ def test_a_crash_in_the_collector_is_found_beside_an_ignored_error() -> None:
 
 
 @pytest.mark.processes
-def test_a_crash_in_a_worker_is_found_beside_an_ignored_error() -> None:
+def test_a_crash_in_a_worker_is_found_despite_an_ignored_error() -> None:
     report = checked(envs.LimitAndCrashInWorker, worker=True, ignore=["merged-flags"])
     assert codes(report)[0] == ["crashes"]
 

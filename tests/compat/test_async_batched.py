@@ -270,7 +270,7 @@ def test_configs_of_the_server_and_of_devices() -> None:
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_refused(arguments: dict[str, Any], error: type[Exception], name: str) -> None:
+def test_refused_arguments(arguments: dict[str, Any], error: type[Exception], name: str) -> None:
     given = {"policy": policy(), "frames_per_batch": 8, **arguments}
     with refused(error, name):
         pycollect.AsyncBatchedCollector([mock.CountingEnv] * ENVS, **given)

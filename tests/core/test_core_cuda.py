@@ -29,7 +29,7 @@ def test_a_driver_that_fails_or_shows_no_device_has_a_reason() -> None:
     assert "device" in run_with_fake("print(_core.cuda_why_not())", FAKE_CUDA_DEVICES="0")
 
 
-def test_what_needs_cuda_says_why_it_is_not_there(tmp_path: object) -> None:
+def test_errors_of_cuda_classes_explain_why_cuda_is_missing(tmp_path: object) -> None:
     code = """
 from pycollect import _core
 try:

@@ -42,7 +42,7 @@ BATCHES = {
 
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("as_nested", [True, torch.strided, torch.jagged])
-def test_rows_are_those_of_the_flat_form(name: str, as_nested: bool | torch.layout) -> None:
+def test_rows_equal_the_flat_form(name: str, as_nested: bool | torch.layout) -> None:
     td = make(BATCHES[name])
     flat = split_trajectories(td, format="cat")
     out = split_trajectories(td, as_nested=as_nested)
@@ -91,7 +91,7 @@ def test_a_torch_that_makes_no_jagged_tensors_is_named(monkeypatch: pytest.Monke
         split_trajectories(TensorDict(batch_size=[3]), as_nested=torch.jagged)
 
 
-def test_what_is_no_tensor_is_named() -> None:
+def test_an_entry_that_is_not_a_tensor_is_named() -> None:
     td = make(BATCHES["of one length"])
     td["task"] = NonTensorData("walk", td.batch_size)
     with refused(TypeError, "task"):

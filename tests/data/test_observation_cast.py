@@ -140,7 +140,7 @@ def echo_fn(worker: int) -> Any:
         (MULTI_STACK, echo_fn, Taking),
     ],
 )
-def test_the_policy_reads_what_is_delivered(way: Way, policy: Any, entry: Any) -> None:
+def test_the_policy_reads_the_delivered_observations(way: Way, policy: Any, entry: Any) -> None:
     asked = {"observation_dtype": torch.float64, "observation_scale": 0.1}
     with collecting(way, entry, policy(), frames=24, **asked) as collector:
         tds = [collector.next() for _ in range(3)]
@@ -210,7 +210,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "name"), BAD, ids=str)
-def test_what_is_no_cast(arguments: dict[str, Any], error: Any, name: str) -> None:
+def test_invalid_casts(arguments: dict[str, Any], error: Any, name: str) -> None:
     with refused(error, name):
         SyncDataCollector(frames_entry(0), None, frames_per_batch=8, **arguments)
 

@@ -67,7 +67,7 @@ for arguments in ({}, casts, {"split_trajs": True}):
 
 
 @pytest.mark.slow
-def test_memory_is_written_again_only_when_the_host_saw_its_copy_complete() -> None:
+def test_memory_is_reused_only_after_the_host_saw_its_copy_complete() -> None:
     run_uploads(
         """
 fake.fake_cuda_hold(1)
@@ -145,7 +145,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_what_processes_wrote_is_read_where_it_is() -> None:
+def test_memory_of_worker_processes_is_uploaded_without_a_host_copy() -> None:
     run_uploads(
         _PROCESSES.replace("CLS", "MultiSyncDataCollector").replace("FAIL", "0")
         + """
@@ -200,7 +200,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_memory_that_cannot_be_pinned_is_copied_once_more_and_said_once() -> None:
+def test_memory_that_cannot_be_pinned_costs_a_copy_and_one_warning() -> None:
     run_uploads(
         _PROCESSES.replace("CLS", "MultiaSyncDataCollector").replace("FAIL", "2")
         + """

@@ -37,7 +37,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_batches_are_the_users(way: Way) -> None:
+def test_users_may_write_into_batches(way: Way) -> None:
     """Kept batches never change; writes to one affect no other batch, not even the newest."""
     with collecting(way, ENTRIES["list"], frames=3 * T) as collector:
         kept, copies = [], []
@@ -58,7 +58,7 @@ def test_batches_are_the_users(way: Way) -> None:
         assert all(tensor.is_contiguous() for tensor in td.values(True, True))
 
 
-def test_what_is_kept_of_a_batch_never_changes() -> None:
+def test_kept_parts_of_a_batch_never_change() -> None:
     """A tensor, a view of a view, a numpy array or a slice keeps the whole batch alive."""
     takers = [
         lambda td: td["observation"],

@@ -109,7 +109,7 @@ def test_an_interrupted_rollouts_episodes_are_not_counted() -> None:
     assert collector.stats()["episodes"] == int(td["next", "done"].sum()) == 2
 
 
-def test_a_reset_that_raises_is_made_up_for() -> None:
+def test_a_reset_that_raised_is_repeated() -> None:
     class Once(CountingEnv):
         refuses = False
 
@@ -159,6 +159,6 @@ def test_cat_results_in_process_is_refused_with_the_reason() -> None:
         SyncDataCollector(Flipped, None, frames_per_batch=3, cat_results="stack")
 
 
-def test_any_negative_count_is_off() -> None:
+def test_any_negative_count_disables_the_feature() -> None:
     collector = SyncDataCollector(Flipped, None, frames_per_batch=4, trajs_per_batch=-5)
     assert collector.next().shape == (4,)  # frames from more than one trajectory

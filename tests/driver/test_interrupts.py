@@ -226,7 +226,7 @@ def test_a_finished_batch_that_was_interrupted_comes_next(
 
 
 @pytest.mark.parametrize("way", [IN_PROCESS, *marked(MULTI_STACK, MULTI_ASYNC[0])])
-def test_a_batch_whose_processing_was_interrupted_is_lost_by_name(
+def test_a_batch_interrupted_in_postproc_is_lost_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     """A batch that `postproc` has already changed is not passed to it again."""

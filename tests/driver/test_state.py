@@ -341,7 +341,7 @@ def untouched() -> tuple[Any, Any]:
 
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
-def test_an_altered_state_is_loaded_as_a_whole_or_changes_nothing(
+def test_an_altered_state_is_loaded_completely_or_not_at_all(
     untouched: Any, data: st.DataObject
 ) -> None:
     good, following = untouched
@@ -392,7 +392,7 @@ class Draws(CountingEnv):
 
 @pytest.mark.parametrize("error", [EnvBrokeError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("where", ["environment", "policy"])
-def test_the_callers_generators_survive_what_is_raised(
+def test_an_exception_does_not_change_the_callers_generators(
     where: str, error: type[BaseException]
 ) -> None:
     def raises(observation: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,7 @@ def check_seconds(seconds: dict[str, float], phases: set[str]) -> None:
     assert sum(seconds[phase] for phase in phases) <= seconds["elapsed"] + 0.01
 
 
-def test_the_parts_add_up_to_the_whole() -> None:
+def test_the_seconds_add_up_to_the_elapsed_time() -> None:
     with collecting(IN_PROCESS, lambda w: CountingEnv, parity_policy(), frames=1000) as collector:
         for _ in range(10):
             collector.next()

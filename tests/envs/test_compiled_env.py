@@ -166,7 +166,7 @@ def test_random_actions_need_a_space() -> None:
     assert batch["action"].tolist() == [[f.action for f in log] for log in env.log]
 
 
-def test_what_is_refused() -> None:
+def test_refused_arguments() -> None:
     class OtherForm(LoggedEnvs):
         form = 2
 

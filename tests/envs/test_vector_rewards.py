@@ -232,7 +232,7 @@ def test_trajectories_keep_all_rewards(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["one", "list"])
-def test_whole_trajectories(kind: str) -> None:
+def test_complete_trajectories(kind: str) -> None:
     with SyncDataCollector(
         ENTRIES[kind](0), zeros, frames_per_batch=12, total_frames=-1, trajs_per_batch=3
     ) as collector:

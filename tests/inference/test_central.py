@@ -238,7 +238,7 @@ def failing(error: BaseException) -> tuple[Failing, TensorDictModule]:
     return module, TensorDictModule(module, ["observation"], ["action", "seen"])
 
 
-def test_what_the_policy_raises_is_the_callers() -> None:
+def test_an_exception_of_the_policy_reaches_the_caller() -> None:
     module, policy = failing(ZeroDivisionError("by the policy"))
     with collecting(CENTRAL, ENTRIES["one"], policy, frames=STEPS) as collector:
         collector.next()
@@ -316,7 +316,7 @@ def without_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("arguments", [{"server_timeout": 0.01}, {"min_batch_size": 1}])
-def test_others_go_on_while_one_steps(
+def test_other_workers_continue_while_one_steps(
     tmp_path: Path, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = tmp_path / "gate"
@@ -403,7 +403,7 @@ def test_who_waits_for_the_policy_has_not_stalled(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_refused_before_anything_starts(
+def test_arguments_refused_before_anything_starts(
     arguments: dict[str, Any], error: type[Exception], name: str
 ) -> None:
     arguments = {"policy": parity_policy(), "inference": "central", **arguments}

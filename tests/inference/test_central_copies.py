@@ -161,7 +161,7 @@ def test_two_groups_of_environments(other_node: Any, way: Way) -> None:
 
 @pytest.mark.slow
 @WAYS
-def test_each_frame_tells_the_version_that_acted(other_node: Any, way: Way) -> None:
+def test_each_frame_has_the_version_that_acted(other_node: Any, way: Way) -> None:
     _, policy = watched()
     arguments = {"track_policy_version": True, **MIXED}
     with collecting(way, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:

@@ -165,7 +165,7 @@ def test_calls_of_one_half_of_all_workers() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"server_timeout": 0.01}, {"min_batch_size": 1}])
-def test_others_go_on_while_one_steps(tmp_path: Path, arguments: dict[str, Any]) -> None:
+def test_other_workers_continue_while_one_steps(tmp_path: Path, arguments: dict[str, Any]) -> None:
     """Worker 1 waits in its second half until worker 0 has finished all of its steps."""
     gate = tmp_path / "gate"
 
@@ -335,7 +335,7 @@ def test_attributes_of_all_environments() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:frames_per_batch")
-def test_what_is_refused(entry: Any, name: str) -> None:
+def test_refused_arguments(entry: Any, name: str) -> None:
     with refused(ValueError, name):
         MultiSyncDataCollector(
             [entry] * 2, parity_policy(), frames_per_batch=8, env_groups=2, inference="central"

@@ -85,7 +85,7 @@ def built() -> Any:
 
 
 @pytest.mark.parametrize("source", ["policy", "policy_factory"])
-def test_each_frame_tells_the_version_that_acted(source: str) -> None:
+def test_each_frame_has_the_version_that_acted(source: str) -> None:
     _, policy = watched()
     given = {"policy": policy} if source == "policy" else {"policy": None, "policy_factory": built}
     arguments = {**given, "track_policy_version": True}
@@ -270,7 +270,7 @@ def test_deaths_of_the_server_leave_no_memory_behind() -> None:
     assert shared_files() == before
 
 
-def test_past_the_limit_the_servers_death_is_told() -> None:
+def test_beyond_the_limit_the_servers_death_is_reported() -> None:
     arguments = {"max_worker_restarts": 0}
     way, policy = CENTRAL_ASYNC, parity_policy()
     with collecting(way, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
@@ -321,7 +321,7 @@ def test_a_policy_that_cannot_be_built_is_the_callers_error() -> None:
     assert "policy server" in str(caught.value.__cause__)
 
 
-def test_what_the_policy_raises_is_the_callers() -> None:
+def test_an_exception_of_the_policy_reaches_the_caller() -> None:
     module, policy = failing(ZeroDivisionError("by the policy"))
     module.left = 10
     with (

@@ -186,7 +186,7 @@ def test_states(way: Way, nested: bool) -> None:
     ],
     ids=str,
 )
-def test_what_is_refused(entries: Any, named: str) -> None:
+def test_refused_arguments(entries: Any, named: str) -> None:
     with refused(ValueError, "policy") as caught:
         collected(lambda observation: {"value": torch.zeros(1), **entries})
     assert named in str(caught.value)

@@ -178,7 +178,7 @@ def actors(**kwargs: Any) -> None:
         ({"policy_factory": 3}, TypeError),
     ],
 )
-def test_what_is_refused(create: Any, kwargs: Any, error: type[Exception]) -> None:
+def test_refused_arguments(create: Any, kwargs: Any, error: type[Exception]) -> None:
     with refused(error, "policy_factory"):
         create(**kwargs)
 

@@ -349,7 +349,7 @@ class TestSets:
         assert workers.local_worker().envs_train is None
         workers.stop()
 
-    def test_what_is_refused(self) -> None:
+    def test_refused_arguments(self) -> None:
         factories = on_policy()
         with refused(TypeError, "algo_factory"):
             CWorkerSet(0, 0, **{**factories, "algo_factory": (1, "PPO")})

@@ -67,7 +67,7 @@ def transports(collector: Any) -> list[str]:
     ],
     ids=str,
 )
-def test_what_is_refused_before_anything_starts(arguments: dict[str, Any]) -> None:
+def test_arguments_refused_before_anything_starts(arguments: dict[str, Any]) -> None:
     with refused(ValueError, *arguments):
         DistributedDataCollector([CountingEnv], **{"launcher": "mp", **arguments})
 
@@ -114,7 +114,7 @@ def test_what_is_of_another_kind_or_class(arguments: dict[str, Any], name: str, 
     assert meant in str(caught.value)
 
 
-def test_both_generations_of_names() -> None:
+def test_old_and_new_names() -> None:
     assert DistributedCollector is DistributedDataCollector
     assert DistributedSyncCollector is DistributedSyncDataCollector
 

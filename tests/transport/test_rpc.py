@@ -196,7 +196,7 @@ def test_a_rank_learns_that_its_driver_is_gone(ends: tuple[RankLink, Meeting]) -
 # Arguments
 
 
-def test_both_generations_of_names() -> None:
+def test_old_and_new_names() -> None:
     assert RPCCollector is RPCDataCollector
     assert issubclass(RPCDataCollector, DistributedDataCollector)
 
@@ -215,7 +215,7 @@ def test_both_generations_of_names() -> None:
         ({"backend": "smoke"}, ValueError, "backend"),
     ],
 )
-def test_what_is_refused_before_anything_starts(arguments: Any, error: Any, name: str) -> None:
+def test_arguments_refused_before_anything_starts(arguments: Any, error: Any, name: str) -> None:
     with refused(error, name):
         RPCDataCollector([CountingEnv], launcher="mp", **arguments)
 

@@ -283,7 +283,7 @@ def test_what_is_in_flight_is_dropped_with_its_rollout() -> None:
         ([pendulums((1,))[0], partial(LateSync, [EchoEnv])], 2, "create_env_fn", ""),
     ],
 )
-def test_what_is_refused(entry: Any, groups: Any, name: str, given: str) -> None:
+def test_refused_arguments(entry: Any, groups: Any, name: str, given: str) -> None:
     with refused(ValueError, name) as caught:
         SyncDataCollector(entry, None, frames_per_batch=10, env_groups=groups)
     assert given in str(caught.value)
