@@ -192,7 +192,7 @@ def test_rollouts_of_different_lengths_cannot_be_joined_env_by_env(
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("arguments", UNEVEN)
-def test_rollouts_of_vector_environments_cannot_be_joined_env_by_env(
+def test_vector_rollouts_of_different_lengths_cannot_be_joined_env_by_env(
     arguments: dict[str, Any],
 ) -> None:
     entry = ENTRIES["vector NEXT_STEP of 3"](0)
@@ -220,7 +220,7 @@ def test_when_stragglers_are_stopped(arguments: dict[str, Any], name: str) -> No
 
 
 @pytest.mark.usefixtures("no_actors", "no_processes")
-def test_only_sync_processes_support_preemptive_threshold() -> None:
+def test_only_sync_workers_support_preemptive_threshold() -> None:
     for create in (single, actors, partial(processes, MultiaSyncDataCollector)):
         with refused(ValueError, "preemptive_threshold"):
             create(preemptive_threshold=0.5)

@@ -68,7 +68,7 @@ def test_reward_dtypes(dtype: torch.dtype) -> None:
     )
 
 
-def test_split_batches_of_whole_trajectories() -> None:
+def test_split_batches_of_complete_trajectories() -> None:
     td = collected((3, 40), 2)
     for flag in ("done", "terminated"):
         td["next", flag][:, -1] = True

@@ -508,7 +508,7 @@ def test_text_does_not_share_the_state_of_other_text() -> None:
     assert hint.tensordicts[1].batch_size == ()
 
 
-def test_texts_that_the_environment_keeps() -> None:
+def test_text_outputs_that_a_later_call_omits() -> None:
     def act(td: TensorDictBase) -> TensorDictBase:
         return td.set("action", torch.tensor(0)).set("extra", "a text")
 

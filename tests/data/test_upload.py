@@ -261,7 +261,7 @@ def test_a_missing_device_is_refused_before_workers_start(
                 )
 
 
-def test_a_shutdown_in_a_thread_waits_for_pending_copies(fake: FakeDevice) -> None:
+def test_leaving_the_context_waits_for_pending_copies(fake: FakeDevice) -> None:
     with uploading() as collector:
         td = collector.next()
         assert "host waits" not in fake.log

@@ -147,7 +147,7 @@ def test_async_workers_come_and_go_at_once(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", ways([MULTI_ASYNC[2]], [ASYNC[2]]))
-def test_all_workers_may_be_stopped_before_new_ones_are_added(way: Way) -> None:
+def test_all_workers_may_be_stopped_and_new_ones_added(way: Way) -> None:
     with collecting(way, endless, frames=T) as collector:
         collector.next()
         assert len(collector.remote_collectors) == 2

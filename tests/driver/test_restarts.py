@@ -116,7 +116,9 @@ def test_a_death_noticed_only_by_set_seed_or_reset(way: Way, act: str) -> None:
 
 
 @pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
-def test_a_rollout_lost_in_transport_is_requested_again(way: Way, tmp_path: Path) -> None:
+def test_an_unfinished_rollout_of_a_dead_worker_is_requested_again(
+    way: Way, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
 
     def entry(worker: int) -> Any:

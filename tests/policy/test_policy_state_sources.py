@@ -112,7 +112,7 @@ class Primed(Counter):
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
-def test_a_primer_tells_shape_dtype_and_default(kind: str) -> None:
+def test_a_primer_defines_shape_dtype_and_default(kind: str) -> None:
     entry, count, batched = entry_of(kind)
     primer = Primer({"count": Spec(1, dtype=torch.float64)}, {"count": 7.5})
     initial = {"count": torch.tensor([7.5], dtype=torch.float64)}

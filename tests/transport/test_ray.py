@@ -139,7 +139,7 @@ def test_first_ready_first_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whoever_was_served_is_served_last(tmp_path: Path) -> None:
+def test_workers_with_finished_rollouts_alternate(tmp_path: Path) -> None:
     """Two workers that both have finished rollouts alternate."""
 
     def entry(worker: int) -> Any:

@@ -121,7 +121,7 @@ if __name__ == "__main__":
 
 @pytest.mark.processes
 @pytest.mark.parametrize("end", ["collector.shutdown()", "pass"])
-def test_a_program_ends_without_a_word(end: str, tmp_path: Path) -> None:
+def test_a_program_ends_without_output(end: str, tmp_path: Path) -> None:
     """The program exits without output, even if it forgets its collector."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(end=end))
@@ -162,7 +162,7 @@ def test_values_are_received_in_the_order_in_which_they_were_sent(
             assert (array == number).all()
 
 
-def test_a_value_is_given_whoever_comes_first(ends: tuple[RankLink, Meeting]) -> None:
+def test_send_and_receive_may_come_in_any_order(ends: tuple[RankLink, Meeting]) -> None:
     link, meeting = ends
     seal = Seal(meeting.key, WORKER)
     early = link.send("one")
@@ -221,7 +221,7 @@ def test_arguments_refused_before_anything_starts(arguments: Any, error: Any, na
 
 
 @pytest.mark.processes
-def test_visible_devices_say_that_they_carry_nothing() -> None:
+def test_visible_devices_cause_a_warning_that_they_have_no_effect() -> None:
     arguments: dict[str, Any] = {"launcher": "mp", "tensorpipe_options": {"num_worker_threads": 2}}
     with (
         warned("visible_devices"),
