@@ -212,7 +212,7 @@ STRAGGLERS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.usefixtures("no_actors", "no_processes")
 @pytest.mark.parametrize(("arguments", "name"), STRAGGLERS)
-def test_when_stragglers_are_stopped(arguments: dict[str, Any], name: str) -> None:
+def test_invalid_thresholds_for_stragglers(arguments: dict[str, Any], name: str) -> None:
     with refused(ValueError, name):
         processes(**arguments)
     with refused(ValueError, name):
@@ -228,7 +228,7 @@ def test_only_sync_workers_support_preemptive_threshold() -> None:
 
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("cat_results", [0, -1, "cat"])
-def test_first_come_first_served_joins_nothing(cat_results: Any) -> None:
+def test_async_collectors_refuse_cat_results(cat_results: Any) -> None:
     with refused(ValueError, "cat_results"):
         processes(MultiaSyncDataCollector, cat_results=cat_results)
 

@@ -79,7 +79,7 @@ assert fake.fake_cuda_live() == 0
     )
 
 
-def test_a_slab_goes_back_to_its_pool_when_its_copy_is_complete() -> None:
+def test_a_slab_returns_to_its_pool_when_its_copy_is_complete() -> None:
     run_with_fake(
         _UPLOAD
         + """

@@ -40,7 +40,7 @@ def step_each(*steps: Callable[[Any], Any], to_action: Any = None) -> StepEach:
     return StepEach(steps, [as_float32] * len(steps), to_action, memory)
 
 
-def test_results_lie_side_by_side_although_environments_share_their_memory() -> None:
+def test_results_are_copied_if_environments_share_memory() -> None:
     each = step_each(step_of(0), step_of(1), step_of(2))
     for t in range(1, 4):
         observations, rewards, ends, cuts = each(np.array([1, 10, 100]))

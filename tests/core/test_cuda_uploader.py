@@ -42,7 +42,7 @@ class TestOnAGPU:
             upload.wait()
             assert upload.done()
 
-    def test_pinned_memory_is_used_again_only_after_its_copy(self) -> None:
+    def test_pinned_memory_is_reused_only_after_its_copy(self) -> None:
         uploader = cuda.Uploader("cuda")
         source = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True)
         results = []
@@ -54,7 +54,7 @@ class TestOnAGPU:
             upload.wait()
         assert all(result.item() for result in results)
 
-    def test_slabs_go_back_to_their_pool(self) -> None:
+    def test_slabs_return_to_their_pool(self) -> None:
         layout = Layout([Leaf(("a",), "float32", (1024,))])
         pool = SlabPool(Placement(layout, 1, 1, 64), 2)
         uploader = cuda.Uploader("cuda")

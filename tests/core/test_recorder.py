@@ -117,7 +117,7 @@ class CapsuleTensor:
         return float(self.tensor)
 
 
-def test_a_tensor_that_only_makes_capsules_is_no_number() -> None:
+def test_a_tensor_that_only_exports_capsules_is_not_read_as_a_number() -> None:
     recorder, slab = single(given=[0, 1])
     for number in range(3):
         chosen, scores = recorder.take((CapsuleTensor(number), CapsuleTensor([0.5, 1.5])))
@@ -174,7 +174,7 @@ def test_a_step_result_needs_five_entries() -> None:
     recorder.abandon()
 
 
-def test_arrays_of_a_changing_form_are_read_as_they_are() -> None:
+def test_arrays_of_a_changing_form_are_read_correctly() -> None:
     """Facts cached from the previous array are only a shortcut."""
     recorder, slab = single()
     base = np.arange(12, dtype=np.float32)
@@ -232,7 +232,7 @@ def test_a_slab_of_another_form() -> None:
         recorder.begin(fitting.acquire(), 1, 0)
 
 
-def test_an_abandoned_rollout_gives_its_slab_back() -> None:
+def test_an_abandoned_rollout_returns_its_slab() -> None:
     recorder, pool = simple()
     recorder.restart(np.zeros((2, 3), np.float32))
     recorder.begin(pool.acquire(), 0, 0)

@@ -416,7 +416,7 @@ def texts(batched: bool) -> TensorDictBase:
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_reading_a_list_of_texts_copies_no_text(batched: bool) -> None:
+def test_reading_a_list_of_texts_makes_no_objects(batched: bool) -> None:
     gc.collect()
     before = made()
     td = texts(batched)

@@ -244,7 +244,7 @@ def test_nested_batch_dimensions_and_empty_nests_stay() -> None:
     assert torch.equal(out["agents", "x"][0], td["agents", "x"])
 
 
-def test_result_shares_no_memory_and_is_used_again_only_when_dropped() -> None:
+def test_memory_of_a_result_is_not_shared_and_reused_only_after_its_release() -> None:
     td = make((2, 8), 3)
     first = split_trajectories(td)
     kept = first.clone()

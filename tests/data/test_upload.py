@@ -151,7 +151,7 @@ def test_a_learner_that_lags_behind_is_waited_for() -> None:
     assert device.waited == [0, 1, 2]
 
 
-def test_memory_is_written_again_only_after_its_copy(fake: FakeDevice) -> None:
+def test_memory_is_reused_only_after_its_copy(fake: FakeDevice) -> None:
     """If a slab were reused earlier, a later rollout would overwrite an earlier batch."""
     with uploading(frames_per_batch=9) as collector:
         batches = [collector.next() for _ in range(12)]

@@ -175,7 +175,7 @@ def test_memory_of_worker_processes_is_uploaded_without_a_host_copy() -> None:
         pytest.param(-1, "== 2", marks=pytest.mark.slow),
     ],
 )
-def test_rollouts_travel_as_workers_finish_them(joined: str | int, copies: str) -> None:
+def test_rollouts_are_uploaded_as_workers_finish(joined: str | int, copies: str) -> None:
     """With cat along time, the frames of a worker's two environments are not adjacent."""
     run_uploads(
         f"""

@@ -358,7 +358,7 @@ def test_automatic_updates_go_to_all_workers(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.processes
-def test_workers_come_and_go() -> None:
+def test_workers_can_be_added_and_removed() -> None:
     options: dict[str, Any] = {"max_policy_lag": 1, "track_policy_version": True}
     with collecting(MULTI_ASYNC[2], endless, bias_policy(), frames=T, **options) as collector:
         for number in range(30):

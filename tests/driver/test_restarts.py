@@ -227,7 +227,7 @@ class Hanging(CountingEnv):
 
 
 @pytest.mark.parametrize("way", marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]))
-def test_a_hang_is_ended(way: Way, tmp_path: Path) -> None:
+def test_a_hanging_worker_is_replaced(way: Way, tmp_path: Path) -> None:
     def entry(worker: int) -> Any:
         kwargs = {"number": 10 * worker, "length": (4,)}
         if worker == 0:

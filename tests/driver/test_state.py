@@ -123,7 +123,7 @@ def test_weights_that_were_sent_instead_of_the_policys_are_saved() -> None:
 
 
 @pytest.mark.parametrize("way", ALL, ids=lambda way: way.name)
-def test_weights_versions_and_counters_come_back(way: Way) -> None:
+def test_weights_versions_and_counters_are_restored(way: Way) -> None:
     policy = noisy()
     arguments: dict[str, Any] = {"total_frames": 12 * T * (2 * way.workers if way.sync else 2)}
     with collecting(way, dice, policy, frames=2 * T, **arguments) as collector:
@@ -207,7 +207,7 @@ def test_a_worker_that_missed_an_update_resumes_with_its_own_version() -> None:
         assert collector.state_dict()["versions"] == {}
 
 
-def test_a_version_comes_back_without_weights() -> None:
+def test_a_version_is_restored_without_weights() -> None:
     with collecting(
         MULTI_AHEAD, lambda w: CountingEnv, None, frames=T, track_policy_version=True
     ) as collector:

@@ -113,7 +113,7 @@ def test_the_seconds_add_up_to_the_elapsed_time() -> None:
     assert 0.95 * elapsed <= sum(seconds.values()) <= elapsed
 
 
-def test_time_that_the_caller_takes_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callers_time_is_counted_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     """User time includes the time after an exception and since the newest batch."""
     now = 0
     clock = SimpleNamespace(perf_counter=lambda: now)
@@ -141,7 +141,7 @@ def test_time_that_the_caller_takes_is_its_own(monkeypatch: pytest.MonkeyPatch) 
     collector.shutdown()
 
 
-def test_an_env_that_takes_its_time_is_seen() -> None:
+def test_stats_show_a_slow_env() -> None:
     class Slow(CountingEnv):
         def step(self, action: Any) -> Any:
             sum(range(20_000))

@@ -223,7 +223,7 @@ def test_set_truncated_completes_a_trajectory(form: str) -> None:
     assert all(part["next", "done"].flatten()[-1] for part in parts)
 
 
-def test_the_end_is_the_end() -> None:
+def test_nothing_is_collected_after_the_end() -> None:
     """Frames lost at the end are not collected again by a further call."""
     with SyncDataCollector(
         partial(CountingEnv, 0, (3,)),

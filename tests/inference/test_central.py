@@ -485,7 +485,7 @@ def test_a_policy_that_takes_no_batch_is_refused() -> None:
     assert "'action'" in str(caught.value)
 
 
-def test_workers_may_come_and_go() -> None:
+def test_workers_can_be_added_and_removed() -> None:
     _, policy = watched()
     with collecting(CENTRAL, ENTRIES["one"], policy, frames=6) as collector:
         collector.next()

@@ -284,7 +284,7 @@ def test_a_pending_request_of_a_worker_whose_environment_raised(
     assert isinstance(raised.value.__cause__, WorkerError)
 
 
-def test_workers_may_come_and_go() -> None:
+def test_workers_can_be_added_and_removed() -> None:
     with collecting(GROUPS, echo_fns, parity_policy(), frames=3 * 6) as collector:
         collector.next()
         collector.add_collectors([echo_fns(2)])

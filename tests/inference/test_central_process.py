@@ -396,7 +396,7 @@ def test_a_driver_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
         wait_until(lambda pid=pid: is_gone(pid), PATIENCE)
 
 
-def test_workers_may_come_and_go() -> None:
+def test_workers_can_be_added_and_removed() -> None:
     _, policy = watched()
     with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
         collector.next()

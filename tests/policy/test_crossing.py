@@ -32,7 +32,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     return device
 
 
-def test_pinned_memory_is_written_again_only_after_its_copy() -> None:
+def test_pinned_memory_is_reused_only_after_its_copy() -> None:
     """If no output is copied back, only this check waits for the device."""
     device = FakeDevice()
     transfer = Elsewhere(CPU, torch.device("meta"))

@@ -67,7 +67,7 @@ def test_step_count_equals_the_batchs(form: str, kind: str, way: Way) -> None:
             assert torch.equal(td["action"], td["step_count"].squeeze(-1))
 
 
-def test_a_reset_begins_the_count_anew() -> None:
+def test_a_reset_restarts_the_count() -> None:
     policy = FORMS["module"](by_count, "step_count")
     with collecting(
         IN_PROCESS,

@@ -127,7 +127,7 @@ def test_nested_keys() -> None:
         assert_follows(collector.next(), loop.rollout(T))
 
 
-def test_set_seed_and_random_frames_begin_states_anew() -> None:
+def test_set_seed_and_random_frames_reset_states() -> None:
     policy, shapes = seeded("GRUCell")
     env = one(0)()
     with collecting(

@@ -186,7 +186,7 @@ def test_tensors_of_its_stream_are_handed_over(default: Stream) -> None:
     assert "made" in default.before
 
 
-def test_on_the_cpu_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_cpu_no_stream_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cuda, "current_stream")
     stream = PolicyStream(torch.device("cpu"))
     with stream.collecting(), stream.ordered(), stream.on_stream():

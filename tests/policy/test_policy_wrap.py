@@ -352,7 +352,7 @@ def test_wrong_outputs_are_named(action, num_envs, out, words):
         (gym.spaces.MultiDiscrete([3]), ()),
     ],
 )
-def test_dimensions_of_one_come_and_go(action, num_envs, frame):
+def test_dimensions_of_size_one_are_added_and_removed(action, num_envs, frame):
     lead = () if num_envs is None else (num_envs,)
     answers = [torch.ones((*lead, *frame)) for _ in range(2)] + [torch.ones((*lead, *frame, 2))]
     runner, _ = make(lambda x: answers.pop(0), ShapeOnly(box(3), action, num_envs))
@@ -436,7 +436,7 @@ class Disturbing(nn.Module):
         return self.lin(self.norm(x)) + noise + np.random.rand() + random.random()
 
 
-def test_construction_leaves_no_trace():
+def test_construction_does_not_change_the_policy_or_generators():
     module = Disturbing()
     before = {k: v.clone() for k, v in module.state_dict().items()}
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
@@ -454,7 +454,7 @@ def test_construction_leaves_no_trace():
     assert module.count == 1
 
 
-def test_training_mode_is_the_users():
+def test_the_users_training_mode_is_not_changed():
     module = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5)).eval()
     make(module, BATCH)
     assert not module.training

@@ -186,7 +186,7 @@ def test_a_rank_that_answers_nothing_is_replaced(way: Way) -> None:
 
 @pytest.mark.processes
 @EACH
-def test_a_forgotten_collectors_ranks_end(way: Way) -> None:
+def test_ranks_of_an_unreferenced_collector_end(way: Way) -> None:
     entries = [endless(0), endless(1)]
     collector = way.collector(entries, parity_policy(), frames_per_batch=2 * T)
     collector.next()

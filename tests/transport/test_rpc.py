@@ -77,7 +77,7 @@ def test_an_agent_ends_with_the_last_collector(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_an_agent_that_the_program_ends_is_an_error_or_made_anew() -> None:
+def test_an_agent_ended_by_the_program_is_an_error_or_recreated() -> None:
     with collecting(WAY, endless, frames=T) as collector:
         collector.next()
         rpc.shutdown(graceful=False)

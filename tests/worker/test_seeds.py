@@ -230,7 +230,7 @@ def test_a_seeded_rollouts_report_fits_into_the_mailbox() -> None:
     assert memory is None
 
 
-def test_without_a_seed_the_callers_generator_counts() -> None:
+def test_without_a_seed_the_callers_generator_is_used() -> None:
     """Until set_seed is called, torch.manual_seed works as expected in this process."""
     batches = []
     for _ in range(2):
@@ -252,7 +252,7 @@ def test_every_env_has_random_actions_of_its_own() -> None:
     assert not torch.equal(actions[3][0], actions[3][1])
 
 
-def test_a_seed_starts_anew() -> None:
+def test_a_seed_starts_a_new_stream() -> None:
     with collecting(IN_PROCESS, lambda w: CountingEnv, frames=2) as collector:
         collector.next()
         collector.set_seed(1)
