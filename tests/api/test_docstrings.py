@@ -71,7 +71,7 @@ def test_every_argument_of_a_class_is_documented(cls: type) -> None:
 @pytest.mark.parametrize("cls", COLLECTORS)
 def test_a_collector_documents_the_shape_of_its_batches(cls: type) -> None:
     if cls is pycollect.MultiCollector:  # creates one of two other classes
-        pytest.skip("it makes one of two others, which tell theirs")
+        pytest.skip("it creates one of two other classes, which document their batches")
     assert re.search(r"\[(B, )?T\]", told(inspect.getdoc(cls) or "", "Yields"))
 
 
