@@ -291,7 +291,7 @@ def test_a_reward_may_lack_a_last_dimension() -> None:
 @pytest.mark.parametrize(
     "key", [("next", "reward"), ("next", "agent"), ("next", "agent", "reward", "sum"), "score"]
 )
-def test_a_reward_that_the_batch_lacks(key: Any) -> None:
+def test_a_missing_reward(key: Any) -> None:
     with (
         Evaluator(Crowd, num_trajectories=1, reward_keys=key) as evaluator,
         refused(ValueError, "reward_keys") as caught,

@@ -240,7 +240,7 @@ def a_root(*others: str) -> TensorDict:
     [a_root, lambda: a_root("action"), TensorDict],
     ids=["new", "replaced", "nodes_missing"],
 )
-def test_entries_are_put_as_by_set(make: Callable[[], TensorDict]) -> None:
+def test_entries_are_written_as_by_set(make: Callable[[], TensorDict]) -> None:
     put, expected = make_put(PUT, to_device=False), make()
     for name, value in zip(PUT, VALUES, strict=True):
         expected.set(name, value)
@@ -251,7 +251,7 @@ def test_entries_are_put_as_by_set(make: Callable[[], TensorDict]) -> None:
         assert all(root[name] is value for name, value in zip(PUT, VALUES, strict=True))
 
 
-def test_entries_are_put_into_other_kinds_of_tensordicts() -> None:
+def test_entries_are_written_into_other_kinds_of_tensordicts() -> None:
     put = make_put(["action"], to_device=False)
     value = torch.rand(2, 3)
     for _ in range(3):

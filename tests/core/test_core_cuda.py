@@ -13,7 +13,7 @@ def test_without_a_driver_there_is_a_reason(tmp_path: object) -> None:
     assert "PYCOLLECT_CUDA_LIBRARY" in reason
 
 
-def test_a_library_that_is_no_driver_is_refused() -> None:
+def test_a_library_that_is_not_a_driver_is_refused() -> None:
     reason = run(_WHY_NOT, "libm.so.6")
     assert "libm.so.6" in reason
     assert "cuInit" in reason

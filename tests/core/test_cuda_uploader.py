@@ -109,7 +109,7 @@ class TestOnAGPU:
             thread.join()
         assert not failures
 
-    def test_pinned_memory_has_the_size_that_was_asked_for(self) -> None:
+    def test_pinned_memory_has_the_requested_size(self) -> None:
         torch.cuda.init()  # `is_pinned` does not initialize CUDA
         memory = host_memory(0, (1 << 20) + 4096)
         assert memory.bytes == (1 << 20) + 4096

@@ -233,7 +233,7 @@ def test_rewards_can_be_named() -> None:
     assert torch.equal(out["next", "reward"], td["next", "reward"][[3, 3, 3, 3]])
 
 
-def test_ids_alone_end_segments() -> None:
+def test_ids_without_dones_end_segments() -> None:
     td = TensorDict({"next": {"reward": torch.ones(5), "x": torch.arange(5)}}, [5])
     td["collector", "traj_ids"] = torch.tensor([0, 0, 1, 1, 1], dtype=torch.int32)
     out = MultiStep(1.0, 10)(td)

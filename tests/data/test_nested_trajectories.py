@@ -110,7 +110,7 @@ def test_a_dtype_that_strided_tensors_cannot_have() -> None:
 
 @pytest.mark.parametrize("padding_id", [0, -1, 7])
 @pytest.mark.parametrize("ids", [torch.int64, torch.int32, None])
-def test_padding_has_the_id_that_is_asked_for(padding_id: int, ids: torch.dtype | None) -> None:
+def test_padding_has_the_requested_id(padding_id: int, ids: torch.dtype | None) -> None:
     td = make(BATCHES["of any length"])
     if ids is None:  # trajectories are numbered
         td["next", "done"][0, 2] = td["next", "done"][1, 0] = True

@@ -98,7 +98,7 @@ def test_frames_are_cast_and_scaled_at_the_root_and_under_next(way: Way) -> None
         assert cast.names == plain.names
 
 
-def test_one_dtype_for_all_leaves_flags_and_bools_alone() -> None:
+def test_one_dtype_for_all_does_not_cast_flags_and_bools() -> None:
     ((plain, cast),) = plain_and_cast(IN_PROCESS, 1, observation_dtype=torch.float16)
     for td in (cast, cast["next"]):
         assert td["frame"].dtype == td["inner", "speed"].dtype == torch.float16
@@ -109,7 +109,7 @@ def test_one_dtype_for_all_leaves_flags_and_bools_alone() -> None:
         assert torch.equal(cast[key], plain[key]) or key == "action"
 
 
-def test_a_scale_alone_makes_integers_float32_and_keeps_floats() -> None:
+def test_a_scale_without_a_dtype_casts_only_integers_to_float32() -> None:
     ((plain, cast),) = plain_and_cast(
         IN_PROCESS, 1, observation_scale={"frame": np.float32(0.5), ("inner", "speed"): 2}
     )

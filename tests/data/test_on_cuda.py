@@ -346,7 +346,7 @@ class Scaled(Leaning):
 
 
 @pytest.mark.parametrize("name", ["scale", "shift"])
-def test_a_step_is_captured_anew_if_a_tensor_was_replaced(
+def test_a_step_is_captured_again_if_a_tensor_was_replaced(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captures: list[Any] = []

@@ -35,7 +35,7 @@ def whole_and_flat(way: Way, entry: Any, **more: Any) -> tuple[TensorDictBase, T
 
 @pytest.mark.filterwarnings("ignore:create_env_fn")
 @pytest.mark.parametrize("way", WAYS)
-def test_flat_batches_hold_the_frames_alone_in_their_order(way: Way) -> None:
+def test_flat_batches_contain_only_frames_in_order(way: Way) -> None:
     whole, flat = whole_and_flat(way, DUMMIES)
     mask = whole["collector", "mask"]
     assert not mask.all()
@@ -59,7 +59,7 @@ def test_without_ids_batches_have_no_collector_entries() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:create_env_fn")
-def test_a_replay_buffer_gets_the_frames_alone() -> None:
+def test_a_replay_buffer_gets_only_frames() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
     with collecting(
         IN_PROCESS,

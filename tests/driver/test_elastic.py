@@ -120,7 +120,7 @@ def test_a_replacement_worker_has_the_new_share(way: Way, moment: str) -> None:
 
 
 @pytest.mark.parametrize("way", ways([ASYNC[2], MULTI_ASYNC[2]], [ASYNC[0], MULTI_ASYNC[0]]))
-def test_async_workers_come_and_go_at_once(way: Way) -> None:
+def test_async_workers_are_added_and_removed_at_once(way: Way) -> None:
     with collecting(way, endless, frames=T) as collector:
         collector.next()
         collector.add_collectors([endless(2), endless(3)])

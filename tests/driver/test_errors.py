@@ -243,7 +243,7 @@ def test_a_policy_that_raises(way: Way) -> None:
     assert "odd_policy" in caught.value.__cause__.remote_traceback
 
 
-def test_an_interrupt_is_no_failure() -> None:
+def test_an_interrupt_is_not_a_failure() -> None:
     """The rollout is discarded, and the next one begins with a reset."""
 
     class Interrupting(CountingEnv):

@@ -56,7 +56,7 @@ def test_lazily_negated_and_conjugated_outputs_are_recorded_as_they_read() -> No
     assert td["conjugated"][0].tolist() == [3 - 4j, 2 - 3j]
 
 
-def test_a_bit_that_comes_later_is_refused_and_never_recorded_wrong() -> None:
+def test_a_lazy_bit_set_in_a_later_step_is_refused() -> None:
     calls = []
 
     def policy(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

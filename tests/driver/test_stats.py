@@ -188,7 +188,7 @@ def test_the_last_hundred_episodes() -> None:
     assert (stats["episodes"], stats["episode_length"]) == (150, 3)
 
 
-def test_dummies_are_no_frames() -> None:
+def test_dummies_do_not_count_as_frames() -> None:
     with collecting(IN_PROCESS, ENTRIES["ignores masks"], parity_policy(), frames=21) as collector:
         td = collector.next()
         stats = collector.stats()

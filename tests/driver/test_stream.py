@@ -410,7 +410,7 @@ def test_reset_at_each_iter_may_be_a_number_or_none() -> None:
             assert (collector.next()["observation"][0, 2] == 0) == bool(value)
 
 
-def test_set_truncated_is_no_end_of_an_episode() -> None:
+def test_set_truncated_does_not_end_an_episode() -> None:
     """The trajectory keeps its id, and the episode statistics do not change."""
     with collecting(
         IN_PROCESS, lambda w: partial(CountingEnv, length=7), frames=5, set_truncated=True

@@ -128,7 +128,7 @@ def test_extra_state_reaches_workers(way: Way, form: str) -> None:
 
 
 @pytest.mark.parametrize("way", REMOTE)
-def test_modes_and_extra_state_alone_are_pushed(way: Way) -> None:
+def test_changes_of_only_modes_or_extra_state_are_pushed(way: Way) -> None:
     """`update_after_each_batch` pushes only if it finds a change."""
     policy = shows()
     arguments = {"update_after_each_batch": True, "track_policy_version": True}
@@ -226,7 +226,7 @@ def test_added_workers_have_modes_and_extra_state(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", SYNC)
-def test_a_module_brings_its_modes_and_a_state_dict_none(way: Way) -> None:
+def test_a_module_sends_its_modes_but_a_state_dict_does_not(way: Way) -> None:
     """The modes also reach policies that workers built from a factory."""
     learner = shows()
     arguments = {"policy_factory": shows, "track_policy_version": True}

@@ -81,7 +81,7 @@ def test_actions_and_observations_of_several_leaves() -> None:
     assert batch["action", "turn"].sum() == 3 * 7 * 2
 
 
-def test_a_trajectory_that_is_cut_is_reset_alone() -> None:
+def test_a_truncated_trajectory_is_reset_individually() -> None:
     env = LoggedEnvs(3)
     batches = collected(env, max_frames_per_traj=2)
     for p in range(3):

@@ -65,7 +65,7 @@ def test_an_id_is_known_in_every_kind_of_worker(way: Way, entry: Any) -> None:
         assert td["observation"][..., 0].unique().tolist() == [3]
 
 
-def test_keyword_arguments_go_to_make() -> None:
+def test_keyword_arguments_are_passed_to_make() -> None:
     kwargs = {"number": 5}
     with SyncDataCollector(OURS, None, frames_per_batch=16, create_env_kwargs=kwargs) as collector:
         td = collector.next()

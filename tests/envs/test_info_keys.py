@@ -187,7 +187,7 @@ def test_the_suggestion_in_a_warning_keeps_the_other_entries() -> None:
     assert td["next", "steps"].tolist() == [1, 2, 3, 1, 2, 3]
 
 
-def test_entries_that_come_and_go_are_zeros() -> None:
+def test_entries_missing_in_some_infos_are_zeros() -> None:
     class Shy(InfoEnv):
         def info(self) -> dict[str, Any]:
             return {"number": self.steps} if self.steps % 2 else {}
@@ -341,7 +341,7 @@ def test_a_value_that_does_not_fit_is_named(
 
 
 @pytest.mark.parametrize("kind", ["one", "list", "SAME_STEP", "NEXT_STEP"])
-def test_an_entry_that_never_comes_is_named_at_an_episodes_end(kind: str) -> None:
+def test_an_entry_in_no_info_is_named_at_the_end_of_an_episode(kind: str) -> None:
     keys = {"episode.r": torch.float32, "end": torch.float32}
     with (
         SyncDataCollector(

@@ -146,7 +146,7 @@ def test_states_of_every_kind_of_environment(
         check_counts(collector.next())
 
 
-def test_random_actions_come_first(apart: FakeDevice) -> None:
+def test_states_after_initial_random_actions(apart: FakeDevice) -> None:
     """Random steps return zeros as states, which differ from the initial values."""
     _, own = counting()
     arguments = {**own, "init_random_frames": 6 * STEPS, "reset_at_each_iter": True}

@@ -86,7 +86,7 @@ def test_one_runner_under_every_interaction_type():
         assert_follows(runner, current, policy, env, kind)
 
 
-def test_the_mean_of_a_categorical_is_no_index():
+def test_the_mean_of_a_categorical_is_not_an_index():
     runner, _ = make(categorical(), discrete(5), "mean")
     with (
         torch.no_grad(),

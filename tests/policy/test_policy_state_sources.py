@@ -62,7 +62,7 @@ def test_policy_state_on_ray() -> None:
         assert_follows(collector.next(), torch.stack([loop.rollout(T) for loop in loops]))
 
 
-def test_a_shape_alone_takes_the_dtype_that_fits() -> None:
+def test_with_only_a_shape_the_dtype_is_inferred() -> None:
     table = nn.Embedding(7, 2)
 
     def walk(observation: torch.Tensor, place: torch.Tensor) -> Any:

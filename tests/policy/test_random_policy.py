@@ -37,7 +37,7 @@ def test_with_a_spec_its_actions_are_used() -> None:
     assert RandomPolicy(Ones(), ("deep", "a"))(TensorDict())["deep", "a"] == 1
 
 
-def test_a_space_is_no_spec() -> None:
+def test_a_space_instead_of_a_spec_is_refused() -> None:
     with refused(TypeError, "action_spec"):
         RandomPolicy(gymnasium.spaces.Discrete(2))
 

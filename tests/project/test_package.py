@@ -57,7 +57,7 @@ def test_importing_imports_nothing() -> None:
     assert python(code, ()) == "[]"
 
 
-def test_the_core_needs_numpy_alone() -> None:
+def test_the_core_needs_only_numpy() -> None:
     code = """
 import numpy as np
 from pycollect._core import Layout, Leaf, Placement, SlabPool, copy

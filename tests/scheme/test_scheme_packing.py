@@ -28,7 +28,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: f"{v.dtype}-{tuple(v.shape)}")
-def test_arrays_come_back(value: Any) -> None:
+def test_arrays_survive_a_round_trip(value: Any) -> None:
     packed = pack({"a": value, "b": [value, (1, "x")]})
     assert isinstance(packed, Packed)
     for opened in (unpack(packed), unpack(pickle.loads(pickle.dumps(packed)))):

@@ -176,7 +176,7 @@ def test_unsuitable_modules_are_not_imported(
     assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"
 
 
-def test_a_module_that_is_blocked_or_comes_meanwhile_is_no_error(
+def test_blocked_modules_and_unusual_keys_of_sys_modules_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)

@@ -102,13 +102,13 @@ def test_workers_that_are_added_may_be_added_later() -> None:
 
 
 @pytest.mark.processes
-def test_a_constructor_that_meets_a_limit_names_it() -> None:
+def test_a_constructor_that_reaches_a_limit_names_it() -> None:
     with no_process_starts(errno.EMFILE), pytest.raises(OSError, match="RLIMIT_NOFILE"):
         MULTI_STACK.collector([endless(0)] * 2, frames_per_batch=2 * T)
 
 
 @pytest.mark.processes
-def test_an_update_that_meets_a_limit_can_be_repeated() -> None:
+def test_an_update_that_reaches_a_limit_can_be_repeated() -> None:
     policy = bias_policy()
     with collecting(MULTI_STACK, endless, policy, frames=T) as collector:
         collector.next()

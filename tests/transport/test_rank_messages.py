@@ -153,7 +153,7 @@ def test_a_port_is_free_again_after_a_shutdown(how: Any) -> None:
         kept[-1].shutdown()
 
 
-def test_a_fork_of_the_driver_leaves_its_port_alone() -> None:
+def test_a_fork_of_the_driver_does_not_affect_its_port() -> None:
     """A fork that exits does not close the port, and one that lives on does not keep it open."""
     rendezvous = Rendezvous(LOOPBACK, 0, 30.0)
     assert os.waitpid(forked(rendezvous.close), 0)[1] == 0

@@ -164,7 +164,7 @@ def test_a_pair_of_normals_may_span_batches() -> None:
     assert streams[0] == streams[1] == streams[2]
 
 
-def test_the_callers_pair_of_normals_is_left_alone() -> None:
+def test_the_callers_pair_of_normals_is_not_changed() -> None:
     np.random.seed(1)
     expected = np.random.standard_normal(4).tolist()
     with collecting(IN_PROCESS, noisy, frames=2 * T) as collector:
