@@ -1,4 +1,4 @@
-"""A wheel has the package, its types, its module and the C++ core to build, and nothing else.
+"""Check that a wheel has the package, its stubs and module, the core's sources, and nothing else.
 
 check_wheel.py WHEEL
 """
@@ -26,7 +26,7 @@ core += [root / f"cmake/{name}.cmake" for name in ("options", "unoptimized", "ve
 expected |= {f"pycollect/share/pycollect/{path.relative_to(root)}" for path in core}
 
 listed = zipfile.ZipFile(sys.argv[1]).namelist()
-names = {name for name in listed if not name.endswith("/")}  # a repaired one lists folders, too
+names = {name for name in listed if not name.endswith("/")}  # auditwheel also lists folders
 names = {name for name in names if not re.match(r"pycollect_rl-[^/]*\.dist-info/", name)}
 modules = {name for name in names if re.fullmatch(r"pycollect/_core\.[^/]*\.so", name)}
 if len(modules) != 1 or names - modules != expected:

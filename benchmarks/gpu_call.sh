@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# gpu_call.sh first|second|STEP...: tests and measurements on a machine with an NVIDIA GPU, within a
-# time limit. Call it in the repository's root; it needs no network.
+# gpu_call.sh first|second|STEP...: run tests and measurements on a machine with an NVIDIA GPU, within
+# a time limit. Call it in the repository's root; it needs no network.
 #   first    575 s at most: the machine, the core's tests, copies and gathers, environments on the GPU, collectors of 14, 1 and 8
 #            processes with a Nature CNN on the GPU, all GPU tests, the rest of the collectors
-#   second   the remaining time: collectors of 14 again for the spread, processes of CartPole and Pong on all
-#            cores, memcheck of the core's tests, the host's costs
+#   second   the remaining time: collectors of 14 processes again for the spread, processes of CartPole and Pong
+#            on all cores, memcheck of the core's tests, the host's costs
 #   STEP     machine core headline simulator collectors scaling tests rest torchrl again memcheck host
-# A step that runs out of time is interrupted, and keeps its figures so far.
+# A step that runs out of time is interrupted; its figures so far are kept.
 #   PYTHON   the interpreter that has torch, numpy, pytest, pytest-timeout, psutil [python3]
-#   WHEELS   a folder with wheels of missing packages and of pycollect; without the latter it is built [.whl]
-#   OUT      the folder of the figures (*.json) and of log.txt, the whole output [gpu-results]
+#   WHEELS   a folder with wheels of missing packages and of pycollect, which is built here if its wheel is missing [.whl]
+#   OUT      the folder for the figures (*.json) and the whole output (log.txt) [gpu-results]
 #   DEVICE   [cuda:0]; "cpu" is a dry run
 #   QUICK    if not empty, a tenth of the time for each figure, and collectors of one process only
 #   LIMIT    seconds [565; 260 of the second]
@@ -38,7 +38,7 @@ step() { # name, seconds at most, lines to show, command...
   local name=$1 most=$2 lines=$3 began=$SECONDS rc
   shift 3
   if [ "$(left)" -lt 10 ]; then
-    echo "== $name: left out, the time is over" | tee -a "$out/log.txt"
+    echo "== $name: skipped, no time left" | tee -a "$out/log.txt"
     status=1
     return 1
   fi
@@ -77,7 +77,7 @@ of_the_core=(tests/core/test_cuda_uploader.py tests/data/test_cuda_gather.py)
 bench() { # name of the file, seconds at most, arguments of `bench gpu`...
   local name=$1 most=$2
   shift 2
-  # The tests have filled the driver's cache of compiled kernels.
+  # Disable the driver's cache of compiled kernels, because the tests have filled it.
   step "$name" "$most" 60 env CUDA_CACHE_DISABLE=1 "$python" -m pycollect bench gpu "${quick[@]}" \
     --device "$device" --json "$out/$name.json" --parts "$@"
 }

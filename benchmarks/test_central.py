@@ -49,7 +49,7 @@ SAMPLE_FACTORY = "PYCOLLECT_SAMPLE_FACTORY"
 PEER = "TorchRL"
 WORKERS = "pycollect, a policy in each worker"
 ALONE = "the policy alone, for all environments"
-UNRECORDED = "processes that step and ask, nothing is kept"
+UNRECORDED = "processes that step and request actions, without recording"
 STEPPED = "the environments alone"
 
 
@@ -290,7 +290,7 @@ def unrecorded(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
             for _ in range(STEPS):
                 heard = bell.knocks
                 while lacking := workers - len(slots.asking()):
-                    assert bell.wait_knock(heard, 60.0, lacking), "a process does not ask"
+                    assert bell.wait_knock(heard, 60.0, lacking), "a worker process sent no request"
                     heard = bell.knocks
                 call()
                 slots.answer_all(numbers, 0)

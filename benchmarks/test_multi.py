@@ -192,10 +192,10 @@ def updated(every: int, **arguments: Any) -> Iterator[int]:
     ],
 )
 def test_policy_lag(compare: Callable[..., None], every: int, steps: int) -> None:
-    """A limit of 1 against none, with equally fast workers and an update after `every` batches.
+    """Compare a limit of 1 with no limit, for equally fast workers and an update every few batches.
 
-    With an update after each batch, a worker may only begin a rollout when its last one was
-    delivered, as with `prefetch=0`. That costs 1 to 2 ms per rollout, whatever its length.
+    With an update after each batch, a worker may only begin a rollout after its last one was
+    delivered, as with `prefetch=0`. That costs 1 to 2 ms per rollout of any length.
     """
     given = {"every": every, **work("Pendulum", 1, sync=False), "frames_per_batch": steps}
     unlimited, waiting = "pycollect, no limit", "pycollect, no limit, prefetch=0"

@@ -19,7 +19,7 @@ else()
 endif()
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/pycollectConfigVersion.cmake
   COMPATIBILITY ${compatibility})
-# The wheel's package has sources, which can be built on any machine.
+# The wheel's CMake package contains sources, so it suits any architecture.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/wheel/pycollectConfigVersion.cmake
   COMPATIBILITY ${compatibility} ARCH_INDEPENDENT)
 configure_file(cmake/pycollectConfig.cmake ${PROJECT_BINARY_DIR}/pycollectConfig.cmake COPYONLY)

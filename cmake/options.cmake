@@ -2,7 +2,7 @@
 # a consumer.
 function(pycollect_compile_options target)
   if(NOT PROJECT_IS_TOP_LEVEL)
-    target_compile_options(${target} PRIVATE -w)  # a consumer's -Werror is not for this code
+    target_compile_options(${target} PRIVATE -w)  # a consumer's -Werror must not fail this build
     return()
   endif()
   target_compile_options(${target} PRIVATE -Wall -Wextra $<$<BOOL:${PYCOLLECT_WERROR}>:-Werror>)

@@ -1,13 +1,14 @@
-"""Compiles csrc/gather/gather.cu to the PTX that the core embeds; needs nvcc and ptxas.
+"""Compile csrc/gather/gather.cu to the PTX that the core embeds; needs nvcc and ptxas.
 
     python scripts/make_gather_ptx.py            # writes csrc/gather/gather_ptx.inc
-    python scripts/make_gather_ptx.py --check    # exit status 1 where that would change it
+    python scripts/make_gather_ptx.py --check    # fails if that would change the file
 
-nvcc writes the newest PTX version that it knows, which older drivers refuse (nvcc 13 writes 9.0,
-drivers of CUDA 12 know 8.x), and compiles for no GPU before Turing. The kernel uses nothing of the
-newer ones, so the version is lowered to 7.0, that of CUDA 11.0, and the target to sm_60 (Pascal),
-and what results is assembled for several generations of GPUs as the proof. The ptxas of nvcc 13
-knows none before Turing; that of CUDA 12.9 assembles the same text for sm_60, 61, 70 and 72.
+nvcc writes the newest PTX version that it knows, which older drivers refuse: nvcc 13 writes 9.0,
+and drivers of CUDA 12 know 8.x. It also cannot compile for GPUs older than Turing. The kernel needs
+no newer features, so this script lowers the version to 7.0 (CUDA 11.0) and the target to sm_60
+(Pascal). To prove that the result is valid, it assembles it for several generations of GPUs. The
+ptxas of nvcc 13 knows none before Turing; the one of CUDA 12.9 has assembled the same PTX for
+sm_60, 61, 70 and 72.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ASSEMBLED_FOR = ("75", "80", "86", "89", "90")
 
 
 def nvcc_release() -> str:
-    """The release of the nvcc that is found, such as 13.0."""
+    """Return the release of nvcc, such as 13.0."""
     text = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
     match = re.search(r"release (\d+\.\d+)", text)
     if match is None:
@@ -37,7 +38,7 @@ def nvcc_release() -> str:
 
 
 def compiled() -> str:
-    """The kernel's PTX, of the lowered version and target, without comments."""
+    """Return the kernel's PTX with the lowered version and target, without comments."""
     with tempfile.TemporaryDirectory() as folder:
         ptx = Path(folder) / "gather.ptx"
         command = ["nvcc", "-ptx", "-std=c++20", "-O3", "-fmad=false", f"-arch=compute_{OLDEST}"]
@@ -53,7 +54,7 @@ def compiled() -> str:
 
 
 def assemble(ptx: str) -> None:
-    """Raises where ptxas does not take it."""
+    """Raise an error if ptxas refuses the PTX."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "gather.ptx"
         path.write_text(ptx)
@@ -63,7 +64,7 @@ def assemble(ptx: str) -> None:
 
 
 def embedded(ptx: str, release: str) -> str:
-    """The text of the file that C++ includes."""
+    """Return the contents of the file that C++ includes."""
     return (
         "// Written by scripts/make_gather_ptx.py from csrc/gather/gather.cu with "
         f"nvcc {release}.\n"
@@ -72,23 +73,21 @@ def embedded(ptx: str, release: str) -> str:
 
 
 def committed() -> tuple[str, str]:
-    """The release of the nvcc that wrote the committed PTX, and the PTX."""
+    """Return the committed PTX, after the release of the nvcc that wrote it."""
     match = re.fullmatch(r'//.* with nvcc (\S+)\.\nR"ptx\(\n(.*)\)ptx"\n', TARGET.read_text(), re.S)
     if match is None:
-        raise SystemExit(f"{TARGET}: expected what this script writes")
+        raise SystemExit(f"{TARGET} was not written by this script")
     return match[1], match[2]
 
 
 def main() -> None:
-    """See the module's text."""
+    """Write the PTX, or check the committed one."""
     ptx = compiled()
     assemble(ptx)
     text = embedded(ptx, nvcc_release())
     if sys.argv[1:] == ["--check"]:
         if TARGET.read_text() != text:
-            raise SystemExit(
-                f"{TARGET} is not what {SOURCE} compiles to; run {Path(__file__).name}"
-            )
+            raise SystemExit(f"{TARGET} does not match {SOURCE}; run scripts/{Path(__file__).name}")
         return
     TARGET.write_text(text)
 

@@ -2,7 +2,7 @@
 
 An argument is a field of an options class, or an entry under "Args:" of a collector's docstring:
 ``name (type = default): text``. An entry replaces the text of the field or of the base class's
-entry, and also the type and default if it has them. Run this after each change of either:
+entry, and also the type and default if it has them. Run this after changing a field or an entry:
 
     python scripts/make_signatures.py
 """
@@ -83,7 +83,7 @@ _TELLS_DEFAULT = re.compile(r"\(default:|Defaults to")
 
 
 def entries(family: Family) -> dict[str, tuple[str, str, str]]:
-    """Return type, default and text of the entries under "Args:" of the class's docstring."""
+    """Return type, default and text of each entry under "Args:" in the class's docstring."""
     tree = ast.parse((API / f"{family.module}.py").read_text())
     (cls,) = (own for own in tree.body if getattr(own, "name", "") == family.name)
     assert isinstance(cls, ast.ClassDef)
@@ -94,7 +94,7 @@ def entries(family: Family) -> dict[str, tuple[str, str, str]]:
 
 
 def known_arguments() -> dict[str, dict[str, Argument]]:
-    """Return all arguments of each class by name, including arguments that it lacks."""
+    """Return each class's arguments by name, including those of its base that it lacks."""
     known: dict[str, dict[str, Argument]] = {"": {}}
     for family in FAMILIES:
         told = entries(family)

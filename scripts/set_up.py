@@ -1,13 +1,13 @@
-"""Installs this checkout into .venv, editable, with what its tests need, unless that is done.
+"""Install this checkout into .venv in editable mode, with the packages that its tests need.
 
     python3 scripts/set_up.py
 
-It does what
+This has the same effect as
 
     python3 -m venv .venv && .venv/bin/pip install -v -c constraints.txt -e '.[test]'
 
-does, and nothing where that was done with the same sources, pins and interpreter, and all that was
-installed then is still there. pip alone would compile the core again each time.
+but does nothing if the sources, pins and interpreter are those of the last run and the installed
+packages are still there. pip alone would compile the core each time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "pycollect-set-up.json"
 INSTALL = ["-m", "pip", "install", "-v", "-c", "constraints.txt", "-e", ".[test]"]
 
-# What the core is compiled from, and what says what else is installed.
+# Sources of the core, and files that list the packages to install.
 SOURCES = ("pyproject.toml", "constraints.txt", "CMakeLists.txt", "cmake/**/*", "csrc/**/*")
 VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CMAKE_ARGS", "CMAKE_GENERATOR")
 
@@ -41,7 +41,7 @@ print(json.dumps(found))
 
 
 def digest() -> str:
-    """Of everything that decides what is installed."""
+    """Return a digest of the sources, pins, interpreter and variables that affect the install."""
     found = hashlib.sha256(sys.version.encode())
     found.update(repr([(name, os.environ.get(name)) for name in VARIABLES]).encode())
     for pattern in SOURCES:
@@ -53,7 +53,7 @@ def digest() -> str:
 
 
 def installed() -> dict[str, str] | None:
-    """The versions of all that is in .venv, by name; None where no Python is."""
+    """Return the version of each package in .venv by name, or None if .venv has no Python."""
     try:
         result = subprocess.run([VENV / "bin/python", "-c", LIST], capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -63,7 +63,7 @@ def installed() -> dict[str, str] | None:
 
 
 def is_done(wanted: str) -> bool:
-    """Whether it was done for that digest, and what was installed is still there."""
+    """Return whether the last install had this digest and all its packages are still there."""
     try:
         stamp = json.loads(STAMP.read_text())
     except (OSError, ValueError):
@@ -78,14 +78,14 @@ def is_done(wanted: str) -> bool:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Do what is to be done; returns pip's exit code. There are no arguments but for help."""
+    """Install if necessary and return pip's exit status. The only argument is --help."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.parse_args(arguments)
     wanted = digest()
     if is_done(wanted):
-        print("set up already: .venv is as the sources, constraints.txt and pyproject.toml say")
+        print("nothing to do: .venv matches the sources, constraints.txt and pyproject.toml")
         return 0
     STAMP.unlink(missing_ok=True)
     subprocess.run([sys.executable, "-m", "venv", VENV], check=True)

@@ -1,6 +1,6 @@
-// What a Collector costs beside a loop that is written by hand over a Recorder: one worker, which
-// runs in the thread that asks for batches; CartPoles with random actions, and 13 leaves. P
-// environments, T steps; the figure is CPU time per frame.
+// Compares a Collector with a hand-written loop over a Recorder. The only worker runs in the
+// caller's thread and steps P CartPoles for T steps, with random actions and 13 leaves. The figure
+// is CPU time per frame.
 #include <benchmark/benchmark.h>
 
 #include <array>
@@ -39,7 +39,7 @@ struct Pole {
   Random random;
 };
 
-// Actions that cost next to nothing, and an output besides.
+// Cheap random actions, and one more output.
 struct Policy {
   void choose(std::span<std::int64_t> action, std::span<float> log_prob) {
     for (std::size_t p = 0; p < action.size(); ++p) {
@@ -72,7 +72,7 @@ void collector(benchmark::State& state) {
   tell(state);
 }
 
-// What is written by who has no Collector: environments, arrays of one step, and the loop.
+// The code that a Collector replaces: environments, arrays of one step, and the loop.
 class ByHand {
  public:
   ByHand(std::int64_t count, std::int64_t steps)

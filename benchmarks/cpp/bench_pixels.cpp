@@ -1,5 +1,5 @@
-// What moving frames costs beside one memcpy of as many bytes: batches of 4 environments, T steps
-// and frames of 4 x 84 x 84 uint8, one thread. The figure to compare is bytes per second of CPU
+// Compares moving frames with one memcpy of as many bytes, in one thread: batches of 4
+// environments, T steps, and frames of 4 x 84 x 84 uint8. The figure is bytes per second of CPU
 // time.
 #include <benchmark/benchmark.h>
 
@@ -37,7 +37,7 @@ Dims with_frame(std::initializer_list<std::int64_t> lead) {
   return shape;
 }
 
-// Frames in memory as a batch has it, touched before.
+// Frames in the layout of a batch; their pages are already touched.
 class Frames {
  public:
   explicit Frames(const Dims& shape) {
@@ -81,7 +81,7 @@ Layout layout() {
   return Layout(leaves);
 }
 
-// Environments whose frames are there for nothing, and a recorder of them.
+// A recorder of environments that always return the same frames, at no cost.
 struct Recording {
   explicit Recording(std::int64_t steps)
       : pool(Placement(layout(), {1, kEnvs, steps}), 1, false),
@@ -116,17 +116,17 @@ struct Recording {
   Recorder recorder;
 };
 
-// Each frame goes to two places: as many bytes as one memcpy of twice the steps.
+// Writes each frame to two places, as many bytes as one memcpy of twice the steps.
 void recorder(benchmark::State& state) {
   Recording recording(state.range(0));
-  recording.roll();  // its slab's pages are touched then
+  recording.roll();  // touches the pages of the slab
   for (auto _ : state) {
     benchmark::DoNotOptimize(recording.roll());
   }
   tell(state, 2 * bytes_of(state.range(0)));
 }
 
-// A rollout that came from elsewhere becomes row 1 of a batch of two.
+// Copies a received rollout into row 1 of a batch of two.
 void place(benchmark::State& state) {
   const std::int64_t steps = state.range(0);
   ThreadPool pool(1);
@@ -162,7 +162,7 @@ class Trajectories {
   std::optional<SplitPlan> plan_;
 };
 
-// One leaf from a batch to somewhere of that shape, by `move`.
+// Times `move`, which moves one leaf from a batch to memory of this shape.
 template <typename Move>
 void moved(benchmark::State& state, const Dims& shape, const Move& move) {
   ThreadPool pool(1);
@@ -198,7 +198,7 @@ void multistep_shift(benchmark::State& state) {
         [&](auto& pool, auto& from, auto& to) { plan.shift(pool, from, to); });
 }
 
-// Into memory of 14, 29 and 58 MB: what the last cache holds, and what it does not.
+// Targets of 14, 29 and 58 MB: within and beyond the size of the last-level cache.
 void sizes(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgName("T")->Arg(128)->Arg(256)->Arg(512);
 }

@@ -1,5 +1,5 @@
-// What recording costs a C++ loop: CartPoles alone, with the leaves of a batch written by hand, and
-// with a Recorder. P environments, T steps; the figure is CPU time per frame.
+// Measures the cost of recording in a C++ loop: CartPoles alone, with hand-written stores of a
+// batch's leaves, and with a Recorder. P environments, T steps; the figure is CPU time per frame.
 #include <benchmark/benchmark.h>
 
 #include <array>
@@ -112,7 +112,8 @@ void by_hand(benchmark::State& state) {
   tell(state, state.range(0), state.range(1));
 }
 
-// The environments write where the policy reads: the source of a step is the current observation.
+// The environments write into the memory that the policy reads, so the recorder reads each step
+// from the current observation.
 struct Recorded {
   Recorded(std::int64_t count, std::int64_t steps)
       : envs(count),
@@ -151,7 +152,7 @@ struct Recorded {
     recorder.reset(observation);
   }
 
-  // One rollout, by `record`, which returns how many environments must be reset.
+  // Records one rollout with `record`, which returns how many environments must be reset.
   template <typename Record>
   void roll(const Record& record) {
     recorder.begin(pool.acquire(), 0, 0);
@@ -165,7 +166,7 @@ struct Recorded {
       }
     }
     benchmark::DoNotOptimize(recorder.finish());
-    benchmark::DoNotOptimize(recorder.take_episodes());  // what is not taken piles up
+    benchmark::DoNotOptimize(recorder.take_episodes());  // otherwise they accumulate
   }
 
   std::int64_t envs;
@@ -186,7 +187,7 @@ void recorder(benchmark::State& state) {
   tell(state, state.range(0), state.range(1));
 }
 
-// One environment, whose reward and flags are given as numbers.
+// One environment, whose reward and flags are passed as numbers.
 void recorder_of_numbers(benchmark::State& state) {
   Recorded run(state.range(0), state.range(1));
   for (auto _ : state) {

@@ -1,4 +1,4 @@
-// CartPoles: P of them, their policy's outputs and the arrays that they are seen through.
+// P CartPoles, the outputs of their policy, and the arrays that hold both.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace pycollect::benchmarks {
 
-// Numbers that cost next to nothing, so that what is measured is not a generator.
+// A random generator so cheap that it does not affect the measurement.
 class Random {
  public:
   std::uint64_t next() {
@@ -55,8 +55,8 @@ struct CartPole {
   bool truncated() const { return steps >= 500; }
 };
 
-// P environments with arrays of one step. Actions are random; the policy's other outputs are made
-// once, because only the copying of them is to be measured.
+// P environments with arrays of one step. Actions are random. The policy's other outputs are set
+// only once, because only their copies are to be measured.
 struct CartPoles {
   explicit CartPoles(std::size_t count)
       : poles(count),

@@ -1,5 +1,5 @@
-// Two processes that wake each other by a futex: so many round trips for each line of input, and
-// a line of output when they are done. Ends with its input.
+// Two processes that wake each other by a futex. Each line of input is a number of round trips; a
+// line of output follows when they are done. The program ends with its input.
 #include <linux/futex.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -16,7 +16,7 @@ from pycollect.compat.weight_options import check_schemes
 _PROCESSES = (None, "threading", "multiprocessing")
 _CONFIGURED = ("max_batch_size", "min_batch_size", "timeout")
 _LEAST_CHUNK = 64  # steps, as in TorchRL
-_MOST_IN_A_CALL = 64  # environments, as in TorchRL
+_MOST_IN_A_CALL = 64  # number of environments, as in TorchRL
 
 
 def check_backends(

@@ -176,7 +176,7 @@ def _with_wait_defaults(
     """Return the options with defaults for how long a policy call waits for more requests.
 
     Workers of a sync batch wait for each other anyway, so a call waits for all of them, unless
-    stragglers are stopped. A call for an async collector waits as long as it pays.
+    stragglers are stopped. In an async collector, a call waits while this saves time in total.
     """
     least, timeout = options.min_batch_size, options.server_timeout
     if not sync and least is None:

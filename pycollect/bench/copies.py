@@ -55,7 +55,7 @@ _ON_A_DEVICE = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is moved, and for how long.
+    """Amounts of data to move, and the duration of a measurement.
 
     Attributes:
         frames: Number of frames in a batch, each 84x84x4 bytes, at the root and under "next".
@@ -70,7 +70,7 @@ class Sizes:
 
 
 class Material:
-    """A rollout as a worker writes it, and the form of a batch of two such."""
+    """A rollout as a worker writes it, and the placement of a batch of two such rollouts."""
 
     def __init__(self, frames: int) -> None:
         worker = Worker(0, FreeFrames, None, Still(), WorkerOptions(frames=frames // _WORKERS))

@@ -63,7 +63,7 @@ FORMS = (
 
 
 def split_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row]:
-    """Frames of 128 bytes into trajectories of 100 frames; each is read once and written once."""
+    """Measure splits of frames of 128 bytes, each read and written once, in trajectories of 100."""
     rows = [_whole("split, CPU", sizes, CPU, None)]
     if why_not:
         return rows + [missing(name, why_not) for name in (_SPLIT, _KERNEL, _TORCHRL)]
@@ -77,7 +77,7 @@ def split_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row]:
 
 
 def _whole(name: str, sizes: Sizes, device: torch.device, limit: str | None) -> Row:
-    """All that a caller waits for: flags come to the host, the plan is made, frames are moved."""
+    """Measure a whole call: copy flags to the host, make the plan, and move frames."""
     td = _batch(sizes.split_frames, device)
     seconds = median_seconds(lambda: split_trajectories(td), sizes.seconds, device)
     peer = None if limit is None else _TORCHRL
@@ -107,7 +107,7 @@ def _launch(sizes: Sizes, device: torch.device) -> Row:
 
 
 def _torchrls(sizes: Sizes, device: torch.device) -> Row:
-    """TorchRL's function, called once: its time grows with the number of trajectories."""
+    """Measure one call of TorchRL's function, whose time grows with the number of trajectories."""
     if reason := lacks("torchrl"):
         return missing(_TORCHRL, reason)
     from torchrl.collectors.utils import split_trajectories as split
@@ -167,7 +167,7 @@ def _delivered(form: Form, device: torch.device) -> TensorDict:
 
 
 def _megabytes(td: TensorDict) -> float:
-    """Read and written."""
+    """Return the 10^6 bytes that are read and written."""
     frames: int = td.numel()
     return 2 * FRAME_BYTES * frames / 1e6
 
@@ -226,12 +226,12 @@ class Case:
         self.megabytes = (self.leaf.nbytes + len(self.index) * width.bytes) / 1e6  # read, written
 
     def by_the_core(self) -> object:
-        """One launch, with the table that it needs."""
+        """Gather by one launch, including its table."""
         leaves: dict[Key, torch.Tensor] = {("leaf",): self.leaf}
         return split_on_device(self.plan, leaves, (self.plan.count, self.plan.longest), 2)
 
     def by_torch(self) -> torch.Tensor:
-        """Torch's indexing, its indices on the device already; padding is not even set to zero."""
+        """Gather by torch with indices that are on the device already, without zeroing padding."""
         return self.leaf.flatten(0, 1).index_select(0, self.index)
 
 

@@ -304,7 +304,7 @@ def measured(side: str, processes: int, seconds: float, device: torch.device) ->
 
 
 def main(arguments: Sequence[str]) -> None:
-    """See the module's text."""
+    """Measure the side in the arguments, and print its rows."""
     side, processes, seconds, device = arguments
     torch.set_num_threads(1)  # as workers have it
     rows = measured(side, int(processes), float(seconds), torch.device(device))

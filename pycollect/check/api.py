@@ -55,7 +55,7 @@ def check_env(
     Args:
         env: As `create_env_fn` of a collector: a Gymnasium id or `EnvSpec`, a callable, a list of
             these, or an environment. An environment is closed at the end, as by a collector. A
-            callable or id finds more: it is called at least three times.
+            callable or id allows more checks: it is called at least three times.
         seconds: About how long to step the environment. The whole check takes about three times as
             long, or less if the environment is fast (default: 5.0).
         autoreset_mode: Mode of a vector environment that does not declare one, as for collectors

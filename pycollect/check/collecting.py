@@ -92,7 +92,7 @@ def _add_message(report: Draft, text: str, otherwise: str, severity: str) -> Non
     code = next((code for part, code in _COLLECTOR_CODES if part in text), otherwise)
     if code != otherwise or report.ok:  # else an error that is known is its reason
         text = text.replace("create_env_fn: ", "")
-        report.add(code, f"a collector says: {text}", severity)
+        report.add(code, f"a collector reports: {text}", severity)
     if severity == ERROR:
         report.note_end()
 
@@ -248,6 +248,6 @@ def _add_gymnasiums(subject: Subject, text: str, severity: str) -> None:
         severity = WARNING
     if not any(report.has(*codes) for codes in known):
         code = known[0][0] if known else "gymnasium"
-        report.add(code, f"Gymnasium's check_env says: {text}", severity, about=text)
+        report.add(code, f"Gymnasium's check_env reports: {text}", severity, about=text)
     if severity == ERROR:
         report.note_end()

@@ -75,11 +75,11 @@ _registered_with: WeakSet[type] = WeakSet()
 class VirtualBaseCollector:
     """Instances count as instances of TorchRL's BaseCollector, without inheriting from it.
 
-    TorchRL is not imported for that: when it is present, the class is registered with it. An
-    abstract class that is asked ``isinstance(collector, cls)`` reads ``collector.__class__`` first,
-    and this property does the registration, whichever package was imported first. ``issubclass``
-    reads nothing of the collector. It is correct if TorchRL was imported before a collector class
-    or a collector was made, or after an ``isinstance`` call.
+    This does not import TorchRL: if TorchRL is imported, the class is registered with it. For
+    ``isinstance(collector, cls)``, an abstract class first reads ``collector.__class__``, and this
+    property makes the registration, regardless of the order of imports. ``issubclass`` reads no
+    attribute of the collector. It is correct if TorchRL was imported before a collector class or a
+    collector was made, or after an ``isinstance`` call.
     """
 
     # super() without arguments needs the compiler's __class__, which the property below replaces.

@@ -50,13 +50,15 @@ ENV = CountingEnv
         (lambda: Evaluator(ENV, polcy=None), "polcy", "'policy'"),
     ],
 )
-def test_what_is_meant_is_told(create: Callable[[], Any], name: str, meant: str) -> None:
+def test_errors_of_unknown_arguments_suggest_a_name(
+    create: Callable[[], Any], name: str, meant: str
+) -> None:
     with refused(TypeError, name) as caught:
         create()
     assert meant in str(caught.value)
 
 
-def test_a_subclass_tells_what_is_missing() -> None:
+def test_errors_of_a_subclass_have_its_name() -> None:
     class Own(AsyncCollector):
         pass
 
@@ -149,7 +151,7 @@ def nothing_starts() -> Iterator[None]:
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in BASES],
 )
-def test_an_odd_value_is_accepted_or_refused_by_the_name_of_its_argument(
+def test_an_odd_value_is_accepted_or_the_error_names_its_argument(
     name: str, nothing_starts: None
 ) -> None:
     cls = getattr(pycollect, name)

@@ -182,7 +182,7 @@ UNEVEN: list[dict[str, Any]] = [{"preemptive_threshold": 0.5}, {"frames_per_batc
 
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("arguments", UNEVEN)
-def test_rollouts_that_differ_in_length_cannot_be_joined_env_by_env(
+def test_rollouts_of_different_lengths_cannot_be_joined_env_by_env(
     arguments: dict[str, Any],
 ) -> None:
     with refused(ValueError, "cat_results"):
@@ -192,7 +192,9 @@ def test_rollouts_that_differ_in_length_cannot_be_joined_env_by_env(
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("arguments", UNEVEN)
-def test_nor_those_of_vector_environments(arguments: dict[str, Any]) -> None:
+def test_vector_rollouts_of_different_lengths_cannot_be_joined_env_by_env(
+    arguments: dict[str, Any],
+) -> None:
     entry = ENTRIES["vector NEXT_STEP of 3"](0)
     with refused(ValueError, "cat_results"):
         processes(create_env_fn=[entry, entry], cat_results=0, **arguments)
@@ -210,7 +212,7 @@ STRAGGLERS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.usefixtures("no_actors", "no_processes")
 @pytest.mark.parametrize(("arguments", "name"), STRAGGLERS)
-def test_when_stragglers_are_stopped(arguments: dict[str, Any], name: str) -> None:
+def test_invalid_thresholds_for_stragglers(arguments: dict[str, Any], name: str) -> None:
     with refused(ValueError, name):
         processes(**arguments)
     with refused(ValueError, name):
@@ -218,7 +220,7 @@ def test_when_stragglers_are_stopped(arguments: dict[str, Any], name: str) -> No
 
 
 @pytest.mark.usefixtures("no_actors", "no_processes")
-def test_who_has_stragglers() -> None:
+def test_only_sync_workers_support_preemptive_threshold() -> None:
     for create in (single, actors, partial(processes, MultiaSyncDataCollector)):
         with refused(ValueError, "preemptive_threshold"):
             create(preemptive_threshold=0.5)
@@ -226,7 +228,7 @@ def test_who_has_stragglers() -> None:
 
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("cat_results", [0, -1, "cat"])
-def test_first_come_first_served_joins_nothing(cat_results: Any) -> None:
+def test_async_collectors_refuse_cat_results(cat_results: Any) -> None:
     with refused(ValueError, "cat_results"):
         processes(MultiaSyncDataCollector, cat_results=cat_results)
 
@@ -354,7 +356,7 @@ def test_bad_values_of_rays_own_arguments(arguments: Any, error: Any, name: str)
         assert any(key in str(caught.value) for key in (*entries, "special"))
 
 
-def test_names_of_what_an_actor_runs() -> None:
+def test_names_of_the_collector_class_in_an_actor() -> None:
     for value in ("sync", MultiSyncDataCollector, "MultiSyncCollector"):
         assert WorkerKind.checked(value).nest == "sync"
     for value in ("async", MultiaSyncDataCollector, "MultiAsyncCollector"):
@@ -383,7 +385,7 @@ REFUSED = ("interruptor",)
 
 @pytest.mark.usefixtures("no_actors", "no_processes")
 @pytest.mark.parametrize("create", [single, actors, processes])
-def test_refused_arguments_say_what_to_use(create: Callable[..., None]) -> None:
+def test_unsupported_arguments_are_refused_by_name(create: Callable[..., None]) -> None:
     for name in REFUSED:
         with refused(ValueError, name):
             create(**{name: 3})
@@ -393,7 +395,7 @@ def test_refused_arguments_say_what_to_use(create: Callable[..., None]) -> None:
 
 @pytest.mark.usefixtures("no_actors", "no_processes")
 @pytest.mark.parametrize("create", [single, actors, processes])
-def test_write_modes_that_cannot_be(create: Callable[..., None]) -> None:
+def test_impossible_write_modes(create: Callable[..., None]) -> None:
     of_rollouts = {"replay_write_mode": "rollout"}
     for name, arguments in (
         ("replay_write_mode", {"replay_write_mode": "episode", "replay_buffer": []}),
@@ -474,7 +476,7 @@ def test_hints_have_no_effect() -> None:
 
 
 @pytest.mark.parametrize("off", [None, 0, -1, -20, np.int64(-3)])
-def test_counts_that_are_off(off: Any) -> None:
+def test_counts_that_disable_a_feature(off: Any) -> None:
     with SyncDataCollector(
         ENV, None, frames_per_batch=6, max_frames_per_traj=off, init_random_frames=off
     ) as collector:
@@ -493,7 +495,7 @@ def test_values_of_flags(kind: Any, is_set: bool) -> None:
     assert (("collector", "traj_ids") in td.keys(True)) is is_set
 
 
-def test_truncation_where_masks_are_ignored() -> None:
+def test_truncation_of_environments_that_ignore_masks_is_refused() -> None:
     with refused(ValueError, "max_frames_per_traj"):
         single(create_env_fn=ENTRIES["ignores masks"](0), max_frames_per_traj=3)
 
@@ -507,7 +509,7 @@ def test_environments_of_another_kind() -> None:
         single(create_env_fn=CountingEnv(), create_env_kwargs={"length": 3})
 
 
-def test_a_policy_that_reads_what_is_not_there() -> None:
+def test_a_policy_that_reads_a_missing_entry() -> None:
     policy = TensorDictModule(lambda x: x, ["pixels"], ["action"])
     with refused(ValueError, "policy") as caught:
         single(policy=policy)
@@ -556,14 +558,14 @@ def test_impossible_resources(config: Any, resource: str) -> None:
 
 
 @pytest.mark.ray
-def test_more_than_memory_holds() -> None:
+def test_batches_larger_than_memory() -> None:
     half = psutil.virtual_memory().total // 100  # frames of 50 bytes; four rollouts exist
     with refused(ValueError, "frames_per_batch", "prefetch"):
         actors(frames_per_batch=half, create_env_fn=[ENV], prefetch=3)
 
 
 @pytest.mark.ray
-def test_a_sync_collector_wants_workers_alike() -> None:
+def test_a_sync_collector_needs_equal_workers() -> None:
     with refused(ValueError, "create_env_fn") as caught:
         actors(create_env_fn=[echo_fns(0, 2), echo_fns(1, 3)], sync=True, frames_per_batch=12)
     assert "worker 1" in str(caught.value)
@@ -571,7 +573,7 @@ def test_a_sync_collector_wants_workers_alike() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_the_callers_dicts_are_left_alone() -> None:
+def test_the_callers_dicts_are_not_changed() -> None:
     kwargs = {"device": "cpu", "storing_device": "cpu", "max_frames_per_traj": 2}
     config = {"num_cpus": 0.5, "memory": 1024**3}
     init: dict[str, Any] = {"num_cpus": 4}

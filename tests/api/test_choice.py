@@ -49,7 +49,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "name"), BAD, ids=str)
-def test_what_does_not_fit_together(arguments: Any, error: Any, name: str) -> None:
+def test_incompatible_arguments(arguments: Any, error: Any, name: str) -> None:
     values = {"create_env_fn": ENV, "policy": None, "frames_per_batch": 6, **arguments}
     with refused(error, name) as caught:
         Collector(**values)
@@ -57,7 +57,7 @@ def test_what_does_not_fit_together(arguments: Any, error: Any, name: str) -> No
         assert all(repr(key) in str(caught.value) for key in arguments[name])
 
 
-def test_only_the_class_itself_chooses() -> None:
+def test_only_the_base_class_chooses_a_subclass() -> None:
     class Own(Collector):
         pass
 

@@ -63,20 +63,20 @@ def raised(method: Callable[..., Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("cls", HELD)
-def test_every_argument_of_a_class_is_told(cls: type) -> None:
+def test_every_argument_of_a_class_is_documented(cls: type) -> None:
     arguments = {*inspect.signature(cls).parameters} - NOT_TOLD
     assert arguments <= arguments_told(inspect.getdoc(cls) or "")
 
 
 @pytest.mark.parametrize("cls", COLLECTORS)
-def test_a_collector_tells_the_shape_of_what_it_yields(cls: type) -> None:
+def test_a_collector_documents_the_shape_of_its_batches(cls: type) -> None:
     if cls is pycollect.MultiCollector:  # creates one of two other classes
-        pytest.skip("it makes one of two others, which tell theirs")
+        pytest.skip("it creates one of two other classes, which document their batches")
     assert re.search(r"\[(B, )?T\]", told(inspect.getdoc(cls) or "", "Yields"))
 
 
 @pytest.mark.parametrize("cls", HELD)
-def test_methods_tell_their_arguments_results_and_errors(cls: type) -> None:
+def test_methods_document_their_arguments_results_and_errors(cls: type) -> None:
     wrong = []
     for name, method in own_methods(cls):
         doc, signature = inspect.getdoc(method) or "", inspect.signature(method)
@@ -91,14 +91,14 @@ def test_methods_tell_their_arguments_results_and_errors(cls: type) -> None:
 
 
 @pytest.mark.parametrize("cls", HELD)
-def test_texts_stand_by_themselves(cls: type) -> None:
+def test_docstrings_are_self_contained(cls: type) -> None:
     members = [*own_methods(cls), *inspect.getmembers(cls, lambda one: isinstance(one, property))]
     texts = {name: inspect.getdoc(one) or "" for name, one in members if name[0] != "_"}
     assert {name: text for name, text in texts.items() if len(text.split()) < 3} == {}
     assert [name for name, text in texts.items() if SENDS_ELSEWHERE.search(text)] == []
 
 
-def test_what_yields_batches_tells_their_shape() -> None:
+def test_methods_that_return_batches_document_their_shape() -> None:
     for cls, name in [
         *((cls, "next") for cls in COLLECTORS),
         (pycollect.SyncDataCollector, "rollout"),

@@ -68,7 +68,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("backend", WAYS)
-def test_the_weights_of_the_moment_are_evaluated(backend: str) -> None:
+def test_the_current_weights_are_evaluated(backend: str) -> None:
     trained = policy(1.0)
     env = partial(Counting, 0, (3, 5))
     with Evaluator(env, trained, num_trajectories=4, backend=backend) as evaluator:
@@ -99,7 +99,7 @@ class Half(Worth):
         return (self.worth + self.other).round().long().expand(observation.shape[:-1])
 
 
-def test_parameters_that_are_tied_later() -> None:
+def test_parameters_tied_after_construction() -> None:
     trained = TensorDictModule(Half(), ["observation"], ["action"])
     with Evaluator(partial(Counting, 0, (1,)), trained, num_trajectories=1) as evaluator:
         trained.module.other = trained.module.worth
@@ -116,7 +116,7 @@ def test_long_episodes_count_as_much_as_short_ones(entry: Any) -> None:
     assert result["eval/episode_length"] == 11.0
 
 
-def test_an_evaluation_beside_training_has_the_weights_that_there_were() -> None:
+def test_an_evaluation_during_training_uses_the_weights_of_its_start() -> None:
     trained, heard = policy(1.0), []
     going = threading.Event()
     entry = [partial(Counting, 0, (3,))]
@@ -157,7 +157,7 @@ def test_weights_that_do_not_fit_are_refused_by_name() -> None:
         assert evaluator.evaluate()["eval/reward"] == 0.0
 
 
-def test_one_that_is_busy_may_raise() -> None:
+def test_a_busy_evaluator_can_raise() -> None:
     going = threading.Event()
     going.set()
     with Evaluator(partial(Waiting, going), policy(), busy_policy="error") as evaluator:
@@ -168,7 +168,7 @@ def test_one_that_is_busy_may_raise() -> None:
         going.set()
 
 
-def test_what_is_queued_comes_in_order() -> None:
+def test_queued_evaluations_return_in_order() -> None:
     env = partial(Counting, 0, (3,))
     with Evaluator(env, policy(1.0), num_trajectories=1, busy_policy="queue") as evaluator:
         assert all(evaluator.trigger_eval(policy(worth), step=worth) for worth in (2, 0, 1))
@@ -176,7 +176,7 @@ def test_what_is_queued_comes_in_order() -> None:
     assert [own and own["eval/reward"] for own in results] == [6.0, 0.0, 3.0]
 
 
-def test_every_so_many_triggers() -> None:
+def test_only_every_nth_trigger_evaluates() -> None:
     with Evaluator(
         partial(Counting, 0, (3,)), policy(), num_trajectories=1, every=3, busy_policy="queue"
     ) as evaluator:
@@ -189,7 +189,7 @@ def test_the_same_episodes_with_a_seed() -> None:
     assert first["eval/reward"] == second["eval/reward"]
 
 
-def test_long_episodes_are_truncated_and_own_metrics_told() -> None:
+def test_long_episodes_are_truncated_and_custom_metrics_reported() -> None:
     def longest(td: TensorDictBase) -> dict[str, float]:
         return {"longest": float(td["collector", "mask"].sum(1).max())}
 
@@ -206,7 +206,7 @@ def test_long_episodes_are_truncated_and_own_metrics_told() -> None:
     assert result["test/episode_length"] == 6.5
 
 
-def test_what_an_environment_raises_is_raised_to_whoever_asks_for_the_result() -> None:
+def test_an_exception_of_the_environment_is_raised_with_the_result() -> None:
     class Broken(Counting):
         def step(self, action: Any) -> Any:
             raise ZeroDivisionError("own words")
@@ -260,7 +260,7 @@ def test_refused(arguments: dict[str, Any], error: type[Exception], name: str) -
         assert all(repr(key) in str(caught.value) for key in arguments["collector_kwargs"])
 
 
-def test_arguments_without_effect_are_taken() -> None:
+def test_arguments_without_effect_are_accepted() -> None:
     without = {"total_frames": -1, "trajs_per_batch": -1, "postproc": None, "split_trajs": False}
     with Evaluator(Counting, policy(1.0), num_trajectories=2, collector_kwargs=without) as own:
         assert own.evaluate()["eval/num_episodes"] == 2
@@ -268,13 +268,13 @@ def test_arguments_without_effect_are_taken() -> None:
         Evaluator(Counting, policy(), frames_per_batch=0)
 
 
-def test_nobody_is_warned_of_a_number_that_nobody_gave(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_default_number_of_frames_causes_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     with Evaluator([Counting] * 3, policy(), num_trajectories=3, max_steps=0) as evaluator:
         assert evaluator.evaluate()["eval/num_episodes"] == 3
     assert not [own for own in recwarn if "frames_per_batch" in str(own.message)]
 
 
-def test_nothing_is_asked_of_one_that_is_shut_down() -> None:
+def test_an_evaluator_refuses_calls_after_shutdown() -> None:
     evaluator = Evaluator(Counting, policy())
     evaluator.shutdown()
     evaluator.shutdown()
@@ -282,7 +282,7 @@ def test_nothing_is_asked_of_one_that_is_shut_down() -> None:
         evaluator.trigger_eval()
 
 
-def test_a_reward_may_have_no_dimension_of_its_own() -> None:
+def test_a_reward_may_lack_a_last_dimension() -> None:
     with Evaluator(CountingEnv, lambda o: o[..., 0].long() * 0 + 1, reward_keys="action") as own:
         result = own.evaluate()
     assert result["eval/reward"] == result["eval/episode_length"]
@@ -291,7 +291,7 @@ def test_a_reward_may_have_no_dimension_of_its_own() -> None:
 @pytest.mark.parametrize(
     "key", [("next", "reward"), ("next", "agent"), ("next", "agent", "reward", "sum"), "score"]
 )
-def test_a_reward_that_the_batch_lacks(key: Any) -> None:
+def test_a_missing_reward(key: Any) -> None:
     with (
         Evaluator(Crowd, num_trajectories=1, reward_keys=key) as evaluator,
         refused(ValueError, "reward_keys") as caught,

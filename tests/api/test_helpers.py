@@ -104,7 +104,7 @@ def test_one_callable_is_repeated() -> None:
         ([CountingEnv] * 2, [{}], (1, 2), "env_kwargs"),
     ],
 )
-def test_counts_that_do_not_fit(
+def test_inconsistent_counts(
     make: Callable[..., Any], envs: Any, kwargs: Any, counts: Any, name: str
 ) -> None:
     with refused(ValueError, name):
@@ -217,7 +217,7 @@ def test_the_number_of_collectors_is_rounded_up(
 
 
 @pytest.mark.usefixtures("recorded")
-def test_any_object_is_a_config_and_stays_as_it_is() -> None:
+def test_any_object_is_accepted_as_a_config_and_not_changed() -> None:
     for device in (["cpu"], "cpu", torch.device("cpu"), ["cpu", "cpu"], None):
         values = {**vars(OnPolicyCollectorConfig()), "collector_device": device}
         config = SimpleNamespace(**values, num_other=1)

@@ -80,7 +80,7 @@ def imports_a_faulty_module(folder: str) -> Any:
 
 @pytest.mark.processes(usual=2)
 @pytest.mark.parametrize("is_import", [False, True])
-def test_other_errors_of_names_are_left_alone(is_import: bool, tmp_path: Path) -> None:
+def test_other_name_errors_are_not_changed(is_import: bool, tmp_path: Path) -> None:
     (tmp_path / "lacks_a_name.py").write_text("class Env(mine): ...")
     entry = partial(imports_a_faulty_module, str(tmp_path)) if is_import else fails_of_a_name
     with pytest.raises(NameError, match=r"^name 'mine' is not defined$"):
@@ -177,7 +177,7 @@ class Net(nn.Module):
     [Net, partial(Net, 2), partial(Net, hidden=2), lambda: Net(2), lambda observation, hidden: 0],
     ids=["class", "partial", "partial by name", "function", "two arguments"],
 )
-def test_what_makes_a_policy_names_policy_factory(way: Way, policy: Any) -> None:
+def test_an_error_for_a_policy_constructor_names_policy_factory(way: Way, policy: Any) -> None:
     with (
         refused((TypeError, ValueError), "policy") as caught,
         collecting(way, lambda worker: CountingEnv, policy, frames=8) as collector,
@@ -209,7 +209,7 @@ def test_a_policy_over_tensors_that_asks_for_a_text_is_shown_all_keys(names: str
 
 
 @pytest.mark.processes
-def test_frames_that_workers_do_not_share_equally_speak_of_workers() -> None:
+def test_an_error_about_unequal_frames_mentions_workers() -> None:
     with (
         warned("frames_per_batch") as said,
         MultiSyncDataCollector([CountingEnv] * 2, None, frames_per_batch=5),

@@ -41,7 +41,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     collector.shutdown()
 
 
-def test_what_comes_later_is_a_column_of_its_own(tmp_path: Path) -> None:
+def test_a_later_statistic_gets_its_own_column(tmp_path: Path) -> None:
     path = tmp_path / "stats.csv"
     env = CountingEnv(length=25)
     collector = SyncDataCollector(env, None, frames_per_batch=10, total_frames=30)

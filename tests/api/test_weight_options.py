@@ -47,7 +47,7 @@ class Piping(Updater):
             assert pipe.recv() == (None, "updated")
 
 
-def test_an_updater_is_called_instead() -> None:
+def test_an_updater_replaces_the_default_update() -> None:
     updater = Updater()
     with collecting(IN_PROCESS, ONE, bias_policy(), frames=T, weight_updater=updater) as collector:
         assert updater.collector is collector
@@ -65,7 +65,7 @@ def test_an_updater_is_called_instead() -> None:
             collector.update_policy_weights_(more=1)
 
 
-def test_what_makes_an_updater_and_what_does_not() -> None:
+def test_valid_and_invalid_updaters() -> None:
     for make in (Updater, lambda: Updater()):
         with collecting(IN_PROCESS, ONE, None, frames=T, weight_updater=make) as collector:
             assert isinstance(collector.weight_updater, Updater)
@@ -86,7 +86,7 @@ def test_what_makes_an_updater_and_what_does_not() -> None:
 
 
 @pytest.mark.processes
-def test_an_updater_sends_through_pipes_and_that_is_one_version() -> None:
+def test_an_update_through_an_updater_counts_as_one_version() -> None:
     updater = Piping()
     with collecting(
         MULTI_STACK, ONE, bias_policy(), frames=T, weight_updater=updater, track_policy_version=True
@@ -126,7 +126,7 @@ def made(**arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["SharedMem", "MultiProcess", "Ray", "RPC", "Distributed"])
-def test_a_scheme_that_only_says_what_carries_the_weights(name: str) -> None:
+def test_a_scheme_that_only_selects_a_transport_is_ignored_with_a_warning(name: str) -> None:
     with warned("weight_sync_schemes") as caught:
         made(weight_sync_schemes={"policy": scheme(f"{name}WeightSyncScheme")})
     (own,) = caught

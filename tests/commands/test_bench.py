@@ -62,7 +62,7 @@ def test_rates_and_their_ratios_to_the_limits() -> None:
     assert len({line.count("|") for line in markdown(rows).splitlines()}) == 1
 
 
-def test_without_a_device_its_rows_say_so(tmp_path: Path) -> None:
+def test_without_a_device_its_rows_are_marked(tmp_path: Path) -> None:
     sizes = Sizes(frames=4, split_frames=2000, gathered=1e4, seconds=0.0)
     material = Material(sizes.frames)
     rows = [
@@ -132,7 +132,7 @@ def test_copies_are_measured_over_the_fake_driver() -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS, ids=lambda width: width.name)
-def test_what_the_kernel_is_measured_with(width: Width) -> None:
+def test_the_workload_of_the_kernels_benchmark(width: Width) -> None:
     case = Case(width, 300_000, torch.device("cpu"))
     assert case.plan.count * 100 == case.leaf.shape[0] * case.leaf.shape[1]
     assert case.leaf[0, 0].nbytes == width.bytes
@@ -163,7 +163,7 @@ def test_the_parts_of_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--device", "somewhere"], "--device"),
     ],
 )
-def test_what_is_not_to_be_had_is_named(
+def test_unavailable_arguments_are_named(
     arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -182,7 +182,7 @@ def test_the_script_for_gpus_names_sides_that_exist() -> None:
     assert {*names} <= {*SIDES}
 
 
-def test_what_fails_leaves_the_others(
+def test_a_failed_part_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
@@ -198,7 +198,7 @@ def test_what_fails_leaves_the_others(
 
 
 @pytest.mark.processes
-def test_a_side_that_fails_or_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_side_that_fails_or_takes_too_long_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ["failed" in row.note for row in side_rows("by magic", 1, 0.0, CPU)] == [True, True]
     monkeypatch.setattr(pixels, "MOST_SECONDS", 0.1)
     assert ["longer" in row.note for row in side_rows("central", 1, 0.0, CPU)] == [True, True]

@@ -182,7 +182,7 @@ def test_a_fault_is_the_only_error(make: Any, code: str) -> None:
 
 
 @cases(WARNINGS)
-def test_what_may_be_intended_is_a_warning(make: Any, code: str) -> None:
+def test_a_possibly_intended_behavior_is_a_warning(make: Any, code: str) -> None:
     assert codes(checked(make)) == ([], [code])
 
 
@@ -215,7 +215,7 @@ def test_a_slow_environment_is_checked_in_bounded_time() -> None:
     assert time.monotonic() - began < 20
 
 
-def test_an_error_within_gymnasiums_checker_is_no_fault() -> None:
+def test_an_error_within_gymnasiums_checker_is_not_a_fault() -> None:
     report = check_env(envs.IsNoEnvWithin, seconds=SECONDS)
     assert codes(report) == ([], [])
     assert [text.partition(":")[0] for text in report.skipped] == [
@@ -314,7 +314,7 @@ def test_an_ignored_finding_is_left_out_and_nothing_else_changes() -> None:
     assert shorter.facts.keys() == report.facts.keys()
 
 
-def test_a_crash_in_the_collector_is_found_beside_an_ignored_error() -> None:
+def test_a_crash_in_the_collector_is_found_despite_an_ignored_error() -> None:
     made = itertools.count()
 
     def make() -> Any:  # the third instance is the collector's
@@ -324,7 +324,7 @@ def test_a_crash_in_the_collector_is_found_beside_an_ignored_error() -> None:
 
 
 @pytest.mark.processes
-def test_a_crash_in_a_worker_is_found_beside_an_ignored_error() -> None:
+def test_a_crash_in_a_worker_is_found_despite_an_ignored_error() -> None:
     report = checked(envs.LimitAndCrashInWorker, worker=True, ignore=["merged-flags"])
     assert codes(report)[0] == ["crashes"]
 
@@ -461,7 +461,7 @@ def test_an_environment_that_ends_the_process(end: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # a new process imports torch
-def test_a_report_that_cannot_be_printed_is_no_fault_of_the_environment() -> None:
+def test_a_report_that_cannot_be_printed_is_not_a_fault_of_the_environment() -> None:
     command = [sys.executable, "-m", "pycollect", "check", "CartPole-v1", "--seconds", "0.1"]
     with open("/dev/full", "w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
@@ -495,7 +495,7 @@ def test_arguments_of_the_command(
     assert text in capsys.readouterr().err
 
 
-def test_an_action_mask_is_no_fault() -> None:
+def test_an_action_mask_is_not_a_fault() -> None:
     report = check_env(envs.MaskedEnv, seconds=1)
     assert report.ok
     assert report.skipped

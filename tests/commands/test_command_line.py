@@ -35,7 +35,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", [[], ["bench"]])
-def test_without_a_command_there_is_help(
+def test_without_a_command_help_is_printed(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command) == 0
@@ -54,7 +54,9 @@ def test_an_unknown_option_shows_the_usage_of_its_command(
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, ["check"]], ids=" ".join)
-def test_examples_are_taken(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_in_the_help_are_valid(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main([*command, "--help"])
     lines = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
@@ -90,7 +92,7 @@ def test_without_a_gpu_collectors_are_measured(
         (["--workers", "0"], "--workers: "),
     ],
 )
-def test_what_cannot_be_measured_is_named(
+def test_unsupported_measurements_are_named(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:

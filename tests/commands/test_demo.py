@@ -96,7 +96,7 @@ def naive_advantages(net: ActorCritic, batch: TensorDict, config: PPOConfig) -> 
     steps=st.integers(1, 17),
 )
 @settings(deadline=None, max_examples=30)
-def test_advantages_are_those_of_each_trajectory_alone(
+def test_advantages_depend_only_on_their_trajectory(
     seed: int, batch: list[int], steps: int
 ) -> None:
     torch.manual_seed(0)
@@ -125,7 +125,7 @@ def test_cells_without_a_frame_change_nothing() -> None:
     assert parameters_after(batch) == parameters_after(poisoned)
 
 
-def test_the_learning_rate_follows_what_remains() -> None:
+def test_the_learning_rate_depends_on_the_remaining_frames() -> None:
     batch = random_batch(0, [4], 16)
     assert parameters_after(batch, remaining=0.0) == parameters_after(batch, remaining=-0.1)
     assert parameters_after(batch, remaining=0.0) != parameters_after(batch, remaining=1.0)
@@ -316,7 +316,7 @@ def test_ctrl_c_while_ray_starts_leaves_nothing(tmp_path: Path) -> None:
     assert psutil.wait_procs(descendants, timeout=10)[1] == []
 
 
-def test_a_second_ctrl_c_interrupts_only_where_it_may() -> None:
+def test_a_second_ctrl_c_interrupts_only_permitted_code() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
         with Interrupt() as interrupt:
@@ -331,7 +331,7 @@ def test_a_second_ctrl_c_interrupts_only_where_it_may() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_without_ctrl_c_the_handler_is_put_back() -> None:
+def test_without_ctrl_c_the_handler_is_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Interrupt():
         assert signal.getsignal(signal.SIGINT) != before
@@ -349,7 +349,9 @@ def await_progress(process: subprocess.Popen[str]) -> None:
         seen += character
 
 
-def test_atari_frames_go_the_same_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_atari_frames_are_trained_on_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("ale_py")
     arguments = ["demo", "--env", "ALE/Pong-v5", "--backend", "single", "--envs-per-worker", "2"]
     code = main([*arguments, "--frames", "256", "--output", str(tmp_path)])
@@ -368,7 +370,7 @@ def test_atari_frames_go_the_same_way(tmp_path: Path, capsys: pytest.CaptureFixt
         ("ale_py", ["--env", "ALE/Pong-v5"], "pip install ale-py opencv"),
     ],
 )
-def test_what_is_not_installed_is_said(
+def test_a_missing_package_is_named(
     absent: str,
     arguments: list[str],
     advice: str,

@@ -35,7 +35,7 @@ def written(path: Path, rows: list[Row], gpu: str = "a card") -> Path:
     return path
 
 
-def test_files_become_one_table(script: ModuleType, tmp_path: Path) -> None:
+def test_files_are_merged_into_one_table(script: ModuleType, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     written(first / "limit.json", [Row("copy, pinned", 100.0, 0.01), Row("call", seconds=1.0)])
     written(

@@ -72,7 +72,7 @@ def own_rows(batch: Any, env: int) -> Any:
     return batch[(ids.flatten() == env).nonzero().flatten()]
 
 
-def test_the_arguments_are_theirs() -> None:
+def test_arguments_equal_torchrls() -> None:
     other, mine = (
         dict(inspect.signature(home.AsyncBatchedCollector.__init__).parameters) for home in HOMES
     )
@@ -87,7 +87,7 @@ def test_the_arguments_are_theirs() -> None:
     }
 
 
-def test_frames_are_theirs() -> None:
+def test_frames_equal_torchrls() -> None:
     batches = []
     for home in HOMES:
         with made(home, total_frames=2 * FRAMES) as collector:
@@ -117,7 +117,7 @@ def test_complete_trajectories() -> None:
                 assert len(set(map(int, batch["env_index"]))) == 1
 
 
-def test_what_the_buffer_and_the_hook_get() -> None:
+def test_inputs_of_the_buffer_and_the_hook_equal_torchrls() -> None:
     for home in HOMES:
         buffer = ReplayBuffer(storage=LazyTensorStorage(100))
         shapes: list[Any] = []
@@ -149,7 +149,7 @@ def test_versions_and_weights() -> None:
             assert torch.equal(batch["seen"], 3 * batch["observation"])
 
 
-def test_a_policy_that_is_trained_here_is_followed() -> None:
+def test_workers_follow_a_policy_trained_in_the_driver() -> None:
     """TorchRL's server calls the caller's own module, unless the server is a process."""
     for home in HOMES:
         own = policy()
@@ -270,7 +270,7 @@ def test_configs_of_the_server_and_of_devices() -> None:
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_refused(arguments: dict[str, Any], error: type[Exception], name: str) -> None:
+def test_refused_arguments(arguments: dict[str, Any], error: type[Exception], name: str) -> None:
     given = {"policy": policy(), "frames_per_batch": 8, **arguments}
     with refused(error, name):
         pycollect.AsyncBatchedCollector([mock.CountingEnv] * ENVS, **given)
@@ -298,7 +298,7 @@ def test_rollouts_of_a_batch(
     assert chunks.batch_frames >= batch
 
 
-def test_what_was_complete_comes_before_a_failure() -> None:
+def test_complete_frames_are_delivered_before_a_failure() -> None:
     collector = pycollect.AsyncBatchedCollector(
         [partial(RaisingEnv, at=11)],
         policy=parity_policy(),
@@ -312,7 +312,7 @@ def test_what_was_complete_comes_before_a_failure() -> None:
         assert collector.stats()["frames"] == 8
 
 
-def test_a_batch_of_another_size_is_told() -> None:
+def test_a_rounded_batch_size_causes_a_warning() -> None:
     with warned("frames_per_batch"):
         collector = pycollect.AsyncBatchedCollector(
             [mock.CountingEnv] * 2, policy=policy(), frames_per_batch=10, transition_chunk_size=4

@@ -200,7 +200,7 @@ def test_recurrent_policies(env: str, name: str, kwargs: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_states_that_the_policy_alone_tells(name: str) -> None:
+def test_states_known_only_from_the_policy(name: str) -> None:
     """The frames match TorchRL's with its transforms, although pycollect needs no transforms."""
 
     def primed() -> Any:

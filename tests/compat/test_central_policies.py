@@ -64,7 +64,7 @@ def rollouts(way: Any, kind: str, policy: Any) -> dict[int, TensorDictBase]:
 @pytest.mark.parametrize(
     "ways", [(MULTI_STACK, CENTRAL), (MULTI_ASYNC[0], CENTRAL_ASYNC)], ids=["sync", "async"]
 )
-def test_states_are_those_of_a_policy_in_the_workers(ways: Any, module: Any, kind: str) -> None:
+def test_states_equal_those_of_a_policy_in_the_workers(ways: Any, module: Any, kind: str) -> None:
     policy = recurrent(module)
     there, here = (rollouts(way, kind, policy) for way in ways)
     assert sorted(here) == sorted(there)
@@ -100,7 +100,7 @@ def drift(called: bool) -> TensorDictSequential:
     [((MULTI_STACK, CENTRAL), True), ((MULTI_ASYNC[0], CENTRAL_ASYNC), False)],
     ids=["sync, tensordict", "async, tensors"],
 )
-def test_noise_is_that_of_a_policy_in_the_workers(ways: Any, called: bool) -> None:
+def test_noise_equals_that_of_a_policy_in_the_workers(ways: Any, called: bool) -> None:
     there, here = (rollouts(way, "list", drift(called)) for way in ways)
     assert sorted(here) == sorted(there)
     for worker, ours in here.items():
@@ -114,7 +114,7 @@ def count_calls(td: TensorDictBase) -> TensorDictBase:
     return td.update({"_number": number, "number": number.clone(), "action": action})
 
 
-def test_a_reset_drops_what_a_policy_kept_for_its_next_call() -> None:
+def test_a_reset_drops_private_entries_of_a_policy() -> None:
     envs, _ = envs_of("list")
     with collecting(CENTRAL, ENTRIES["list"], count_calls, frames=envs * STEPS) as collector:
         numbers = [collector.next()["number"].clone() for _ in range(2)]
@@ -161,7 +161,7 @@ class Value(Heads):
 
 
 @pytest.mark.parametrize("way", [CENTRAL, CENTRAL_ASYNC], ids=lambda way: way.name)
-def test_what_is_drawn_beside_its_probability_and_value(way: Any) -> None:
+def test_actions_with_log_probability_and_value(way: Any) -> None:
     torch.manual_seed(0)
     actor = ProbabilisticActor(
         TensorDictModule(Heads(), ["observation"], ["logits"]),

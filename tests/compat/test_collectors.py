@@ -87,7 +87,7 @@ def test_as_a_rollout_of_the_env(env: str, policy: str) -> None:
     ],
     ids=str,
 )
-def test_one_stream_whatever_the_batches_size(
+def test_frames_do_not_depend_on_the_batch_size(
     kind: Any, env: str, policy: str, arguments: dict[str, Any]
 ) -> None:
     streams = [
@@ -108,7 +108,7 @@ def test_one_stream_whatever_the_batches_size(
 
 
 @BOTH
-def test_what_a_reset_shows_is_at_the_root_and_what_ended_under_next(kind: Any) -> None:
+def test_reset_observations_are_at_the_root_and_terminal_ones_under_next(kind: Any) -> None:
     for batch in Program("CartPole in a list", "greedy").collected_by(kind).batches:
         done = batch["next", "done"].squeeze(-1)
         root, following = batch["observation"][:, 1:], batch["next", "observation"][:, :-1]
@@ -124,7 +124,7 @@ def ones(td: TensorDictBase) -> TensorDictBase:
 
 
 @BOTH
-def test_rows_are_reset_on_their_own(kind: Any) -> None:
+def test_rows_are_reset_independently(kind: Any) -> None:
     def make() -> Any:
         return SerialEnv(2, [lambda n=n: mock.CountingEnv(max_steps=n) for n in (3, 5)])
 
@@ -158,7 +158,7 @@ def test_output_keys(kind: Any, policy: str) -> None:
 
 
 @BOTH
-def test_an_error_of_the_env_comes_through(kind: Any) -> None:
+def test_an_error_of_the_env_reaches_the_caller(kind: Any) -> None:
     collector = kind(mock.EnvThatErrorsAfter10Iters(), None, frames_per_batch=4, total_frames=20)
     iterator = iter(collector)
     assert all(next(iterator).shape == (4,) for _ in range(2))
@@ -272,7 +272,7 @@ def test_the_number_of_batches(kind: Any, total_frames: int, batches: int) -> No
 
 
 @BOTH
-def test_iteration_goes_on_where_it_was(kind: Any) -> None:
+def test_iteration_resumes_after_a_break(kind: Any) -> None:
     collector = kind(ENVS["CountingEnv"].theirs(None)(), ones, frames_per_batch=4, total_frames=12)
     first = [next(iter(collector)).clone()]
     for batch in collector:
@@ -312,7 +312,7 @@ def test_hooks_are_called_around_each_rollout(kind: Any) -> None:
 
 
 @BOTH
-def test_a_hook_sees_what_goes_to_a_replay_buffer(kind: Any) -> None:
+def test_a_hook_gets_the_batches_of_a_replay_buffer(kind: Any) -> None:
     seen: list[TensorDictBase] = []
     buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
     collector = kind(
@@ -330,7 +330,7 @@ def test_a_hook_sees_what_goes_to_a_replay_buffer(kind: Any) -> None:
 
 @BOTH
 @pytest.mark.parametrize("hook", ["pre_collect_hook", "post_collect_hook"])
-def test_an_error_of_a_hook_comes_through(kind: Any, hook: str) -> None:
+def test_an_error_of_a_hook_reaches_the_caller(kind: Any, hook: str) -> None:
     def fail(*td: TensorDictBase) -> None:
         raise LookupError("the hook's own")
 
@@ -369,7 +369,7 @@ def test_init_fn_runs_before_the_env_is_made(kind: Any, tmp_path: Path) -> None:
     assert [line.split()[0] for line in worker[:2]] == ["init", "env"]
 
 
-def test_whole_trajectories_of_torchrls_envs() -> None:
+def test_complete_trajectories_of_torchrls_envs() -> None:
     """A time limit is found in a transform or in the Gymnasium env inside; otherwise warn."""
 
     def pendulum() -> GymEnv:

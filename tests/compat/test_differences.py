@@ -104,7 +104,7 @@ HALVING = [
 
 
 @pytest.mark.parametrize("policy", HALVING, ids=["function", "module", "sequence"])
-def test_what_a_policy_does_to_its_input_in_place_is_of_its_own_frame(policy: Any) -> None:
+def test_an_in_place_change_by_a_policy_affects_only_its_own_frame(policy: Any) -> None:
     """In TorchRL, the change also reaches the previous frame, which shares its memory."""
     (ours, _), (theirs, _) = ours_and_theirs(partial(CountingEnv, length=T), policy)
     assert torch.equal(theirs["next", "observation"][:-1], theirs["observation"][1:])
@@ -147,7 +147,7 @@ def test_an_env_that_writes_into_its_input_does_not_change_the_frame() -> None:
         assert of_torchrl(kind, ClippingEnv(), policy)["action"].unique().tolist() == [action]
 
 
-def test_what_an_env_writes_later_is_not_in_the_batch() -> None:
+def test_later_writes_of_an_env_do_not_change_the_batch() -> None:
     """The env adds to an observation after returning it; in TorchRL this changes the frame."""
     largest = {}
     for kind in (pycollect.SyncDataCollector, Collector):
@@ -161,7 +161,7 @@ def test_what_an_env_writes_later_is_not_in_the_batch() -> None:
     assert min(largest[Collector]) > 0
 
 
-def test_entries_of_changing_shapes_are_lazy_whatever_their_lengths() -> None:
+def test_entries_of_changing_shapes_are_always_lazy() -> None:
     """In TorchRL, a batch is dense if all entries happen to have one length."""
     policy = TensorDictModule(
         lambda seen: torch.ones((3, 1), dtype=torch.int8), ["observation"], ["action"]
@@ -188,7 +188,7 @@ class Counter(torch.nn.Module):
         return torch.rand(2).argmax(-1)
 
 
-def test_a_policy_is_as_it_was_after_construction() -> None:
+def test_construction_does_not_change_the_policy() -> None:
     """In TorchRL, the call that detects the outputs is counted, and its random draws are lost."""
     traces = {}
     for kind, env in ((pycollect.SyncDataCollector, CountingEnv), (Collector, index(CountingEnv))):
@@ -202,7 +202,7 @@ def test_a_policy_is_as_it_was_after_construction() -> None:
     assert traces == {pycollect.SyncDataCollector: (0, True), Collector: (1, False)}
 
 
-def test_versions_have_their_own_place() -> None:
+def test_versions_have_another_key() -> None:
     """In TorchRL, "policy_version" is at the root and under "next", like an observation.
 
     At the root, the first frame after an update has the version before it.
@@ -371,7 +371,7 @@ def test_a_ray_collector_with_few_arguments(ray_cluster: Any) -> None:
     assert shapes == [(2, 2, 2)] * 3
 
 
-def test_a_policy_without_an_action_is_found_out_at_once() -> None:
+def test_a_policy_without_an_action_is_refused_at_once() -> None:
     """In TorchRL, the first request for a batch raises a KeyError."""
     policy = TensorDictModule(lambda x: x.sum(), in_keys=["observation"], out_keys=["value"])
     with refused(ValueError, "policy") as caught:
@@ -428,7 +428,9 @@ def test_a_replay_buffer_gets_dense_batches() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_nobody_waits_for_the_learner_or_for_a_rollout(ray_cluster: Any, tmp_path: Path) -> None:
+def test_actors_do_not_wait_for_the_learner_nor_updates_for_a_rollout(
+    ray_cluster: Any, tmp_path: Path
+) -> None:
     """In TorchRL, an actor idles until its next request, and an update waits for rollouts."""
     steps, gate = tmp_path / "steps", tmp_path / "gate"
     one: dict[str, Any] = {"frames_per_batch": T, "remote_configs": {"num_cpus": 1}}

@@ -397,7 +397,7 @@ class Served:
         self.weights.append(weights)
 
 
-def test_a_policy_that_is_elsewhere_is_told_its_weights() -> None:
+def test_a_policy_service_gets_weights() -> None:
     service = Served()
     policy = linear()
     update_service(service, policy)

@@ -26,7 +26,7 @@ def shapes(home: Any, name: str, **kwargs: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["MultiAsyncCollector", "MultiSyncCollector"])
-def test_batches_are_as_long_as_theirs(name: str) -> None:
+def test_batch_shapes_equal_torchrls(name: str) -> None:
     kwargs: dict[str, Any] = {"frames_per_batch": [10, 10], "total_frames": 40}
     if name == "MultiSyncCollector":
         kwargs["cat_results"] = "stack"

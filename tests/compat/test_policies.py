@@ -31,7 +31,7 @@ def collector_of(collector_class: Any, env: str, policy: Any, **kwargs: Any) -> 
     )
 
 
-def test_random_frames_then_a_policy_whose_states_pass_through() -> None:
+def test_random_frames_before_a_policy_with_states() -> None:
     with collector_of(
         pycollect.Collector,
         "Pendulum, primed",
@@ -45,7 +45,7 @@ def test_random_frames_then_a_policy_whose_states_pass_through() -> None:
 
 
 @pytest.mark.parametrize("env", ["Pendulum", "Pendulum, InitTracker"])
-def test_correlated_noise_begins_anew_with_each_trajectory(env: str) -> None:
+def test_correlated_noise_restarts_with_each_trajectory(env: str) -> None:
     """The noise module keeps its state under keys with "_"; both libraries provide `is_init`."""
     collector = collector_of(
         pycollect.Collector, env, POLICIES["correlated noise"](), max_frames_per_traj=20
@@ -57,7 +57,7 @@ def test_correlated_noise_begins_anew_with_each_trajectory(env: str) -> None:
     assert td.get("_ou_prev_noise", None) is None
 
 
-def test_what_is_noted_for_the_next_call_is_not_delivered() -> None:
+def test_private_entries_for_the_next_call_are_not_delivered() -> None:
     def count(td: TensorDictBase) -> TensorDictBase:
         calls = td.get("_calls", torch.zeros(())) + 1
         td["_calls"], td["seen"] = calls, calls.clone()

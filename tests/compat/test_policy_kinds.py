@@ -82,7 +82,7 @@ def test_policies_that_take_tensors(kind: str, env: str) -> None:
 
 @pytest.mark.parametrize("env", list(ENVS))
 @pytest.mark.parametrize("kind", list(WRITES_WHAT_IT_READS))
-def test_policies_that_write_what_they_read(kind: str, env: str) -> None:
+def test_policies_that_overwrite_their_input(kind: str, env: str) -> None:
     compare(ENVS[env], WRITES_WHAT_IT_READS[kind])
 
 
@@ -127,7 +127,7 @@ def test_specs_of_a_gymnasium_env(kind: str) -> None:
     "kind",
     ["observation", "counts", "keys not told", "RandomPolicy without a spec", "a tuple"],
 )
-def test_processes_do_what_is_done_here(kind: str) -> None:
+def test_processes_collect_the_same_frames(kind: str) -> None:
     make_policy = (WRITES_WHAT_IT_READS | TAKES_TENSORDICTS | TAKES_TENSORS)[kind]
     make_env = ENVS["transformed"]
     torch.manual_seed(1)

@@ -56,7 +56,7 @@ def test_a_bad_argument_of_a_profile_is_named(argument: dict[str, Any]) -> None:
         collector.enable_profile(**argument)
 
 
-def test_a_hook_that_is_set_keeps_the_profile(tmp_path: Path) -> None:
+def test_setting_a_hook_keeps_the_profile(tmp_path: Path) -> None:
     with made(pycollect, "Collector", total_frames=-1) as collector:
         collector.enable_profile(save_path=tmp_path / "trace.json", activities=["cpu"])
         collector.post_collect_hook = write_seven
@@ -79,7 +79,7 @@ def test_a_thread_does_not_begin_with_an_unfinished_profile(tmp_path: Path) -> N
     collector.disable_profile()
 
 
-def test_a_profiles_configuration_is_theirs() -> None:
+def test_a_profiles_configuration_equals_torchrls() -> None:
     ours, theirs = (home.ProfileConfig(workers=[0, 2]) for home in BOTH[::-1])
     names = [name for name in dir(theirs) if name[0] != "_"]
     assert names == [name for name in dir(ours) if name[0] != "_"]

@@ -36,7 +36,7 @@ def assert_same_batches(program: Program, ours: list[Any], theirs: list[Any]) ->
     assert_alike(ours, theirs, skipped)
 
 
-def test_there_are_enough() -> None:
+def test_the_number_of_programs() -> None:
     assert len({str(program) for program in PROGRAMS}) == len(PROGRAMS) >= 100
     assert len(ON_RAY) >= 12
 

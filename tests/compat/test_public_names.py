@@ -44,7 +44,7 @@ ALSO = [pytest.param(when, marks=pytest.mark.slow) for when in ("between", "afte
 
 
 @pytest.mark.parametrize("when", ["before", *ALSO])
-def test_collectors_are_kin_of_torchrls(when: str) -> None:
+def test_collectors_are_instances_of_torchrls_classes(when: str) -> None:
     """The order of imports does not matter, and TorchRL is not imported for the check."""
     theirs = "import torchrl.collectors"
     first, second = theirs if when == "before" else "", theirs if when == "between" else ""
@@ -56,7 +56,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "coming-from-torchrl.md"
 
 
 @pytest.mark.parametrize("name", ["Collector", *SEVERAL])
-def test_every_public_name_is_there_or_in_the_table(name: str) -> None:
+def test_every_public_name_exists_or_is_in_the_table(name: str) -> None:
     table = DOCS.read_text()
     with made(torchrl.collectors, name, pendulum if name == "Collector" else [pendulum]) as theirs:
         names = {own for own in dir(theirs) if not own.startswith("_")}
@@ -65,7 +65,7 @@ def test_every_public_name_is_there_or_in_the_table(name: str) -> None:
     assert {own for own in missing if f"`{own}`" not in table} == set()
 
 
-def test_every_public_name_of_ray_is_there_or_in_the_table() -> None:
+def test_every_public_name_of_raycollector_exists_or_is_in_the_table() -> None:
     """Check names of the class, because an instance needs a cluster."""
     pytest.importorskip("ray")
     from torchrl.collectors.distributed import RayCollector

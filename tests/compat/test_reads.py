@@ -73,7 +73,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", ARGUMENTS)
-def test_what_is_read_of_a_collector_is_theirs(case: str) -> None:
+def test_attributes_equal_torchrls(case: str) -> None:
     seen = []
     for home in BOTH:
         arguments = {"env": pendulum, **ARGUMENTS[case]}
@@ -97,7 +97,7 @@ POLICIES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("env_device", [None, "cpu"])
-def test_devices_are_theirs(env_device: str | None, policy: str) -> None:
+def test_devices_equal_torchrls(env_device: str | None, policy: str) -> None:
     """Compare the device properties and `td.device` of batches."""
     for given in DEVICES:
         seen = []
@@ -120,7 +120,7 @@ def noting(seen: list[str]) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("env_device", [None, "cpu"])
-def test_a_policy_is_told_its_device_as_there(env_device: str | None) -> None:
+def test_the_policys_input_has_the_same_device_as_in_torchrl(env_device: str | None) -> None:
     """Compare `td.device` in the TensorDict that the policy receives."""
     for given in DEVICES:
         seen: list[str] = []
@@ -135,7 +135,7 @@ def test_a_policy_is_told_its_device_as_there(env_device: str | None) -> None:
         assert last[0] == last[1], given
 
 
-def test_the_environment_is_the_callers() -> None:
+def test_the_environment_is_the_callers_object() -> None:
     env = TransformedEnv(pendulum(), StepCounter())
     with made(pycollect, "Collector", env) as collector:
         assert collector.env is env
@@ -144,7 +144,7 @@ def test_the_environment_is_the_callers() -> None:
         assert collector.get_distant_attr("env.transform.parent.batch_size") == torch.Size([])
 
 
-def test_questions_are_answered_as_theirs() -> None:
+def test_remote_attributes_equal_torchrls() -> None:
     asked: list[Callable[[Any], Any]] = [
         lambda c: c.getattr_env("action_spec").shape,
         lambda c: c.getattr_env("full_action_spec_unbatched").shape,
@@ -184,7 +184,7 @@ def form(td: Any) -> Any:
 @pytest.mark.parametrize(
     "case", ["nothing", "a batch", "flags", "ids", "split", "limits"], ids=lambda case: case
 )
-def test_a_blank_batch_is_as_theirs(case: str) -> None:
+def test_a_fake_batch_equals_torchrls(case: str) -> None:
     blanks = []
     for home in BOTH:
         arguments = {**ARGUMENTS[case]}
@@ -216,7 +216,7 @@ def test_a_rollout_is_a_raw_batch_that_counts() -> None:
     assert (total["issued"], total["delivered"], collector.stats()["frames"]) == (12, 12, 12)
 
 
-def test_some_environments_are_reset_alone() -> None:
+def test_single_environments_can_be_reset() -> None:
     """Running environments keep their ids, and reset environments get new ones."""
     counts = []
     for home in BOTH:
@@ -241,7 +241,7 @@ def test_an_index_of_one_environment_is_refused() -> None:
         collector.reset(index=3)
 
 
-def test_the_length_of_what_has_no_end() -> None:
+def test_the_length_of_a_collector() -> None:
     for home in BOTH:
         with made(home, "Collector", total_frames=-1) as collector, pytest.raises(TypeError):
             len(collector)
@@ -263,7 +263,7 @@ def test_an_environment_can_outlive_its_collector(name: str) -> None:
 
 
 @pytest.mark.parametrize(("case"), ["nothing", "no end", "limits"])
-def test_counts_are_theirs(case: str) -> None:
+def test_counts_equal_torchrls(case: str) -> None:
     reports = []
     for home in BOTH:
         with made(home, "Collector", **ARGUMENTS[case]) as collector:
@@ -325,7 +325,7 @@ def test_flat_counts_of_workers() -> None:
 
 
 @pytest.mark.processes
-def test_what_was_not_given_reads_as_what_is_done() -> None:
+def test_attributes_of_omitted_arguments() -> None:
     with made(pycollect, "Collector", pendulum, policy=None) as collector:
         assert collector.policy is None
     with made(pycollect, "MultiSyncCollector", [pendulum]) as collector:

@@ -30,7 +30,7 @@ READ_OF_SEVERAL = (
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_several_workers_are_read_and_asked_as_theirs(name: str) -> None:
+def test_attributes_and_calls_of_workers_equal_torchrls(name: str) -> None:
     """No request to the workers loses a frame."""
     asked: list[Callable[[Any], Any]] = [
         lambda c: c.getattr_env("action_spec").shape,
@@ -83,7 +83,7 @@ def only_ours(collector: Any) -> None:
 
 
 @pytest.mark.processes
-def test_the_buffer_is_asked_once_per_worker() -> None:
+def test_the_buffer_is_called_once_per_worker() -> None:
     with made(pycollect, "MultiAsyncCollector", [probed] * 2, replay_buffer=[1, 2]) as collector:
         assert collector.map_fn("replay_buffer.__len__") == [2, 2]
         assert collector.map_fn("replay_buffer.append", [(5,), (6,)]) == [None, None]
@@ -115,7 +115,7 @@ def test_workers_report_the_version_of_their_weights(name: str, arguments: dict[
 
 
 @pytest.mark.processes
-def test_a_worker_that_does_not_answer_is_replaced_and_told() -> None:
+def test_a_worker_that_does_not_answer_is_replaced_and_reported() -> None:
     kwargs = {"total_frames": -1, "worker_timeout": 1.0}
     with made(pycollect, "MultiSyncCollector", [probed] * 2, **kwargs) as collector:
         collector.next()
@@ -129,7 +129,7 @@ def test_a_worker_that_does_not_answer_is_replaced_and_told() -> None:
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_hooks_of_workers_are_set_and_taken_away(name: str) -> None:
+def test_hooks_of_workers_can_be_set_and_removed(name: str) -> None:
     """Changes apply from the next rollout on, and also to replacements of a worker."""
     with made(pycollect, name, [probed] * 2, total_frames=-1) as collector:
         collector.next()
@@ -154,7 +154,7 @@ def some(collector: Any, holds: Callable[[Any], bool], most: int = 8) -> bool:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_some_workers_are_reset_alone() -> None:
+def test_single_workers_can_be_reset() -> None:
     counts = []
     for home in BOTH:
         kwargs = {"frames_per_batch": 6, "total_frames": -1, "max_frames_per_traj": 50}
@@ -172,7 +172,7 @@ def test_some_workers_are_reset_alone() -> None:
 
 
 @pytest.mark.ray
-def test_actors_are_asked_hooked_and_shut_down() -> None:
+def test_attributes_hooks_and_shutdown_of_actors() -> None:
     def write(td: Any) -> None:
         td["next", "reward"].fill_(7.0)
 

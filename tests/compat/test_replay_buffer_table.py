@@ -153,7 +153,7 @@ def test_in_process(entry: Any, ndim: int, arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("write", [{}, {"trajs_per_write": 1}], ids=str)
 @pytest.mark.parametrize("entry", [one, two])
-def test_the_write_mode_selects_whole_trajectories(entry: Any, write: dict[str, Any]) -> None:
+def test_the_write_mode_selects_complete_trajectories(entry: Any, write: dict[str, Any]) -> None:
     """TorchRL 0.14.1 has no `replay_write_mode`; there, `trajs_per_batch` writes the same."""
     ours, theirs, rollouts = (buffer() for _ in range(3))
     write = {"max_frames_per_traj": 5, **write}
@@ -173,7 +173,7 @@ def test_single_steps_in_storages_of_two_dimensions() -> None:
 
 
 @pytest.mark.parametrize("cls", [Collector, pycollect.Collector])
-def test_postproc_gets_whole_trajectories(cls: Any) -> None:
+def test_postproc_gets_complete_trajectories(cls: Any) -> None:
     """Trajectories have 5 steps, so a batch of 12 frames cuts every third."""
     shapes = []
 
@@ -195,7 +195,7 @@ def test_kinds_of_buffers(kind: Any, storage: Any, arguments: dict[str, Any]) ->
     assert_same_contents(ours, theirs)
 
 
-def test_transforms_of_a_buffer_see_what_torchrls_see() -> None:
+def test_transforms_of_a_buffer_get_the_same_input_as_in_torchrl() -> None:
     ours, theirs = (buffer(transform=Reward2GoTransform(gamma=0.9)) for _ in range(2))
     in_process(Collector, one, theirs, trajs_per_batch=1)
     in_process(pycollect.Collector, one, ours, trajs_per_batch=1)
@@ -204,7 +204,7 @@ def test_transforms_of_a_buffer_see_what_torchrls_see() -> None:
 
 @pytest.mark.parametrize("cls", [Collector, pycollect.Collector])
 @pytest.mark.parametrize("arguments", [{}, {"trajs_per_batch": 1}], ids=str)
-def test_frames_say_the_device_that_the_storage_names(cls: Any, arguments: dict[str, Any]) -> None:
+def test_frames_have_the_device_of_the_storage(cls: Any, arguments: dict[str, Any]) -> None:
     replay, devices = buffer(storage=partial(LazyTensorStorage, device="cpu")), []
     extend = replay.extend
 
@@ -218,7 +218,7 @@ def test_frames_say_the_device_that_the_storage_names(cls: Any, arguments: dict[
 
 
 @pytest.mark.parametrize("cls", [Collector, pycollect.Collector])
-def test_frames_that_are_there_already_count_as_random_ones(cls: Any) -> None:
+def test_existing_frames_of_a_buffer_count_as_random_frames(cls: Any) -> None:
     random = []
     for arguments in ({}, {"init_random_frames": 2 * SHARE}):
         replay = buffer()
@@ -300,7 +300,7 @@ def test_torchrls_own_processes() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("cls", [pycollect.MultiAsyncCollector, pycollect.MultiSyncCollector])
-def test_slices_and_counts_while_it_fills(cls: Any) -> None:
+def test_slices_and_counts_while_the_buffer_fills(cls: Any) -> None:
     """A second thread samples whole rollouts, in slices of one trajectory each."""
     replay = buffer(kind=TensorDictReplayBuffer, sampler=SliceSampler(slice_len=3))
     with cls(

@@ -111,7 +111,7 @@ def test_flat_batches_of_any_shape() -> None:
     assert (following == 1).all()
 
 
-def test_steps_in_which_no_env_has_a_frame_are_left_out() -> None:
+def test_steps_without_frames_are_omitted() -> None:
     from echo_envs import ENTRIES
 
     replay = ReplayBuffer(storage=LazyTensorStorage(200), batch_size=16)

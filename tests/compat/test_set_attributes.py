@@ -15,7 +15,7 @@ import pycollect
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_hooks_are_set_and_taken_away() -> None:
+def test_hooks_can_be_set_and_removed() -> None:
     for home in BOTH:
         called: list[str] = []
         with made(home, "Collector", total_frames=36) as collector:
@@ -52,7 +52,7 @@ def test_a_postproc_is_set() -> None:
         ("postproc", 3, TypeError),
     ],
 )
-def test_what_cannot_be_set_says_so(name: str, value: Any, error: type[Exception]) -> None:
+def test_read_only_attributes_raise(name: str, value: Any, error: type[Exception]) -> None:
     with made(pycollect, "Collector") as collector, pytest.raises(error, match=name):
         setattr(collector, name, value)
 
@@ -73,7 +73,7 @@ def test_a_class_of_the_users_sets_its_own() -> None:
     collector.shutdown()
 
 
-def test_a_name_that_is_empty_is_refused() -> None:
+def test_an_empty_name_is_refused() -> None:
     with made(pycollect, "Collector") as collector, pytest.raises(AttributeError, match="''"):
         setattr(collector, "", 1)
 

@@ -80,7 +80,7 @@ ARGUMENTS = [
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
 @pytest.mark.parametrize("shape", [(40,), (3, 40), (2, 3, 20)])
 @pytest.mark.parametrize("nested", [False, True])
-def test_the_whole_of_it(
+def test_all_entries_equal_torchrls(
     arguments: dict[str, object], shape: tuple[int, ...], nested: bool
 ) -> None:
     """With `padding_id=0`, only the name of the time dimension differs."""
@@ -106,7 +106,7 @@ def test_the_whole_of_it(
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_the_whole_of_it_by_done(nested: bool) -> None:
+def test_all_entries_equal_torchrls_when_split_by_done(nested: bool) -> None:
     td = collected((3, 40), 4).exclude("collector")
     td["next", "over"] = td["next", "done"].roll(1, 1)
     for arguments in ({}, {"done_key": "over"}, {"done_key": "over", "prefix": "meta"}):
@@ -117,7 +117,7 @@ def test_the_whole_of_it_by_done(nested: bool) -> None:
                 assert torch.equal(mine, other), key
 
 
-def test_layouts_are_those_that_are_asked_for() -> None:
+def test_layouts_are_the_requested_ones() -> None:
     """TorchRL's layouts are strided for any `as_nested`, and dense if all have one length."""
     td = collected((40,), 5)
     assert oracle(td, as_nested=torch.jagged)["observation"].layout == torch.strided

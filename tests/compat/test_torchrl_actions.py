@@ -143,7 +143,7 @@ def test_an_index_for_one_hot_is_warned_about() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
-def test_random_frames_come_in_the_policys_form(dtype: torch.dtype) -> None:
+def test_random_frames_have_the_policys_action_encoding(dtype: torch.dtype) -> None:
     def act() -> Any:
         return policy(lambda o: even(o).to(dtype))
 
@@ -158,7 +158,7 @@ def test_random_frames_come_in_the_policys_form(dtype: torch.dtype) -> None:
 
 
 @ignores_indices
-def test_random_frames_of_another_form_are_refused() -> None:
+def test_random_frames_of_another_encoding_are_refused() -> None:
     with refused(ValueError, "init_random_frames"):
         collect(pycollect.Collector, cart_pole, policy(falls_right), init_random_frames=24)
 

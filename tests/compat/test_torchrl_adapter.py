@@ -75,7 +75,7 @@ class SpeedEnv(EnvBase):
     def _set_seed(self, seed: Any) -> None: ...
 
 
-def test_outputs_beside_the_action_reach_the_env() -> None:
+def test_outputs_other_than_the_action_reach_the_env() -> None:
     def make_policy() -> Any:
         act = TensorDictModule(lambda place: place + 1, ["place"], ["action"])
         run = TensorDictModule(lambda place: place / 4 + 1, ["place"], ["speed"])
@@ -158,7 +158,7 @@ class ReusingEnv(mock.CountingEnv):
         return self._shown(super()._step(tensordict))
 
 
-def test_a_reused_buffer_is_read_before_it_is_written_again() -> None:
+def test_a_reused_buffer_is_read_before_it_is_overwritten() -> None:
     """Differs from TorchRL, which returns the last frame in every row."""
     ours = collect(pycollect.SyncDataCollector, lambda: ReusingEnv(max_steps=4))
     theirs = collect(Collector, lambda: mock.CountingEnv(max_steps=4))
@@ -247,7 +247,7 @@ def serial(make: Make = mock.CountingEnv, count: int = 2) -> Any:
     ],
     ids=["one", "[3]", "[2, 3]", "Serial", "Serial of [3]", "nested", "Parallel", "transformed"],
 )
-def test_the_seed_that_follows_is_torchrls(make: Make) -> None:
+def test_the_next_seed_equals_torchrls(make: Make) -> None:
     """One env with a batch size takes one seed for any size; a SerialEnv takes one per worker."""
     following = []
     for kind in (pycollect.SyncDataCollector, Collector):
@@ -312,7 +312,7 @@ def test_one_tensordict_per_step_is_counted() -> None:
             }
 
 
-def test_env_device_moves_an_env_and_device_only_one_that_says_nothing() -> None:
+def test_device_moves_only_an_env_without_a_device_but_env_device_moves_any() -> None:
     from pycollect.data.devices import Devices
     from pycollect.envs.torchrl import _moved
 
@@ -351,7 +351,7 @@ def test_refused() -> None:
         make_env_batch(mixed)
 
 
-def test_an_error_of_the_env_comes_through() -> None:
+def test_an_error_of_the_env_reaches_the_caller() -> None:
     collector = pycollect.SyncDataCollector(
         mock.EnvThatErrorsAfter10Iters, None, frames_per_batch=4
     )
@@ -394,7 +394,7 @@ def test_only_entries_of_the_spec_are_collected() -> None:
     assert_alike(ours, [batch.exclude("reward") for batch in theirs])
 
 
-def test_a_spec_that_does_not_tell_the_truth_is_named() -> None:
+def test_a_wrong_spec_is_named() -> None:
     class WrongEnv(mock.CountingEnv):
         def __init__(self) -> None:
             super().__init__()

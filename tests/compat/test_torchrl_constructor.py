@@ -157,7 +157,7 @@ CHOICES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("chosen", CHOICES, ids=str)
 @pytest.mark.parametrize("positional", [0, 1, 2])
 @pytest.mark.usefixtures("stand_ins")
-def test_the_collector_that_is_made(chosen: dict[str, Any], positional: int) -> None:
+def test_the_class_of_the_created_collector(chosen: dict[str, Any], positional: int) -> None:
     """Compare the class, the number of workers, the arguments, or the type of error."""
     values = {"create_env_fn": ENV, "policy": None, **FRAMES, **chosen}
     args = tuple(values.pop(name) for name in ("create_env_fn", "policy")[:positional])
@@ -170,7 +170,7 @@ def test_the_collector_that_is_made(chosen: dict[str, Any], positional: int) -> 
     "backend", ["direct", "process", "multiprocessing", "ray", "rpc", "thread"]
 )
 @pytest.mark.usefixtures("stand_ins")
-def test_the_backend_around_it(backend: str) -> None:
+def test_the_service_backend_selects_the_class(backend: str) -> None:
     """``with torchrl.service_backend(...)`` chooses, unless the argument does."""
     for own in (None, "direct", "process"):
         with service_backend(backend):
@@ -179,7 +179,7 @@ def test_the_backend_around_it(backend: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "one"])
-def test_the_collector_of_processes_that_is_made(
+def test_the_class_of_the_created_process_collector(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -200,7 +200,7 @@ def test_the_collector_of_processes_that_is_made(
     assert seen == [True, True]
 
 
-def test_a_collector_of_processes_has_to_be_told() -> None:
+def test_a_process_collector_requires_sync() -> None:
     for sync in ({}, {"sync": None}, {"sync": 1}):
         with refused(TypeError, "sync"):
             pycollect.MultiCollector([ENV], frames_per_batch=4, **sync)
@@ -245,7 +245,7 @@ def signatures(name: str) -> tuple[Any, Any]:
 
 @pytest.mark.usefixtures("nothing_starts")
 @pytest.mark.parametrize("name", CLASSES)
-def test_the_defaults_of_all_arguments_are_taken(name: str) -> None:
+def test_all_defaults_are_accepted(name: str) -> None:
     """Pass the defaults one by one and together, in the order of TorchRL's parameters."""
     signature, ours = signatures(name)
     defaults = {

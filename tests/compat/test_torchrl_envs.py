@@ -102,7 +102,7 @@ class GroupEnv(EnvBase):
         torch.manual_seed(seed or 0)
 
 
-def test_only_what_can_be_truncated_is_flagged_at_the_end() -> None:
+def test_only_truncated_flags_are_set_at_the_end() -> None:
     for td in compare(GroupEnv, set_truncated=True):
         assert td["next", "group", "done"][:, -1].all()
         assert torch.equal(td["next", "done"], td["next", "terminated"])

@@ -69,7 +69,7 @@ def batched_env() -> Any:
 
 
 @pytest.mark.parametrize("name", ["__init__", "evaluate", "trigger_eval", "poll", "wait"])
-def test_every_argument_of_theirs_is_taken(name: str) -> None:
+def test_every_argument_of_torchrls_is_accepted(name: str) -> None:
     ours, theirs = (
         inspect.signature(getattr(cls, name)).parameters
         for cls in (pycollect.Evaluator, collectors.Evaluator)
@@ -79,13 +79,13 @@ def test_every_argument_of_theirs_is_taken(name: str) -> None:
     assert kinds <= {inspect.Parameter.KEYWORD_ONLY}
 
 
-def test_every_public_name_of_theirs_is_there() -> None:
+def test_every_public_name_of_torchrls_exists() -> None:
     assert [n for n in dir(collectors.Evaluator) if n[0] != "_"] == sorted(
         n for n in dir(pycollect.Evaluator) if n[0] != "_"
     )
 
 
-def test_results_are_theirs() -> None:
+def test_results_equal_torchrls() -> None:
     results = []
     for evaluator in (collectors.Evaluator, pycollect.Evaluator):
         own = evaluator(batched_env(), policy(), num_trajectories=1, max_steps=20)
@@ -96,7 +96,7 @@ def test_results_are_theirs() -> None:
 
 
 @pytest.mark.parametrize("evaluator", BOTH)
-def test_env_that_count_steps_end_by_themselves(evaluator: Any) -> None:
+def test_envs_that_count_steps_end_by_themselves(evaluator: Any) -> None:
     own = evaluator(batched_env(), policy(), num_trajectories=8, max_steps=2)
     assert own.evaluate()["eval/num_episodes"] == 8
     assert 3 <= own.evaluate()["eval/episode_length"] <= 5
@@ -187,7 +187,7 @@ def test_nothing_is_pending_after_a_shutdown() -> None:
     assert not own.pending
 
 
-def test_what_cannot_work_is_found_out_at_once() -> None:
+def test_errors_are_raised_at_construction() -> None:
     def broken() -> Any:
         raise ZeroDivisionError("own words")
 
@@ -207,7 +207,7 @@ def test_what_cannot_work_is_found_out_at_once() -> None:
         ({"policy_factory": policy}, "policy_factory"),
     ],
 )
-def test_what_is_refused_says_what_to_use(given: dict[str, Any], name: str) -> None:
+def test_errors_of_refused_arguments_name_the_alternative(given: dict[str, Any], name: str) -> None:
     env = one_env()
     with refused(ValueError, name):
         pycollect.Evaluator(env, policy(), **given)
@@ -217,7 +217,7 @@ def test_what_is_refused_says_what_to_use(given: dict[str, Any], name: str) -> N
         assert own.evaluate()["eval/episode_length"] == 2
 
 
-def test_an_environment_is_closed_where_the_policy_cannot_be_made() -> None:
+def test_an_environment_is_closed_if_the_policy_factory_fails() -> None:
     class Closing(ContinuousActionVecMockEnv):  # type: ignore[misc]
         closed = 0
 

@@ -140,7 +140,7 @@ def test_frames(name: str, kwargs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kwargs", [*KWARGS, {"reset_at_each_iter": True}])
 @pytest.mark.parametrize("name", GYM)
-def test_the_same_through_itself(
+def test_frames_equal_those_of_stepping_through_torchrl(
     name: str, kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, make_policy = GYM[name]
@@ -232,7 +232,7 @@ def test_replaced_methods_are_called() -> None:
     assert batch["next", "reward"].flatten().tolist() == [5.0] * 3
 
 
-def test_step_counts_that_are_there_already_are_refused() -> None:
+def test_existing_step_counts_are_refused() -> None:
     class Counted(WalkEnv):
         def __init__(self) -> None:
             super().__init__()

@@ -47,7 +47,7 @@ def test_signatures(name: str) -> None:
     ]
 
 
-def test_counts_that_fail_there() -> None:
+def test_counts_that_torchrl_refuses() -> None:
     from torchrl.envs import GymEnv
 
     def make() -> Any:

@@ -68,7 +68,7 @@ def test_reward_dtypes(dtype: torch.dtype) -> None:
     )
 
 
-def test_split_batches_of_whole_trajectories() -> None:
+def test_split_batches_of_complete_trajectories() -> None:
     td = collected((3, 40), 2)
     for flag in ("done", "terminated"):
         td["next", flag][:, -1] = True
@@ -204,7 +204,7 @@ def test_ids_end_segments() -> None:
     assert MultiStep(0.9, 3)(td)["steps_to_next_obs"].tolist() == [2, 1, 2, 1]
 
 
-def test_uncollected_cells_are_no_frames() -> None:
+def test_uncollected_cells_are_not_frames() -> None:
     """TorchRL reads the padding of a trajectory that continues in the next batch."""
     td = collected((2, 3), 0, done=0.0)
     td["collector", "traj_ids"] = torch.tensor([[0, 0, -1], [1, 1, 1]])

@@ -166,7 +166,7 @@ def test_trainers_of_algorithms(
     second.shutdown()
 
 
-def test_a_monitor_of_torchrl_logs_what_a_collector_counts() -> None:
+def test_a_monitor_of_torchrl_logs_the_counts_of_a_collector() -> None:
     logged: list[dict[str, float]] = []
 
     class Sink:

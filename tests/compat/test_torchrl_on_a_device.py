@@ -112,7 +112,7 @@ def test_every_kind_of_env(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=case_name,
 )
-def test_what_collectors_make_of_them(
+def test_collector_options(
     name: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "trajs_per_batch" in arguments:
@@ -128,7 +128,7 @@ def rewriting() -> Any:
 
 
 @pytest.mark.parametrize("name", ["CountingEnv", "CountingBatchedEnv [3]"])
-def test_a_policy_that_writes_what_it_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_overwrites_its_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_equal_there(monkeypatch, ENVS[name], rewriting, **MAX_STEPS)
 
 
@@ -175,7 +175,7 @@ def test_a_policy_that_writes_the_envs_states(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("recurs", [False, True])
-def test_flags_and_rewards_alone_come_to_the_host(
+def test_only_flags_and_rewards_are_copied_to_the_host(
     recurs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = there(monkeypatch)
@@ -249,7 +249,7 @@ SYNC, ASYNC = "MultiSyncDataCollector", "MultiaSyncDataCollector"
     ],
     ids=case_name,
 )
-def test_processes_bring_whole_rollouts_to_the_host(
+def test_processes_copy_complete_rollouts_to_the_host(
     size: tuple[int, ...], collector_class: str, arguments: dict[str, Any]
 ) -> None:
     make = batched(mock.CountingEnv, *size, max_steps=3)
@@ -272,7 +272,7 @@ def test_processes_bring_whole_rollouts_to_the_host(
     assert here[-1]["count"].any()
 
 
-def test_observations_come_to_the_host_with_whole_rollouts_alone() -> None:
+def test_observations_are_copied_to_the_host_only_per_rollout() -> None:
     factory = There(partial(mock.CountingEnv, max_steps=3), shift=1000)
     arguments = {"frames_per_batch": 12, "total_frames": 24}
     with pycollect.MultiaSyncDataCollector([factory], None, **arguments) as collector:

@@ -130,7 +130,9 @@ def test_arguments_of_transformed_environments(policy: Any, kwargs: dict[str, An
 
 
 @pytest.mark.parametrize("transforms", [None, TRANSFORMS["memory"]])
-def test_the_same_as_together(transforms: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_equal_those_of_torchrls_step(
+    transforms: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def frames() -> list[Any]:
         make = partial(serial, pendulum, transforms, 3)
         kwargs = {"max_frames_per_traj": 5, "reset_at_each_iter": True, "frames": 21}
@@ -208,13 +210,13 @@ class MyReward(RewardSum):
     ],
     ids=["other env", "own transform", "MultiAction", "subclass", "outer transform"],
 )
-def test_what_stays_together(make: Make) -> None:
+def test_environments_that_torchrl_must_step(make: Make) -> None:
     env = make_env_batch(make)
     assert type(env) is TorchRLEnv
     env.close()
 
 
-def test_unlike_environments_go_by_their_specs() -> None:
+def test_different_environments_are_collected_by_their_specs() -> None:
     """Action bounds are the environment's, so rows are stepped through their wrappers."""
 
     class Strong(gymnasium.envs.classic_control.PendulumEnv):
@@ -267,7 +269,7 @@ def test_an_instance_that_was_closed_starts_again() -> None:
         assert collector.next().shape == (2, 2)
 
 
-def test_processes_of_their_own_stay() -> None:
+def test_environments_with_processes_are_not_taken_apart() -> None:
     """A ParallelEnv is stepped as it is."""
     env = make_env_batch(partial(ParallelEnv, 1, pendulum))
     assert type(env) is TorchRLEnv

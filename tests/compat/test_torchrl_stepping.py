@@ -201,7 +201,7 @@ def expect_same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_a_step_is_torchrls(name: str) -> None:
+def test_a_step_equals_torchrls(name: str) -> None:
     ours, theirs = ENVS[name](), ENVS[name]()
     following, complete, advance = make_following(ours), make_complete(ours), make_advance(ours)
     roots = []
@@ -240,7 +240,7 @@ def a_root(*others: str) -> TensorDict:
     [a_root, lambda: a_root("action"), TensorDict],
     ids=["new", "replaced", "nodes_missing"],
 )
-def test_entries_are_put_as_by_set(make: Callable[[], TensorDict]) -> None:
+def test_entries_are_written_as_by_set(make: Callable[[], TensorDict]) -> None:
     put, expected = make_put(PUT, to_device=False), make()
     for name, value in zip(PUT, VALUES, strict=True):
         expected.set(name, value)
@@ -251,7 +251,7 @@ def test_entries_are_put_as_by_set(make: Callable[[], TensorDict]) -> None:
         assert all(root[name] is value for name, value in zip(PUT, VALUES, strict=True))
 
 
-def test_entries_are_put_into_other_kinds_of_tensordicts() -> None:
+def test_entries_are_written_into_other_kinds_of_tensordicts() -> None:
     put = make_put(["action"], to_device=False)
     value = torch.rand(2, 3)
     for _ in range(3):
@@ -260,7 +260,7 @@ def test_entries_are_put_into_other_kinds_of_tensordicts() -> None:
         assert torch.equal(root.get("action"), value)
 
 
-def test_what_does_not_fit_a_node_is_refused() -> None:
+def test_values_of_another_batch_size_are_refused() -> None:
     put = make_put(PUT, to_device=False)
     with pytest.raises(RuntimeError):
         put(a_root(), (VALUES[0], torch.ones(3, 1), VALUES[2]))
@@ -279,7 +279,7 @@ def test_an_output_that_changes_its_shape_later_is_refused() -> None:
         collector.next()
 
 
-def test_entries_are_brought_to_the_tensordicts_device() -> None:
+def test_entries_are_moved_to_the_tensordicts_device() -> None:
     put = make_put(["action"], to_device=True)
     for _ in range(2):
         root = TensorDict(device="meta")
@@ -297,7 +297,7 @@ def test_a_gym_env_below_transforms_is_stepped_itself(monkeypatch: pytest.Monkey
     torch.testing.assert_close(batch["next", "episode_reward"], sums)
 
 
-def test_a_flag_that_is_not_told_is_an_error_as_there() -> None:
+def test_a_missing_flag_is_an_error_as_in_torchrl() -> None:
     env = DoneOnlyEnv(("done", "truncated"))
     collector = SyncDataCollector(env, None, frames_per_batch=5)
     with pytest.raises(RuntimeError):

@@ -80,7 +80,7 @@ TAKING: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("transform", TAKING)
 @pytest.mark.parametrize("env", ENVS)
-def test_keys_that_are_taken_away(env: str, transform: str) -> None:
+def test_removed_keys(env: str, transform: str) -> None:
     if env == "[2, 3]" and transform in (
         "NextObservationDelta, a key",
         "NextObservationDelta, VecNorm",
@@ -98,7 +98,7 @@ ARGUMENTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("kwargs", ARGUMENTS, ids=str)
-def test_the_difference_alone_under_next(kwargs: dict[str, Any]) -> None:
+def test_only_the_difference_under_next(kwargs: dict[str, Any]) -> None:
     compare(lambda: TransformedEnv(pendulum(), NextObservationDelta()), **kwargs)
 
 
@@ -143,12 +143,12 @@ class Telling(Transform):
 
 @pytest.mark.parametrize("kwargs", [{}, MAX_STEPS, {"compact_obs": True}], ids=str)
 @pytest.mark.parametrize("transform", [Halving, Narrow, Telling])
-def test_what_hooks_change(transform: Any, kwargs: dict[str, Any]) -> None:
+def test_changes_by_hooks(transform: Any, kwargs: dict[str, Any]) -> None:
     for make in (pendulum, pendulums):
         compare(lambda make=make: TransformedEnv(make(), transform()), **kwargs)
 
 
-def test_statistics_count_rewards_alone() -> None:
+def test_statistics_count_only_rewards() -> None:
     env = TransformedEnv(pendulum(), Compose(Telling(), StepCounter(4)))
     collector = pycollect.Collector(env, None, frames_per_batch=8, total_frames=8)
     (td,) = collector
@@ -157,7 +157,7 @@ def test_statistics_count_rewards_alone() -> None:
     collector.shutdown()
 
 
-def test_a_key_that_is_taken_away_in_silence_is_named() -> None:
+def test_a_key_removed_without_a_spec_change_is_named() -> None:
     class Forgetful(Transform):
         def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
             return next_tensordict.exclude("observation")
@@ -210,7 +210,7 @@ def test_others(name: str) -> None:
     compare(OTHERS[name])
 
 
-def test_random_moves_where_a_transform_changes_the_actions_of_an_env_that_draws_its_own() -> None:
+def test_random_moves_of_an_env_whose_actions_a_transform_masks() -> None:
     def make() -> Any:
         return TransformedEnv(TicTacToeEnv(), ActionMask(action_key="action", mask_key="mask"))
 

@@ -58,7 +58,7 @@ def test_one_environment() -> None:
     assert_alike(ours(several_env), theirs(wrapped))
 
 
-def test_a_list_is_as_a_serial_env() -> None:
+def test_a_list_equals_a_serial_env() -> None:
     several_of = [partial(several_env, number) for number in range(3)]
     made = ours(several_of)
     assert_alike(made, theirs(lambda: SerialEnv(3, [partial(wrapped, n) for n in range(3)])))

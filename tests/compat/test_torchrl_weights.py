@@ -148,7 +148,7 @@ def test_forms_in_process(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ONLY_WITH_WORKERS)
-def test_forms_that_fail_there_in_process(form: str) -> None:
+def test_forms_that_torchrl_refuses_in_process(form: str) -> None:
     """TorchRL accepts them with several workers; pycollect always does."""
     collector = in_process(pycollect.Collector)
     ONLY_WITH_WORKERS[form](collector)
@@ -168,7 +168,7 @@ def test_errors(form: str) -> None:
         collector.shutdown()
 
 
-def test_what_is_ignored_there_is_refused() -> None:
+def test_weights_that_torchrl_ignores_are_refused() -> None:
     collector = in_process(pycollect.Collector)
     known = torch.ones(1)
     for update in (
@@ -215,7 +215,7 @@ def test_forms_with_workers(form: str) -> None:
 
 
 @pytest.mark.processes
-def test_weights_of_workers_stay_out_of_the_callers_policy() -> None:
+def test_weights_of_workers_do_not_change_the_callers_policy() -> None:
     """TorchRL writes them into the policy, because it is in the workers' shared memory."""
     own = policy()
     with pycollect.MultiSyncCollector([pendulum] * 2, own, frames_per_batch=8) as collector:
@@ -255,7 +255,7 @@ class Recording(WeightUpdaterBase):
         TensorDict.from_module(self.collector.policy).data.update_(server_weights)
 
 
-def test_an_updater_is_called_as_there() -> None:
+def test_an_updater_is_called_as_in_torchrl() -> None:
     seen = []
     for cls in (Collector, pycollect.Collector):
         updater = Recording()

@@ -224,7 +224,7 @@ def test_ids_are_global_without_gaps_and_stable(data: st.DataObject) -> None:
             assert ours.next == len(theirs.known)
 
 
-def test_ids_that_go_backwards_are_refused_and_change_nothing() -> None:
+def test_decreasing_ids_are_refused_and_change_nothing() -> None:
     ids = TrajectoryIds()
     ids.renumber(4, np.array([[2, 3]]))
     state = ids.state()

@@ -71,7 +71,7 @@ def test_sources_may_be_broadcast(shape: tuple[int, ...], dtype: str, seed: int)
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
-def test_large_arrays_are_shared_out(order: str, dtype: str) -> None:
+def test_large_arrays_are_copied_by_several_threads(order: str, dtype: str) -> None:
     source = np.random.default_rng(0).random((300, 200, 40)) * 200
     target = np.zeros(source.shape, dtype, order=order)
     _core.copy(target, source)
@@ -113,7 +113,7 @@ raise SystemExit(status != 0)
 """
 
 
-def test_a_child_of_fork_copies_too() -> None:
+def test_a_forked_child_can_copy() -> None:
     """Fork in a separate program, because other libraries' threads may not survive a fork here."""
     subprocess.run([sys.executable, "-c", _FORKS], check=True, timeout=60)
 

@@ -13,7 +13,7 @@ def test_without_a_driver_there_is_a_reason(tmp_path: object) -> None:
     assert "PYCOLLECT_CUDA_LIBRARY" in reason
 
 
-def test_a_library_that_is_no_driver_is_refused() -> None:
+def test_a_library_that_is_not_a_driver_is_refused() -> None:
     reason = run(_WHY_NOT, "libm.so.6")
     assert "libm.so.6" in reason
     assert "cuInit" in reason
@@ -29,7 +29,7 @@ def test_a_driver_that_fails_or_shows_no_device_has_a_reason() -> None:
     assert "device" in run_with_fake("print(_core.cuda_why_not())", FAKE_CUDA_DEVICES="0")
 
 
-def test_what_needs_cuda_says_why_it_is_not_there(tmp_path: object) -> None:
+def test_errors_of_cuda_classes_explain_why_cuda_is_missing(tmp_path: object) -> None:
     code = """
 from pycollect import _core
 try:
@@ -79,7 +79,7 @@ assert fake.fake_cuda_live() == 0
     )
 
 
-def test_a_slab_goes_back_to_its_pool_when_its_copy_is_complete() -> None:
+def test_a_slab_returns_to_its_pool_when_its_copy_is_complete() -> None:
     run_with_fake(
         _UPLOAD
         + """

@@ -87,7 +87,7 @@ for shape in [(40,), (5, 30), (2, 3, 25)]:
     )
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_arguments_are_refused() -> None:
     run_with_fake(
         _SCENE
         + """

@@ -58,7 +58,7 @@ def test_one_bell_for_all_workers() -> None:
         assert process.exitcode == 0
 
 
-def test_a_worker_that_is_killed_while_it_waits_is_one_that_does_not_answer() -> None:
+def test_a_worker_killed_during_a_wait_does_not_answer() -> None:
     bell, box = Bell(), Mailbox(1)
     process = SPAWN.Process(target=echo, args=(box.address, bell.address), daemon=True)
     process.start()
@@ -131,7 +131,7 @@ def test_sizes_and_counts_are_checked() -> None:
         WorkerMailbox(bell.address, bell.address)
 
 
-def test_stop_reaches_the_worker_at_once_and_never_goes_back() -> None:
+def test_stop_reaches_the_worker_at_once_and_never_decreases() -> None:
     bell, box = Bell(), Mailbox(1)
     stop = WorkerMailbox(box.address, bell.address).stop
     assert stop.value == 0

@@ -42,7 +42,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.rando
 
 
 @given(cases(), st.sampled_from([1, 2, 3, 5, 20, 2**62]), st.data())
-def test_frames_and_sums_are_those_of_the_model(case: tuple, n: int, data: st.DataObject) -> None:
+def test_frames_and_sums_equal_the_model(case: tuple, n: int, data: st.DataObject) -> None:
     done, ids, mask, rng = case
     shape = done.shape
     plan = MultiStepPlan(SplitPlan(done, ids, mask, batch_dims=len(shape)), n)

@@ -81,12 +81,12 @@ def test_a_worker_writes_into_the_drivers_slab() -> None:
     assert pool_bytes == placement().bytes
 
 
-def test_memory_whose_creator_let_it_go_cannot_be_attached() -> None:
+def test_released_memory_cannot_be_attached() -> None:
     address = Memory.share(1000).address
     assert "shared memory: " in run_in_process(attach_error, address)
 
 
-def test_a_killed_creator_leaves_nothing_but_what_others_hold() -> None:
+def test_a_killed_creator_leaves_only_memory_that_others_hold() -> None:
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=share_and_wait, args=(theirs,))
     process.start()
@@ -151,7 +151,7 @@ def test_too_large_sizes_are_refused_with_both_numbers() -> None:
 @pytest.mark.parametrize(
     ("limit", "most", "wanted"), [("RLIMIT_AS", 2**32, 2**33), ("RLIMIT_FSIZE", 2**12, 2**13)]
 )
-def test_a_limit_of_the_process_is_heeded(limit: str, most: int, wanted: int) -> None:
+def test_the_limit_of_the_process_is_respected(limit: str, most: int, wanted: int) -> None:
     code = (
         "import resource; from pycollect._core import Memory\n"
         f"resource.setrlimit(resource.{limit}, ({most}, {most})); Memory.share({wanted})"
@@ -171,7 +171,7 @@ def test_no_descriptor_is_left() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_where_no_descriptor_can_be_had_it_says_why_not() -> None:
+def test_without_free_descriptors_the_error_has_the_reason() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:

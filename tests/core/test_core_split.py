@@ -64,7 +64,7 @@ def flat_signal(signal: np.ndarray | None, ndim: int) -> np.ndarray | None:
 
 
 @given(signals(), st.data())
-def test_trajectories_are_those_of_the_model(case: tuple, data: st.DataObject) -> None:
+def test_trajectories_equal_the_model(case: tuple, data: st.DataObject) -> None:
     done, ids, mask, shape, rng = case
     plan = SplitPlan(done, ids, mask, batch_dims=len(shape))
     expected = model(*(flat_signal(signal, len(shape)) for signal in (done, ids, mask)))

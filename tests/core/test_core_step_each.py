@@ -40,7 +40,7 @@ def step_each(*steps: Callable[[Any], Any], to_action: Any = None) -> StepEach:
     return StepEach(steps, [as_float32] * len(steps), to_action, memory)
 
 
-def test_results_lie_side_by_side_although_environments_share_their_memory() -> None:
+def test_results_are_copied_if_environments_share_memory() -> None:
     each = step_each(step_of(0), step_of(1), step_of(2))
     for t in range(1, 4):
         observations, rewards, ends, cuts = each(np.array([1, 10, 100]))
@@ -53,19 +53,19 @@ def test_results_lie_side_by_side_although_environments_share_their_memory() -> 
 
 
 @pytest.mark.parametrize("observation", [[3, 4], np.array([3, 4]), np.array([3.0, 4.0])])
-def test_what_is_not_the_expected_array_is_converted_every_time(observation: Any) -> None:
+def test_an_unexpected_array_is_converted_in_every_step(observation: Any) -> None:
     each = step_each(step_of(0, observation=observation), step_of(1))
     for _ in range(2):
         assert each([1, 1])[0][0].tolist() == [3, 4]
 
 
 @pytest.mark.parametrize("number", [2, 2.0, np.float32(2), np.int64(2), np.array(2.0), True])
-def test_rewards_are_whatever_has_a_value(number: Any) -> None:
+def test_any_number_is_accepted_as_a_reward(number: Any) -> None:
     assert step_each(step_of(0, reward=number))([1])[1].tolist() == [float(number)]
 
 
 @pytest.mark.parametrize("flag", [True, np.True_, 1, np.array(True)])
-def test_flags_are_whatever_is_true(flag: Any) -> None:
+def test_any_truth_value_is_accepted_as_a_flag(flag: Any) -> None:
     _, _, ends, cuts = step_each(step_of(0, end=flag), step_of(0, cut=flag))([1, 1])
     assert ends.tolist() == [True, False]
     assert cuts.tolist() == [False, True]
@@ -91,7 +91,7 @@ def test_a_row_of_indices_is_a_numpy_scalar() -> None:
     assert [type(row) for row in given] == [np.int64]
 
 
-def test_what_is_converted_is_an_array_also_without_dimensions() -> None:
+def test_a_converted_action_without_dimensions_is_an_array() -> None:
     given: list[Any] = []
     step_each(step_of(0), to_action=lambda row: given.append(row) or row)(np.array([7]))
     assert [(type(row), row.shape) for row in given] == [(np.ndarray, ())]
@@ -111,14 +111,14 @@ def test_exceptions_pass_through() -> None:
 @pytest.mark.parametrize(
     ("name", "word"), [("reward", "reward"), ("end", "terminated"), ("cut", "truncated")]
 )
-def test_what_is_no_number_is_refused_by_name(name: str, word: str, value: Any) -> None:
+def test_values_that_are_not_numbers_are_refused_by_name(name: str, word: str, value: Any) -> None:
     with refused(TypeError, word):
         step_each(step_of(0, **{name: value}))([1])
     with refused(ValueError, word):
         step_each(step_of(0, **{name: np.zeros(2)}))([1])
 
 
-def test_an_environment_that_holds_whoever_steps_it_is_collected() -> None:
+def test_a_cycle_with_an_environment_is_garbage_collected() -> None:
     class Owned:
         owner: Any = None
 
@@ -133,7 +133,7 @@ def test_an_environment_that_holds_whoever_steps_it_is_collected() -> None:
     assert gone() is None
 
 
-def test_the_garbage_collector_may_run_while_one_is_made() -> None:
+def test_the_garbage_collector_may_run_during_construction() -> None:
     thresholds = gc.get_threshold()
     gc.set_threshold(1)
     try:

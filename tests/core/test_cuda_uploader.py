@@ -13,7 +13,7 @@ from pycollect import cuda
 from pycollect._core import Layout, Leaf, Memory, Placement, SlabPool, host_memory
 
 
-def test_a_reason_is_given_exactly_where_it_is_not_available() -> None:
+def test_a_reason_is_given_exactly_if_cuda_is_not_available() -> None:
     assert cuda.available() == (cuda.why_not() == "")
 
 
@@ -23,7 +23,7 @@ def test_devices_of_other_kinds_are_refused() -> None:
 
 
 @pytest.mark.skipif(cuda.available(), reason="for machines without a GPU")
-def test_without_a_gpu_the_uploader_says_why() -> None:
+def test_without_a_gpu_the_uploader_raises_the_reason() -> None:
     with pytest.raises(cuda.CudaError, match="CUDA") as info:
         cuda.Uploader("cuda")
     assert cuda.why_not() in str(info.value)
@@ -42,7 +42,7 @@ class TestOnAGPU:
             upload.wait()
             assert upload.done()
 
-    def test_pinned_memory_is_used_again_only_after_its_copy(self) -> None:
+    def test_pinned_memory_is_reused_only_after_its_copy(self) -> None:
         uploader = cuda.Uploader("cuda")
         source = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True)
         results = []
@@ -54,7 +54,7 @@ class TestOnAGPU:
             upload.wait()
         assert all(result.item() for result in results)
 
-    def test_slabs_go_back_to_their_pool(self) -> None:
+    def test_slabs_return_to_their_pool(self) -> None:
         layout = Layout([Leaf(("a",), "float32", (1024,))])
         pool = SlabPool(Placement(layout, 1, 1, 64), 2)
         uploader = cuda.Uploader("cuda")
@@ -67,7 +67,7 @@ class TestOnAGPU:
         assert pool.stats().lent == 0
         assert torch.equal(target.cpu(), expected)
 
-    def test_shared_memory_is_read_where_it_was_written(self) -> None:
+    def test_shared_memory_is_uploaded_without_a_host_copy(self) -> None:
         uploader = cuda.Uploader("cuda")  # initializes CUDA for torch; `is_pinned` does not
         memory = Memory.share(1 << 20)
         array = torch.from_numpy(memory.array())
@@ -79,7 +79,7 @@ class TestOnAGPU:
         assert bool((target == 7).all())
         del registration
 
-    def test_uploads_and_captures_of_graphs_do_not_disturb_each_other(self) -> None:
+    def test_uploads_and_captures_of_graphs_can_overlap(self) -> None:
         source = torch.ones(1 << 16, pin_memory=True)
         uploader = cuda.Uploader("cuda")
         target = uploader.empty(source.shape, source.dtype)
@@ -109,13 +109,13 @@ class TestOnAGPU:
             thread.join()
         assert not failures
 
-    def test_pinned_memory_has_the_size_that_was_asked_for(self) -> None:
+    def test_pinned_memory_has_the_requested_size(self) -> None:
         torch.cuda.init()  # `is_pinned` does not initialize CUDA
         memory = host_memory(0, (1 << 20) + 4096)
         assert memory.bytes == (1 << 20) + 4096
         assert torch.from_numpy(memory.array()).is_pinned()
 
-    def test_copies_beside_a_learner_do_not_disturb_it(self) -> None:
+    def test_copies_during_learning_do_not_change_its_results(self) -> None:
         uploader = cuda.Uploader("cuda")
         weights = torch.eye(2048, device="cuda")
         results = []

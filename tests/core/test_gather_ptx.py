@@ -32,7 +32,7 @@ def test_the_committed_ptx_is_for_drivers_from_cuda_11_and_pascal_on(script: Mod
     assert ".visible .entry pycollect_gather(" in ptx
 
 
-def test_the_committed_ptx_divides_nothing_and_moves_sixteen_bytes(script: ModuleType) -> None:
+def test_the_committed_ptx_has_no_division_and_moves_sixteen_bytes(script: ModuleType) -> None:
     _, ptx = script.committed()
     accesses = set(re.findall(r"\b(?:ld|st)\.[a-z0-9.]+", ptx))
     assert {"ld.global.nc.v2.u64", "st.global.wb.v2.u64"} <= accesses
@@ -61,7 +61,7 @@ def test_the_committed_ptx_assembles(script: ModuleType) -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_the_committed_ptx_is_what_the_source_compiles_to(script: ModuleType) -> None:
+def test_the_committed_ptx_equals_the_compiled_source(script: ModuleType) -> None:
     release, ptx = script.committed()
     if script.nvcc_release() != release:
         pytest.skip(f"made by nvcc {release}: another one writes other text")
@@ -159,7 +159,7 @@ def test_the_kernel_on_the_host(script: ModuleType, kernel: str) -> None:
     run_with_fake(_RANDOM_PLANS.replace("SEED", "4").replace("PLANS", plans), text)
 
 
-def test_what_the_host_cannot_run_is_refused() -> None:
+def test_instructions_unknown_to_the_host_are_refused() -> None:
     entry = ".visible .entry own(\n)\n{{\n\t.reg .b32 %r<3>;\n\t{}\n\tret;\n}}\n"
     with pytest.raises(ValueError, match=r"sin\.approx\.f32"):
         to_cpp(entry.format("sin.approx.f32 %r1, %r2;"), "own")

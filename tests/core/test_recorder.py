@@ -87,7 +87,7 @@ def single(**options: Any) -> tuple[Recorder, Any]:
     return recorder, slab
 
 
-def test_what_the_env_is_given_is_its_own() -> None:
+def test_the_env_gets_its_own_copy_of_the_action() -> None:
     recorder, slab = single(given=[0])
     for number in range(3):
         chosen = torch.tensor(number)
@@ -117,7 +117,7 @@ class CapsuleTensor:
         return float(self.tensor)
 
 
-def test_a_tensor_that_only_makes_capsules_is_no_number() -> None:
+def test_a_tensor_that_only_exports_capsules_is_not_read_as_a_number() -> None:
     recorder, slab = single(given=[0, 1])
     for number in range(3):
         chosen, scores = recorder.take((CapsuleTensor(number), CapsuleTensor([0.5, 1.5])))
@@ -131,7 +131,7 @@ def test_a_tensor_that_only_makes_capsules_is_no_number() -> None:
     assert tensors[("next", "reward")].tolist() == [[0.25]] * 3
 
 
-def test_an_env_may_take_numpy_scalars_and_more_than_is_recorded() -> None:
+def test_an_env_may_get_numpy_scalars_and_unrecorded_actions() -> None:
     recorder, _ = single(given=[0], scalars=True)
     assert type(recorder.take((torch.tensor(3),))) is np.int64
     recorder, _ = single(given=[1, 0])
@@ -140,7 +140,7 @@ def test_an_env_may_take_numpy_scalars_and_more_than_is_recorded() -> None:
     assert single()[0].take((torch.tensor(3),)) == ()
 
 
-def test_what_an_env_returned_is_converted_where_it_is_not_the_array_expected() -> None:
+def test_only_unexpected_arrays_of_an_env_are_converted() -> None:
     asked = []
 
     def convert(value: Any) -> np.ndarray:
@@ -160,7 +160,7 @@ def test_what_an_env_returned_is_converted_where_it_is_not_the_array_expected() 
     assert tensors[("next", "terminated")].all()
 
 
-def test_what_an_env_returned_has_its_entries() -> None:
+def test_a_step_result_needs_five_entries() -> None:
     recorder, _ = single(given=[0], convert=np.asarray)
     recorder.take((torch.tensor(0),))
     with pytest.raises(ValueError, match="step"):
@@ -174,7 +174,7 @@ def test_what_an_env_returned_has_its_entries() -> None:
     recorder.abandon()
 
 
-def test_arrays_of_a_changing_form_are_read_as_they_are() -> None:
+def test_arrays_of_a_changing_form_are_read_correctly() -> None:
     """Facts cached from the previous array are only a shortcut."""
     recorder, slab = single()
     base = np.arange(12, dtype=np.float32)
@@ -188,7 +188,7 @@ def test_arrays_of_a_changing_form_are_read_as_they_are() -> None:
     assert tensors[("action",)].tolist() == [1, 2, 3]
 
 
-def test_a_lazy_tensor_is_refused_also_after_one_that_is_not() -> None:
+def test_a_lazy_tensor_is_refused_even_after_a_plain_one() -> None:
     leaves = BatchLeaves(observation=(), outputs=(Leaf(("value",), "float32", ()),))
     recorder = Recorder(leaves.layout(), [], [("value",)], envs=1, batched=False)
     recorder.restart(())
@@ -232,7 +232,7 @@ def test_a_slab_of_another_form() -> None:
         recorder.begin(fitting.acquire(), 1, 0)
 
 
-def test_an_abandoned_rollout_gives_its_slab_back() -> None:
+def test_an_abandoned_rollout_returns_its_slab() -> None:
     recorder, pool = simple()
     recorder.restart(np.zeros((2, 3), np.float32))
     recorder.begin(pool.acquire(), 0, 0)
@@ -259,7 +259,7 @@ def test_nan_and_extreme_numbers_pass_unchanged() -> None:
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_a_root_and_what_is_under_next_may_be_recorded_for_themselves(compact: bool) -> None:
+def test_root_and_next_entries_may_be_recorded_separately(compact: bool) -> None:
     leaves = BatchLeaves(
         observation=(Leaf(("x",), "float32", (2,)),),
         outputs=(Leaf(("action",), "int64", ()),),
@@ -292,7 +292,7 @@ def test_a_root_and_what_is_under_next_may_be_recorded_for_themselves(compact: b
     assert ("next", "x") not in batch if compact else batch["next", "x"].tolist() == [11, 12, 13]
 
 
-def test_a_version_that_comes_on_the_way_holds_from_the_next_step_on() -> None:
+def test_a_version_set_during_a_rollout_applies_from_the_next_step() -> None:
     leaves = BatchLeaves(
         observation=(Leaf(("observation",), "float32", (2,)),),
         outputs=(Leaf(("action",), "int64", ()),),

@@ -17,7 +17,7 @@ from pycollect._core import FairLock, Uninterrupted
 
 
 class TestUninterrupted:
-    def test_an_interrupt_comes_at_the_outermost_end(self) -> None:
+    def test_an_interrupt_is_raised_at_the_end_of_the_outermost_block(self) -> None:
         done = []
 
         def block() -> None:
@@ -31,7 +31,7 @@ class TestUninterrupted:
             block()
         assert done == ["inner", "outer"]
 
-    def test_afterwards_it_comes_at_once_again(self) -> None:
+    def test_after_the_block_an_interrupt_is_raised_at_once(self) -> None:
         with Uninterrupted():
             pass
         with pytest.raises(KeyboardInterrupt):
@@ -105,7 +105,7 @@ class TestUninterrupted:
 
 
 class TestFairLock:
-    def test_an_interrupt_before_any_instruction_leaves_it_free(self) -> None:
+    def test_an_interrupt_before_any_instruction_leaves_the_lock_free(self) -> None:
         """The signal arrives before the instruction; Python decides when to call its handler."""
         prototype = ctypes.PYFUNCTYPE(None, *[ctypes.py_object] * 3)
         arrive = prototype(("PyErr_SetInterrupt", ctypes.pythonapi))
@@ -143,7 +143,7 @@ class TestFairLock:
             signal.signal(signal.SIGINT, handler)
         assert interrupts > 20
 
-    def test_an_interrupted_thread_gives_up_its_place(self) -> None:
+    def test_an_interrupted_thread_leaves_the_queue(self) -> None:
         lock, held, leave = FairLock(), threading.Event(), threading.Event()
 
         def hold() -> None:

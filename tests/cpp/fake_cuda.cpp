@@ -333,7 +333,7 @@ Result cuGetErrorName(Result error, const char** name) {
 }
 
 Result cuGetErrorString(Result error, const char** text) {
-  *text = error == 2 ? "out of memory" : "as the test asked for";
+  *text = error == 2 ? "out of memory" : "injected by the test";
   return kOk;
 }
 

@@ -49,7 +49,7 @@ TEST_CASE("an error has its call, name, number and text, and leaks nothing") {
   fake_cuda_fail("cuMemHostAlloc", 0, 2);
   CHECK_THROWS_AS(cuda::host_memory(0, 64), cuda::Error);
   fake_cuda_fail("cuDevicePrimaryCtxRetain", 0, 999);
-  CHECK_THROWS_WITH_AS(cuda::Context::of(0), doctest::Contains("(999): as the test asked for"),
+  CHECK_THROWS_WITH_AS(cuda::Context::of(0), doctest::Contains("(999): injected by the test"),
                        cuda::Error);
   fake_cuda_fail("cuStreamCreate", 0, 2);
   CHECK_THROWS_AS(cuda::OwnStream(cuda::Context::of(0)), cuda::Error);
@@ -131,7 +131,7 @@ TEST_CASE("shared memory is registered until the registration ends") {
     CHECK(fake.calls("cuMemHostRegister_v2 bytes=4096 flags=1") == 1);  // portable, nothing else
     CHECK(&registration.memory() == memory.get());
     CHECK_THROWS_WITH_AS(cuda::Registration(memory, 0),
-                         doctest::Contains("(712): as the test asked for"), cuda::Error);
+                         doctest::Contains("(712): injected by the test"), cuda::Error);
     memory.reset();  // the registration keeps the memory
     registration.memory().data()[0] = std::byte{1};
   }

@@ -21,7 +21,7 @@ from pycollect.data.frame import BatchLeaves, placement_of
 from pycollect.data.slabs import make_pool
 
 
-def test_a_slab_comes_back_as_it_was() -> None:
+def test_a_slab_survives_a_round_trip() -> None:
     leaves = BatchLeaves(
         observation=(Leaf(("observation",), "uint8", (84, 84)),),
         outputs=(Leaf(("action",), "float32", (3,)),),
@@ -39,7 +39,7 @@ def test_a_slab_comes_back_as_it_was() -> None:
     assert (packed.open() == whole).all()
 
 
-def test_it_is_refused_where_lz4_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_is_refused_without_lz4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
     with refused(ImportError, "compress"):
         RayCollector([lambda: None], frames_per_batch=5, compress=True)
@@ -70,7 +70,7 @@ NEST = {"collector_class": "sync", "num_workers_per_collector": 2}
         pytest.param(NEST, id="with processes", marks=pytest.mark.slow),
     ],
 )
-def test_ranks_elsewhere_give_the_same_batches(
+def test_ranks_on_another_node_give_the_same_batches(
     kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def batches(**arguments: Any) -> list[TensorDictBase]:

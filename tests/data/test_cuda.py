@@ -118,7 +118,7 @@ def assert_equal(
 
 @pytest.mark.parametrize(("policy_device", "storing_device"), MIXES)
 @pytest.mark.parametrize("inference", [table_policy, Recurrent, mlp_policy])
-def test_in_process_every_mix(
+def test_every_mix_of_devices_in_process(
     policy_device: str, storing_device: str, inference: Callable[[], Any]
 ) -> None:
     arguments: dict[str, Any] = {}
@@ -155,7 +155,7 @@ def nn_sequence(*modules: Any) -> Any:
 
 @pytest.mark.parametrize("way", REMOTE)
 @pytest.mark.parametrize("policy_device", DEVICES)
-def test_elsewhere(way: Way, policy_device: str) -> None:
+def test_devices_of_workers(way: Way, policy_device: str) -> None:
     if way.name.startswith("ray") and policy_device == "cuda":
         pytest.skip("the session's Ray was started without GPUs")
     came = list(batches(way, table_policy(), policy_device=policy_device, storing_device=DEVICE))
@@ -169,7 +169,7 @@ def test_elsewhere(way: Way, policy_device: str) -> None:
 @needs_gpu
 @pytest.mark.parametrize("way", [IN_PROCESS, MULTI_STACK], ids=lambda way: way.name)
 @pytest.mark.parametrize("kind", [CudaAccelerator, StreamAccelerator])
-def test_the_cores_copies_are_those_of_torch(
+def test_the_cores_copies_equal_torchs(
     way: Way, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = kind(torch.device("cuda", 0))
@@ -180,7 +180,7 @@ def test_the_cores_copies_are_those_of_torch(
 
 
 @needs_gpu
-def test_the_core_copies_to_cuda_and_reads_what_processes_wrote_where_it_is(
+def test_the_core_uploads_shared_memory_without_a_host_copy(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     device = accelerator(torch.device("cuda", 0))
@@ -195,7 +195,7 @@ def test_the_core_copies_to_cuda_and_reads_what_processes_wrote_where_it_is(
 
 
 @pytest.mark.parametrize("make", [counting_env, counting_envs])
-def test_an_environment_lies_on_its_device_as_a_whole(make: Callable[[str], Any]) -> None:
+def test_all_tensors_of_an_environment_are_on_its_device(make: Callable[[str], Any]) -> None:
     pytest.importorskip("torchrl")
     env = make("meta")
     specs = [*env.input_spec.values(True, True), *env.output_spec.values(True, True)]
@@ -278,7 +278,7 @@ def test_states_of_a_policy_whose_env_is_on_the_gpu(
         assert_equal(ours, theirs, DEVICE)
 
 
-def test_batches_stay_as_they_are_while_later_ones_come() -> None:
+def test_later_batches_do_not_change_earlier_ones() -> None:
     came = list(batches(IN_PROCESS, table_policy(), 20, storing_device=DEVICE))
     for ours, theirs in zip(came, batches(IN_PROCESS, table_policy(), 20), strict=True):
         assert_equal(ours, theirs, DEVICE)
@@ -298,14 +298,14 @@ def test_a_busy_stream_gets_the_right_batches() -> None:
     assert torch.stack(sums).cpu().tolist() == torch.stack(expected).tolist()
 
 
-def test_casts_are_those_of_the_cpu() -> None:
+def test_casts_equal_the_cpus() -> None:
     arguments = {"observation_dtype": torch.bfloat16, "observation_scale": 1 / 255}
     came = batches(IN_PROCESS, table_policy(), storing_device=DEVICE, **arguments)
     for ours, theirs in zip(came, batches(IN_PROCESS, table_policy(), **arguments), strict=True):
         assert_equal(ours, theirs, DEVICE)
 
 
-def test_casts_of_bytes_in_one_pass_are_those_of_the_cpu() -> None:
+def test_casts_of_bytes_in_one_pass_equal_the_cpus() -> None:
     def collected(**more: Any) -> list[TensorDictBase]:
         arguments = {"observation_dtype": torch.bfloat16, "observation_scale": 1 / 255, **more}
         with SyncDataCollector(
@@ -343,7 +343,7 @@ def test_split_of_a_batch_on_the_device() -> None:
     assert_equal(split_trajectories(td.to(DEVICE)), split_trajectories(td), DEVICE)
 
 
-def test_a_policy_on_the_gpu_is_found_there() -> None:
+def test_a_policy_on_the_gpu_runs_there() -> None:
     """The policy runs on the device of its parameters, with live weights."""
     policy = TensorDictModule(nn.Linear(3, 2, device=DEVICE), ["observation"], ["values"])
     pick = TensorDictModule(lambda values: values.argmax(-1), ["values"], ["action"])
@@ -360,7 +360,7 @@ def test_a_policy_on_the_gpu_is_found_there() -> None:
 
 
 @needs_device
-def test_a_copy_gets_its_weights_when_it_is_told() -> None:
+def test_a_copy_of_the_policy_gets_weights_on_an_update() -> None:
     policy = TensorDictModule(nn.Linear(3, 2), ["observation"], ["values"])
     pick = TensorDictModule(lambda values: values.argmax(-1), ["values"], ["action"])
     with SyncDataCollector(
@@ -375,7 +375,7 @@ def test_a_copy_gets_its_weights_when_it_is_told() -> None:
         assert collector.next()["values"].unique().tolist() == [3.0]
 
 
-def test_seeds_decide_what_the_generator_of_the_device_draws() -> None:
+def test_seeds_apply_to_the_generator_of_the_device() -> None:
     policy = sampling_policy()  # seeds itself
     runs = []
     for noise in range(2):
@@ -386,7 +386,7 @@ def test_seeds_decide_what_the_generator_of_the_device_draws() -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_the_callers_generator_is_left_alone() -> None:
+def test_the_callers_generator_is_not_used() -> None:
     policy = sampling_policy()  # seeds itself
     torch.manual_seed(3)
     expected = torch.randn(4, device=DEVICE)
@@ -450,7 +450,7 @@ def name_of_cudas() -> Iterator[Path]:
     path.unlink()
 
 
-def test_shared_memory_of_cudas_may_stay(request: pytest.FixtureRequest) -> None:
+def test_shared_cuda_memory_may_remain(request: pytest.FixtureRequest) -> None:
     """Otherwise the leak check would fail the first test that uses CUDA in this process."""
     assert request.getfixturevalue("name_of_cudas").exists()
 
@@ -474,7 +474,7 @@ class Buffer(list[Any]):
 
 @needs_gpu
 @pytest.mark.parametrize("central", [False, True])
-def test_a_policy_beside_a_busy_learner_goes_on(central: bool) -> None:
+def test_a_policy_does_not_wait_for_a_busy_learner(central: bool) -> None:
     """The policy waits for a weight update, but not for seconds of queued learner work."""
     buffer = Buffer()
     policy = nn.Linear(3, 1).cuda()

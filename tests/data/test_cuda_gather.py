@@ -52,7 +52,7 @@ def strided(td: TensorDict) -> TensorDict:
 
 
 @needs_gpu
-def test_the_kernel_serves() -> None:
+def test_the_kernel_is_used() -> None:
     leaf = torch.zeros(3, device=DEVICE)
     assert on_one_device({("a",): leaf}).keys() == {("a",)}
 
@@ -88,7 +88,7 @@ def test_gradients_go_through_torch() -> None:
 
 
 @needs_gpu
-def test_a_stream_of_ones_own() -> None:
+def test_another_stream() -> None:
     td = batch((5, 40))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

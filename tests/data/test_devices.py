@@ -38,7 +38,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
     ],
     ids=str,
 )
-def test_where_batches_lie_and_what_they_say(
+def test_devices_of_batches(
     devices: Devices, reported: torch.device | None, batches: torch.device | None
 ) -> None:
     assert devices.reported == reported
@@ -50,7 +50,7 @@ def given(**devices: Any) -> dict[str, Any]:
     return {**dict.fromkeys(names), **devices}
 
 
-def test_an_actor_may_have_what_is_not_here() -> None:
+def test_an_actor_may_use_a_device_that_the_driver_lacks() -> None:
     check_devices(given(storing_device="cpu", policy_device="cuda:99"), other_machines=True)
     for name in ("device", "storing_device", "env_device"):
         with refused(ValueError, name):
@@ -58,7 +58,7 @@ def test_an_actor_may_have_what_is_not_here() -> None:
     assert why_not(CPU) == ""
 
 
-def test_a_worker_process_has_the_device_that_is_current_here(
+def test_a_worker_process_inherits_the_current_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pycollect.data.devices.why_not", lambda _: "")
@@ -81,7 +81,7 @@ def test_a_worker_process_has_the_device_that_is_current_here(
     ],
     ids=str,
 )
-def test_actors_ask_for_a_part_of_a_gpu_where_they_use_one(
+def test_actors_that_use_a_gpu_request_a_part_of_it(
     devices: Devices, config: dict[str, Any], gpus: float
 ) -> None:
     assert actor_options(config, devices)["num_gpus"] == gpus

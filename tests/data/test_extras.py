@@ -338,7 +338,7 @@ class Ragged(Steady):
         return super().shown() | {"ragged": [np.full(1, self.steps, np.float32)] * 2}
 
 
-def test_entries_of_every_kind_are_those_of_their_step() -> None:
+def test_entries_of_every_kind_belong_to_their_step() -> None:
     with SyncDataCollector(Ragged, None, frames_per_batch=10) as collector:
         batch = collector.next()
     assert batch is not None
@@ -394,7 +394,7 @@ class NotesEnv(TextEnv):
         return {"notes": self.notes, "graph": spaces.GraphInstance(nodes, None, None)}
 
 
-def test_objects_are_kept_as_they_were() -> None:
+def test_objects_are_not_changed() -> None:
     with SyncDataCollector(NotesEnv, None, frames_per_batch=3) as collector:
         collector.next()
         td = collector.next()
@@ -416,7 +416,7 @@ def texts(batched: bool) -> TensorDictBase:
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_reading_a_list_makes_no_other_object_of_a_text(batched: bool) -> None:
+def test_reading_a_list_of_texts_makes_no_objects(batched: bool) -> None:
     gc.collect()
     before = made()
     td = texts(batched)
@@ -432,7 +432,7 @@ def test_reading_a_list_makes_no_other_object_of_a_text(batched: bool) -> None:
     assert made() > before
 
 
-def test_a_part_does_not_keep_the_batch() -> None:
+def test_a_part_does_not_keep_the_batch_alive() -> None:
     """The cells of a batch are freed with it, although one step of it is kept."""
     values = np.array([[f"{p}, {t}" * 100 for t in range(50)] for p in range(3)], np.object_)
     cells = weakref.ref(values)
@@ -508,7 +508,7 @@ def test_text_does_not_share_the_state_of_other_text() -> None:
     assert hint.tensordicts[1].batch_size == ()
 
 
-def test_texts_that_are_the_environments() -> None:
+def test_text_outputs_that_a_later_call_omits() -> None:
     def act(td: TensorDictBase) -> TensorDictBase:
         return td.set("action", torch.tensor(0)).set("extra", "a text")
 

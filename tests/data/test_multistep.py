@@ -233,7 +233,7 @@ def test_rewards_can_be_named() -> None:
     assert torch.equal(out["next", "reward"], td["next", "reward"][[3, 3, 3, 3]])
 
 
-def test_ids_alone_end_segments() -> None:
+def test_ids_without_dones_end_segments() -> None:
     td = TensorDict({"next": {"reward": torch.ones(5), "x": torch.arange(5)}}, [5])
     td["collector", "traj_ids"] = torch.tensor([0, 0, 1, 1, 1], dtype=torch.int32)
     out = MultiStep(1.0, 10)(td)
@@ -297,7 +297,7 @@ def test_gradients_pass() -> None:
     assert value.grad.sum() == 2 * value.numel()
 
 
-def test_result_is_used_again_only_when_dropped() -> None:
+def test_memory_of_a_result_is_reused_only_after_its_release() -> None:
     td = make((2, 8), 3)
     step = MultiStep(0.9, 3)
     view = step(td)["next", "observation", "pixels"][1:]
@@ -327,7 +327,7 @@ def test_a_module() -> None:
     assert torch.equal(out["gamma"], step.forward(td)["gamma"])
 
 
-def test_where_it_looks_can_be_set() -> None:
+def test_keys_can_be_set() -> None:
     td = make((6,), 0, done=0.0).exclude("collector")
     td["next", "over"] = torch.tensor([0, 1, 0, 0, 0, 0], dtype=torch.bool)
     td["next", "cost"] = torch.ones(6)

@@ -42,7 +42,7 @@ BATCHES = {
 
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("as_nested", [True, torch.strided, torch.jagged])
-def test_rows_are_those_of_the_flat_form(name: str, as_nested: bool | torch.layout) -> None:
+def test_rows_equal_the_flat_form(name: str, as_nested: bool | torch.layout) -> None:
     td = make(BATCHES[name])
     flat = split_trajectories(td, format="cat")
     out = split_trajectories(td, as_nested=as_nested)
@@ -91,7 +91,7 @@ def test_a_torch_that_makes_no_jagged_tensors_is_named(monkeypatch: pytest.Monke
         split_trajectories(TensorDict(batch_size=[3]), as_nested=torch.jagged)
 
 
-def test_what_is_no_tensor_is_named() -> None:
+def test_an_entry_that_is_not_a_tensor_is_named() -> None:
     td = make(BATCHES["of one length"])
     td["task"] = NonTensorData("walk", td.batch_size)
     with refused(TypeError, "task"):
@@ -110,7 +110,7 @@ def test_a_dtype_that_strided_tensors_cannot_have() -> None:
 
 @pytest.mark.parametrize("padding_id", [0, -1, 7])
 @pytest.mark.parametrize("ids", [torch.int64, torch.int32, None])
-def test_padding_has_the_id_that_is_asked_for(padding_id: int, ids: torch.dtype | None) -> None:
+def test_padding_has_the_requested_id(padding_id: int, ids: torch.dtype | None) -> None:
     td = make(BATCHES["of any length"])
     if ids is None:  # trajectories are numbered
         td["next", "done"][0, 2] = td["next", "done"][1, 0] = True

@@ -98,7 +98,7 @@ def test_frames_are_cast_and_scaled_at_the_root_and_under_next(way: Way) -> None
         assert cast.names == plain.names
 
 
-def test_one_dtype_for_all_leaves_flags_and_bools_alone() -> None:
+def test_one_dtype_for_all_does_not_cast_flags_and_bools() -> None:
     ((plain, cast),) = plain_and_cast(IN_PROCESS, 1, observation_dtype=torch.float16)
     for td in (cast, cast["next"]):
         assert td["frame"].dtype == td["inner", "speed"].dtype == torch.float16
@@ -109,7 +109,7 @@ def test_one_dtype_for_all_leaves_flags_and_bools_alone() -> None:
         assert torch.equal(cast[key], plain[key]) or key == "action"
 
 
-def test_a_scale_alone_makes_integers_float32_and_keeps_floats() -> None:
+def test_a_scale_without_a_dtype_casts_only_integers_to_float32() -> None:
     ((plain, cast),) = plain_and_cast(
         IN_PROCESS, 1, observation_scale={"frame": np.float32(0.5), ("inner", "speed"): 2}
     )
@@ -140,7 +140,7 @@ def echo_fn(worker: int) -> Any:
         (MULTI_STACK, echo_fn, Taking),
     ],
 )
-def test_the_policy_reads_what_is_delivered(way: Way, policy: Any, entry: Any) -> None:
+def test_the_policy_reads_the_delivered_observations(way: Way, policy: Any, entry: Any) -> None:
     asked = {"observation_dtype": torch.float64, "observation_scale": 0.1}
     with collecting(way, entry, policy(), frames=24, **asked) as collector:
         tds = [collector.next() for _ in range(3)]
@@ -210,7 +210,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "name"), BAD, ids=str)
-def test_what_is_no_cast(arguments: dict[str, Any], error: Any, name: str) -> None:
+def test_invalid_casts(arguments: dict[str, Any], error: Any, name: str) -> None:
     with refused(error, name):
         SyncDataCollector(frames_entry(0), None, frames_per_batch=8, **arguments)
 

@@ -158,7 +158,7 @@ def test_a_capture_is_not_ended_by_other_threads(modes: list[str]) -> None:
     assert modes == ["thread_local"]
 
 
-def test_graphs_share_memory_as_long_as_one_of_them_is_there(modes: list[str]) -> None:
+def test_graphs_share_memory_while_any_of_them_exists(modes: list[str]) -> None:
     """A pool is freed with its last graph; torch fails if it gets the same handle again."""
     shared = GraphPool()
     for _ in range(2):
@@ -207,7 +207,7 @@ def test_all_graphs_of_central_inference_share_memory(
     assert isinstance(pools[0], GraphPool)
 
 
-def test_what_is_no_tensor_is_captured_as_it_is(modes: list[str]) -> None:
+def test_an_argument_that_is_not_a_tensor_is_captured_by_value(modes: list[str]) -> None:
     call = CapturedCall(double, warmup=1)
     for step in range(3):
         assert call(torch.tensor([step]), factor=3)[0].tolist() == [3 * step]
@@ -228,7 +228,7 @@ class OnTheHost(FakeDevice):
         super().__init__(lazy=False)
 
 
-def test_a_step_there_and_back_is_one_graph(
+def test_a_step_with_both_copies_is_one_graph(
     modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Like a real graph, the fake graph repeats the recorded copies and work."""
@@ -258,7 +258,7 @@ def test_a_step_there_and_back_is_one_graph(
     assert len(Graph.captured.calls) == 3
 
 
-def test_so_is_a_step_with_several_inputs_and_outputs(
+def test_a_step_with_several_inputs_and_outputs_is_one_graph(
     modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = {("observation",): torch.zeros(2), ("count",): torch.zeros(1, dtype=torch.int64)}
@@ -346,7 +346,7 @@ class Scaled(Leaning):
 
 
 @pytest.mark.parametrize("name", ["scale", "shift"])
-def test_a_step_is_captured_anew_if_a_tensor_was_replaced(
+def test_a_step_is_captured_again_if_a_tensor_was_replaced(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captures: list[Any] = []
@@ -372,7 +372,7 @@ def test_a_step_is_captured_anew_if_a_tensor_was_replaced(
     assert len(captures) == 2
 
 
-def test_a_graph_keeps_a_state_behind_its_copy_home(
+def test_a_graph_keeps_a_state_after_copying_it_to_the_host(
     modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state copied to the host is the tensor that the graph writes."""
@@ -405,7 +405,7 @@ def test_a_graph_keeps_a_state_behind_its_copy_home(
     assert device.log.count("host waits") == 4
 
 
-def test_what_is_drawn_is_not_captured() -> None:
+def test_random_draws_are_not_captured() -> None:
     transfer = DeviceTransfer(CPU, CPU)
     assert not transfer.can_capture  # no transfer
     call = CallStep(torch.relu, (("observation",),), (("action",),))

@@ -161,7 +161,7 @@ def test_uncollected_cells_are_dropped_and_join_nothing() -> None:
     assert split_trajectories(td, format="cat").offsets.tolist() == [0]
 
 
-def test_keys_can_be_told() -> None:
+def test_keys_can_be_passed() -> None:
     td = TensorDict({"x": torch.arange(6)}, [6])
     td["meta", "which"] = torch.tensor([0, 0, 0, 1, 1, 1], dtype=torch.int32)
     td["next", "over"] = torch.tensor([0, 1, 0, 0, 0, 0], dtype=torch.bool)
@@ -180,7 +180,7 @@ def test_keys_can_be_told() -> None:
 
 
 @given(st.data(), st.integers(0, 2**32), st.booleans(), st.booleans())
-def test_wherever_the_batch_lies_in_memory(
+def test_any_memory_layout_of_the_batch(
     data: st.DataObject, seed: int, ids: bool, mask: bool
 ) -> None:
     rank = data.draw(st.integers(1, 3))
@@ -244,7 +244,7 @@ def test_nested_batch_dimensions_and_empty_nests_stay() -> None:
     assert torch.equal(out["agents", "x"][0], td["agents", "x"])
 
 
-def test_result_shares_no_memory_and_is_used_again_only_when_dropped() -> None:
+def test_memory_of_a_result_is_not_shared_and_reused_only_after_its_release() -> None:
     td = make((2, 8), 3)
     first = split_trajectories(td)
     kept = first.clone()

@@ -65,7 +65,7 @@ class Env:
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.sampled_from(["padded", "cat"]), st.data())
-def test_every_complete_trajectory_comes_once_and_all_frames_are_accounted_for(
+def test_every_complete_trajectory_is_returned_once_and_all_frames_counted(
     n: int, envs: int, form: str, data: st.DataObject
 ) -> None:
     queue = TrajectoryQueue(n, form)
@@ -176,7 +176,7 @@ def test_a_trajectory_that_was_cut_is_lost() -> None:
     assert queue.held == {}
 
 
-def test_without_ids_trajectories_go_on_until_their_done() -> None:
+def test_without_ids_trajectories_continue_until_their_done() -> None:
     queue = TrajectoryQueue(1, "cat")
     queue.push(0, rollout([1, 2], [0, 0], [0, 0]).exclude("collector"))
     queue.push(0, rollout([3, 4], [0, 0], [1, 0]).exclude("collector"))

@@ -59,7 +59,7 @@ def test_a_batch_is_one_copy_from_pinned_memory(fake: FakeDevice) -> None:
         assert_equal(td, expected)
 
 
-def test_nobody_waits_on_the_host_while_there_is_room(fake: FakeDevice) -> None:
+def test_the_host_does_not_wait_while_memory_is_free(fake: FakeDevice) -> None:
     with uploading() as collector:
         batches = [collector.next(), collector.next()]
         assert "host waits" not in fake.log
@@ -71,7 +71,7 @@ def test_nobody_waits_on_the_host_while_there_is_room(fake: FakeDevice) -> None:
         assert_equal(ours, theirs)
 
 
-def test_parts_that_were_sent_are_not_copied_again(
+def test_uploaded_parts_are_not_copied_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pycollect.data.upload.MIN_PART_BYTES", 8)
@@ -105,7 +105,7 @@ def test_parts_that_were_sent_are_not_copied_again(
     assert not uploader._partial
 
 
-def test_a_device_without_streams_is_never_waited_for_as_a_whole(
+def test_a_device_without_streams_is_never_synchronized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pycollect.data.upload.MIN_PART_BYTES", 8)
@@ -151,7 +151,7 @@ def test_a_learner_that_lags_behind_is_waited_for() -> None:
     assert device.waited == [0, 1, 2]
 
 
-def test_memory_is_written_again_only_after_its_copy(fake: FakeDevice) -> None:
+def test_memory_is_reused_only_after_its_copy(fake: FakeDevice) -> None:
     """If a slab were reused earlier, a later rollout would overwrite an earlier batch."""
     with uploading(frames_per_batch=9) as collector:
         batches = [collector.next() for _ in range(12)]
@@ -161,7 +161,7 @@ def test_memory_is_written_again_only_after_its_copy(fake: FakeDevice) -> None:
             assert_equal(ours, collector.next())
 
 
-def test_casts_are_made_of_the_copy(fake: FakeDevice) -> None:
+def test_casts_read_the_uploaded_copy(fake: FakeDevice) -> None:
     arguments = {"observation_dtype": torch.float16, "observation_scale": 0.5}
     with uploading(**arguments) as collector:
         td = collector.next()
@@ -180,7 +180,7 @@ def test_split_looks_for_trajectories_on_the_host(fake: FakeDevice) -> None:
 
 
 @pytest.mark.parametrize("form", ["padded", "cat"])
-def test_whole_trajectories_are_one_copy_too(fake: FakeDevice, form: str) -> None:
+def test_complete_trajectories_are_one_copy(fake: FakeDevice, form: str) -> None:
     arguments = {"trajs_per_batch": 2, "max_frames_per_traj": 5, "traj_format": form}
     with uploading(**arguments) as collector:
         batches = [collector.next() for _ in range(4)]
@@ -193,7 +193,7 @@ def test_whole_trajectories_are_one_copy_too(fake: FakeDevice, form: str) -> Non
         assert (td.batch_size, td.names) == (expected.batch_size, expected.names)
 
 
-def test_what_the_device_refuses_is_raised_and_loses_no_memory(
+def test_an_error_of_the_device_is_raised_and_leaks_no_memory(
     fake: FakeDevice,
 ) -> None:
     with uploading() as collector:
@@ -206,7 +206,7 @@ def test_what_the_device_refuses_is_raised_and_loses_no_memory(
         collector.shutdown()
 
 
-def test_the_end_waits_for_what_is_under_way(fake: FakeDevice) -> None:
+def test_a_shutdown_waits_for_pending_copies(fake: FakeDevice) -> None:
     with uploading() as collector:
         td = collector.next()
         collector.shutdown()
@@ -215,7 +215,7 @@ def test_the_end_waits_for_what_is_under_way(fake: FakeDevice) -> None:
     assert_equal(td, expected)
 
 
-def test_environments_are_closed_also_where_the_device_is_lost(
+def test_environments_are_closed_even_if_the_device_is_lost(
     fake: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[EchoEnv] = []
@@ -229,7 +229,7 @@ def test_environments_are_closed_also_where_the_device_is_lost(
     collector.shutdown()
 
 
-def test_a_device_that_is_not_here_is_refused_with_the_reason() -> None:
+def test_a_missing_device_is_refused_with_the_reason() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is CUDA")
     for name in ("device", "storing_device", "env_device", "policy_device"):
@@ -241,7 +241,7 @@ def test_a_device_that_is_not_here_is_refused_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("engine", ["multi.ProcessEngine", "ray.RayEngine"])
-def test_elsewhere_it_is_refused_before_anything_starts(
+def test_a_missing_device_is_refused_before_workers_start(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if torch.cuda.is_available():
@@ -261,7 +261,7 @@ def test_elsewhere_it_is_refused_before_anything_starts(
                 )
 
 
-def test_a_shutdown_waits_for_the_copies_under_way(fake: FakeDevice) -> None:
+def test_leaving_the_context_waits_for_pending_copies(fake: FakeDevice) -> None:
     with uploading() as collector:
         td = collector.next()
         assert "host waits" not in fake.log

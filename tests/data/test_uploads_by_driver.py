@@ -67,7 +67,7 @@ for arguments in ({}, casts, {"split_trajs": True}):
 
 
 @pytest.mark.slow
-def test_memory_is_written_again_only_when_the_host_saw_its_copy_complete() -> None:
+def test_memory_is_reused_only_after_the_host_saw_its_copy_complete() -> None:
     run_uploads(
         """
 fake.fake_cuda_hold(1)
@@ -145,7 +145,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_what_processes_wrote_is_read_where_it_is() -> None:
+def test_memory_of_worker_processes_is_uploaded_without_a_host_copy() -> None:
     run_uploads(
         _PROCESSES.replace("CLS", "MultiSyncDataCollector").replace("FAIL", "0")
         + """
@@ -175,7 +175,7 @@ def test_what_processes_wrote_is_read_where_it_is() -> None:
         pytest.param(-1, "== 2", marks=pytest.mark.slow),
     ],
 )
-def test_rollouts_travel_as_workers_finish_them(joined: str | int, copies: str) -> None:
+def test_rollouts_are_uploaded_as_workers_finish(joined: str | int, copies: str) -> None:
     """With cat along time, the frames of a worker's two environments are not adjacent."""
     run_uploads(
         f"""
@@ -200,7 +200,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_memory_that_cannot_be_pinned_is_copied_once_more_and_said_once() -> None:
+def test_memory_that_cannot_be_pinned_costs_a_copy_and_one_warning() -> None:
     run_uploads(
         _PROCESSES.replace("CLS", "MultiaSyncDataCollector").replace("FAIL", "2")
         + """

@@ -56,7 +56,7 @@ class Estimator(nn.Module):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_what_is_trained_beside_it_is_warned_about(
+def test_training_a_postproc_in_the_background_causes_a_warning(
     frozen: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
     estimator, taken = Estimator(nn.Linear(1, 1).requires_grad_(not frozen)), Buffer()
@@ -75,7 +75,7 @@ WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_fills_until_it_is_paused(way: Way) -> None:
+def test_the_buffer_is_filled_until_a_pause(way: Way) -> None:
     taken, rollouts = Buffer(), way.workers if way.sync else 1
     with collecting(
         way, lambda w: CountingEnv, parity_policy(), frames=T, replay_buffer=taken
@@ -101,7 +101,7 @@ def test_it_fills_until_it_is_paused(way: Way) -> None:
     assert sum(td.numel() for td in taken) == collector.stats()["frames"]
 
 
-def test_it_ends_with_the_frames() -> None:
+def test_the_thread_ends_with_the_last_frame() -> None:
     taken = Buffer()
     collector = SyncDataCollector(
         CountingEnv, None, frames_per_batch=T, total_frames=4 * T, replay_buffer=taken
@@ -116,7 +116,9 @@ def test_it_ends_with_the_frames() -> None:
 @pytest.mark.parametrize(
     "own", [{}, {"trajs_per_batch": 4}, {"trajs_per_batch": 4, "trajs_per_write": 1}], ids=str
 )
-def test_it_has_completed_when_the_buffer_has_everything(own: dict[str, Any]) -> None:
+def test_collection_is_completed_only_when_the_buffer_has_all_trajectories(
+    own: dict[str, Any],
+) -> None:
     """Five trajectories end in each of the two batches, so one could wait for another batch."""
     completed: list[bool] = []
 
@@ -170,7 +172,7 @@ def test_trajectories_that_an_interrupt_left_are_written_next() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_what_goes_wrong_there_is_raised_here() -> None:
+def test_an_exception_of_the_thread_is_raised_in_the_caller() -> None:
     taken = Buffer()
     collector = SyncDataCollector(
         lambda: RaisingEnv(at=3 * T), None, frames_per_batch=T, replay_buffer=taken
@@ -186,7 +188,7 @@ def test_what_goes_wrong_there_is_raised_here() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_what_the_buffer_raises_is_raised_here_too() -> None:
+def test_an_exception_of_the_buffer_is_raised_in_the_caller() -> None:
     class FullOnce(Buffer):
         was_full = False
 
@@ -239,7 +241,9 @@ if __name__ == "__main__":
         pytest.param("processes", "raises", marks=[pytest.mark.processes, pytest.mark.slow]),
     ],
 )
-def test_a_program_may_end_while_it_runs(where: str, end: str, tmp_path: Path) -> None:
+def test_a_program_may_end_during_background_collection(
+    where: str, end: str, tmp_path: Path
+) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     result = subprocess.run(
@@ -252,7 +256,7 @@ def test_a_program_may_end_while_it_runs(where: str, end: str, tmp_path: Path) -
     assert ("ArithmeticError: its own" in result.stderr) == (end == "raises")
 
 
-def test_it_needs_a_buffer() -> None:
+def test_start_needs_a_buffer() -> None:
     collector = SyncDataCollector(CountingEnv, None, frames_per_batch=T)
     with refused(RuntimeError, "start"):
         collector.start()
@@ -281,7 +285,7 @@ def in_threads(*functions: Callable[[], Any]) -> None:
             future.result(timeout=60)
 
 
-def test_any_thread_may_start_and_pause_it() -> None:
+def test_any_thread_may_start_and_pause_collection() -> None:
     taken = Buffer()
     collector = SyncDataCollector(CountingEnv, None, frames_per_batch=T, replay_buffer=taken)
 
@@ -349,7 +353,7 @@ def test_a_shutdown_in_another_thread_ends_the_waiting(
         assert total["reasons"] == {"shutdown": total["issued"]}
 
 
-def test_the_turnstile_lets_threads_in_as_they_came() -> None:
+def test_the_fair_lock_admits_threads_in_order() -> None:
     turnstile, order = FairLock(), []
 
     def enter(name: int) -> None:
@@ -366,7 +370,7 @@ def test_the_turnstile_lets_threads_in_as_they_came() -> None:
     assert order == list(range(5))
 
 
-def test_a_thread_may_enter_the_turnstile_only_if_it_is_free() -> None:
+def test_a_thread_may_enter_the_fair_lock_only_if_it_is_free() -> None:
     turnstile = FairLock()
     with ThreadPoolExecutor(1) as other:
         with turnstile:
@@ -418,7 +422,7 @@ thread.join()
 """
 
 
-def test_the_end_of_a_program_suspends_the_threads_of_the_turnstile() -> None:
+def test_the_end_of_a_program_suspends_threads_that_wait_for_the_fair_lock() -> None:
     """A thread that leaves sleeps, as does one that waits. A fork by another thread does not."""
     result = subprocess.run(
         [sys.executable, "-c", END], capture_output=True, text=True, timeout=PATIENCE

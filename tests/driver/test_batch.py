@@ -37,7 +37,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_batches_are_the_users(way: Way) -> None:
+def test_users_may_write_into_batches(way: Way) -> None:
     """Kept batches never change; writes to one affect no other batch, not even the newest."""
     with collecting(way, ENTRIES["list"], frames=3 * T) as collector:
         kept, copies = [], []
@@ -58,7 +58,7 @@ def test_batches_are_the_users(way: Way) -> None:
         assert all(tensor.is_contiguous() for tensor in td.values(True, True))
 
 
-def test_what_is_kept_of_a_batch_never_changes() -> None:
+def test_kept_parts_of_a_batch_never_change() -> None:
     """A tensor, a view of a view, a numpy array or a slice keeps the whole batch alive."""
     takers = [
         lambda td: td["observation"],
@@ -109,7 +109,7 @@ def test_a_batch_that_autograd_holds() -> None:
     assert weight.grad.tolist() == expected
 
 
-def test_batches_given_back_from_other_threads() -> None:
+def test_batches_released_by_other_threads() -> None:
     with collecting(IN_PROCESS, ENTRIES["list"], frames=3 * T) as collector:
         numbers: list[float] = []
 
@@ -153,7 +153,7 @@ HOLDERS: dict[str, Callable[[torch.Tensor, Any], Any]] = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_a_slab_comes_back_after_its_last_view(holder: str) -> None:
+def test_a_slab_returns_after_its_last_view(holder: str) -> None:
     pool = make_pool(placement(), 2)
     slab = pool.acquire()
     first = slab.generation
@@ -179,7 +179,7 @@ def test_a_slab_outlives_its_pool() -> None:
     assert (tensor == 7).all()
 
 
-def test_a_slab_comes_back_on_another_thread() -> None:
+def test_a_slab_returns_on_another_thread() -> None:
     pool = make_pool(placement(), 4)
     held = [slab_tensors(pool.acquire(), [2, T])["observation",] for _ in range(4)]
     thread = threading.Thread(target=held.clear)

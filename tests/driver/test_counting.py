@@ -213,7 +213,7 @@ def test_sync_rollouts_collected_ahead() -> None:
 
 
 @pytest.mark.parametrize("fault", ["lost", "repeated", "shifted", "swapped"])
-def test_the_oracle_sees(fault: str) -> None:
+def test_the_oracle_detects_faults(fault: str) -> None:
     oracle = FrameOracle()
     with collecting(IN_PROCESS, ENTRIES["list"], parity_policy(), frames=3 * STEPS) as collector:
         first, second, third = (collector.next() for _ in range(3))

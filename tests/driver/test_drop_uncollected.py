@@ -35,7 +35,7 @@ def whole_and_flat(way: Way, entry: Any, **more: Any) -> tuple[TensorDictBase, T
 
 @pytest.mark.filterwarnings("ignore:create_env_fn")
 @pytest.mark.parametrize("way", WAYS)
-def test_flat_batches_hold_the_frames_alone_in_their_order(way: Way) -> None:
+def test_flat_batches_contain_only_frames_in_order(way: Way) -> None:
     whole, flat = whole_and_flat(way, DUMMIES)
     mask = whole["collector", "mask"]
     assert not mask.all()
@@ -53,13 +53,13 @@ def test_batches_without_such_cells_are_flat_too() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:create_env_fn")
-def test_without_ids_nothing_of_the_collectors_own_is_left() -> None:
+def test_without_ids_batches_have_no_collector_entries() -> None:
     _, flat = whole_and_flat(IN_PROCESS, DUMMIES, track_traj_ids=False)
     assert "collector" not in flat
 
 
 @pytest.mark.filterwarnings("ignore:create_env_fn")
-def test_a_replay_buffer_gets_the_frames_alone() -> None:
+def test_a_replay_buffer_gets_only_frames() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
     with collecting(
         IN_PROCESS,
@@ -78,12 +78,12 @@ def test_a_replay_buffer_gets_the_frames_alone() -> None:
 
 
 @pytest.mark.parametrize("other", [{"split_trajs": True}, {"trajs_per_batch": 2}])
-def test_what_gives_batches_another_shape_does_not_go_with_it(other: dict[str, Any]) -> None:
+def test_arguments_that_change_the_batch_shape_are_refused(other: dict[str, Any]) -> None:
     with refused(ValueError, "drop_uncollected"):
         SyncDataCollector(DUMMIES(0), None, frames_per_batch=9, drop_uncollected=True, **other)
 
 
-def test_cells_without_a_frame_are_told_of_once() -> None:
+def test_cells_without_a_frame_cause_one_warning() -> None:
     with warned("create_env_fn") as said:
         SyncDataCollector(DUMMIES(0), None, frames_per_batch=9).shutdown()
     assert [own.filename for own in said] == [__file__]
@@ -95,7 +95,7 @@ def test_cells_without_a_frame_are_told_of_once() -> None:
 
 
 @pytest.mark.processes
-def test_what_workers_warn_of_comes_once_and_at_the_users_line(
+def test_equal_warnings_of_workers_appear_once_at_the_users_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with warned("info_keys") as said:

@@ -98,7 +98,7 @@ def test_sync_shares_are_recomputed(way: Way) -> None:
 
 @pytest.mark.parametrize("way", ways([MULTI_STACK], [STACK]))
 @pytest.mark.parametrize("moment", ["after", "while it starts", "just before"])
-def test_who_takes_a_workers_place_has_the_new_share(way: Way, moment: str) -> None:
+def test_a_replacement_worker_has_the_new_share(way: Way, moment: str) -> None:
     with collecting(way, endless, frames=6) as collector:
         collector.next()
         if moment == "while it starts":
@@ -120,7 +120,7 @@ def test_who_takes_a_workers_place_has_the_new_share(way: Way, moment: str) -> N
 
 
 @pytest.mark.parametrize("way", ways([ASYNC[2], MULTI_ASYNC[2]], [ASYNC[0], MULTI_ASYNC[0]]))
-def test_async_workers_come_and_go_at_once(way: Way) -> None:
+def test_async_workers_are_added_and_removed_at_once(way: Way) -> None:
     with collecting(way, endless, frames=T) as collector:
         collector.next()
         collector.add_collectors([endless(2), endless(3)])
@@ -147,7 +147,7 @@ def test_async_workers_come_and_go_at_once(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", ways([MULTI_ASYNC[2]], [ASYNC[2]]))
-def test_all_may_be_stopped_and_new_ones_come(way: Way) -> None:
+def test_all_workers_may_be_stopped_and_new_ones_added(way: Way) -> None:
     with collecting(way, endless, frames=T) as collector:
         collector.next()
         assert len(collector.remote_collectors) == 2
@@ -166,7 +166,7 @@ def test_all_may_be_stopped_and_new_ones_come(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", ways([MULTI_STACK], [STACK]))
-def test_what_cannot_be_removed_or_added(way: Way) -> None:
+def test_refused_additions_and_removals(way: Way) -> None:
     factories = [bias_policy] * 2
     with collecting(way, endless, frames=T, policy_factory=factories) as collector:
         for ids in (5, [0, 7]):
@@ -186,7 +186,7 @@ def test_what_cannot_be_removed_or_added(way: Way) -> None:
         assert collector.next().shape == (2, T)
 
 
-def test_whoever_is_leaving_has_no_part_in_a_new_seed() -> None:
+def test_a_leaving_worker_gets_no_new_seed() -> None:
     with collecting(MULTI_AHEAD, endless, frames=T) as collector:
         collector.next()
         collector.remove_collectors(0)  # one more batch was requested of it
@@ -195,7 +195,7 @@ def test_whoever_is_leaving_has_no_part_in_a_new_seed() -> None:
         assert numbers(collector.next()) == [1]
 
 
-def test_what_each_of_the_first_had_is_not_passed_to_new_ones() -> None:
+def test_arguments_of_single_workers_are_not_passed_to_added_ones() -> None:
     values = {"policy_factory": [int, int], "device": "cpu"}
     remote: Any = None  # of no effect here
     template = WorkerTemplate(values, {"policy_factory", "device"}, None, T, remote)

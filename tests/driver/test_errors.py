@@ -206,7 +206,7 @@ class RefusesPickleEnv(OwnErrorEnv):
 @pytest.mark.parametrize(
     "entry", [TwoNumbersEnv, PrefixEnv, NestedEnv, WithoutTextEnv, RefusesPickleEnv]
 )
-def test_exceptions_that_cannot_be_made_of_their_arguments(way: Way, entry: Any) -> None:
+def test_exceptions_that_cannot_be_rebuilt_from_their_arguments(way: Way, entry: Any) -> None:
     with (
         collecting(way, lambda w: entry, frames=T) as collector,
         pytest.raises(type(entry.error)) as caught,
@@ -220,7 +220,7 @@ def test_exceptions_that_cannot_be_made_of_their_arguments(way: Way, entry: Any)
 @pytest.mark.parametrize(
     "way", [MULTI_STACK, pytest.param(ONE_ACTOR, marks=[pytest.mark.ray, pytest.mark.slow])]
 )
-def test_exceptions_that_do_not_travel(way: Way) -> None:
+def test_exceptions_that_cannot_be_pickled(way: Way) -> None:
     with (
         collecting(way, lambda w: OddEnv, frames=T) as collector,
         pytest.raises(WorkerError, match="1 is odd") as caught,
@@ -243,7 +243,7 @@ def test_a_policy_that_raises(way: Way) -> None:
     assert "odd_policy" in caught.value.__cause__.remote_traceback
 
 
-def test_an_interrupt_is_no_failure() -> None:
+def test_an_interrupt_is_not_a_failure() -> None:
     """The rollout is discarded, and the next one begins with a reset."""
 
     class Interrupting(CountingEnv):
@@ -488,7 +488,7 @@ print("as expected")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
-def test_who_started_ray_ends_it(whose: str) -> None:
+def test_ray_is_shut_down_only_by_the_collector_that_started_it(whose: str) -> None:
     pytest.importorskip("ray")
     run = subprocess.run(
         [sys.executable, "-c", WHOSE_RAY, whose],

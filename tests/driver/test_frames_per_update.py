@@ -145,7 +145,7 @@ def test_the_end_is_noticed_without_an_update() -> None:
         assert collector.stats()["completed"]
 
 
-def test_the_first_trajectory_is_collected_however_long_it_is() -> None:
+def test_a_first_trajectory_of_any_length_is_collected() -> None:
     def entry(worker: int) -> Any:
         return partial(CountingEnv, 0, 4 * T)
 
@@ -163,7 +163,7 @@ def test_the_first_trajectory_is_collected_however_long_it_is() -> None:
         assert collector.ledger()["total"]["in_flight"] == 2 * T
 
 
-def test_a_state_that_is_loaded_while_the_thread_waits_lets_it_go_on() -> None:
+def test_loading_a_state_lets_a_waiting_thread_continue() -> None:
     with filling(max_frames_per_update=2 * T) as collector:
         collector.start()
         assert settled(collector, 2 * T)
@@ -196,7 +196,7 @@ def test_a_run_that_is_resumed_has_its_own_count() -> None:
 
 
 @pytest.mark.processes
-def test_it_holds_with_a_limit_of_the_policy_lag() -> None:
+def test_the_limit_holds_with_a_limit_of_the_policy_lag() -> None:
     with filling(MULTI_ASYNC[2], max_frames_per_update=2 * T, max_policy_lag=1) as collector:
         collector.start()
         for _ in range(20):
@@ -252,7 +252,7 @@ def test_a_program_whose_learner_dies_ends(tmp_path: Path, how: str, error: str)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "1", True])
-def test_values_that_are_no_limit(value: Any) -> None:
+def test_invalid_limits(value: Any) -> None:
     with refused((TypeError, ValueError), LIMIT):
         SyncDataCollector(
             CountingEnv,
@@ -263,7 +263,7 @@ def test_values_that_are_no_limit(value: Any) -> None:
         )
 
 
-def test_it_needs_a_replay_buffer() -> None:
+def test_the_limit_needs_a_replay_buffer() -> None:
     with refused(ValueError, LIMIT):
         SyncDataCollector(CountingEnv, None, frames_per_batch=T, max_frames_per_update=10)
 

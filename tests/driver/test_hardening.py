@@ -56,7 +56,7 @@ def test_lazily_negated_and_conjugated_outputs_are_recorded_as_they_read() -> No
     assert td["conjugated"][0].tolist() == [3 - 4j, 2 - 3j]
 
 
-def test_a_bit_that_comes_later_is_refused_and_never_recorded_wrong() -> None:
+def test_a_lazy_bit_set_in_a_later_step_is_refused() -> None:
     calls = []
 
     def policy(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,7 +109,7 @@ def test_an_interrupted_rollouts_episodes_are_not_counted() -> None:
     assert collector.stats()["episodes"] == int(td["next", "done"].sum()) == 2
 
 
-def test_a_reset_that_raises_is_made_up_for() -> None:
+def test_a_reset_that_raised_is_repeated() -> None:
     class Once(CountingEnv):
         refuses = False
 
@@ -159,6 +159,6 @@ def test_cat_results_in_process_is_refused_with_the_reason() -> None:
         SyncDataCollector(Flipped, None, frames_per_batch=3, cat_results="stack")
 
 
-def test_any_negative_count_is_off() -> None:
+def test_any_negative_count_disables_the_feature() -> None:
     collector = SyncDataCollector(Flipped, None, frames_per_batch=4, trajs_per_batch=-5)
     assert collector.next().shape == (4,)  # frames from more than one trajectory

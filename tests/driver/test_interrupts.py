@@ -106,13 +106,13 @@ def test_a_time_limit_within_a_policy_that_is_called_here(time_limit: None) -> N
 
 
 @pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, MULTI_ASYNC[0]))
-def test_a_batch_that_a_time_limit_interrupted_comes_next(
+def test_a_batch_interrupted_by_a_time_limit_is_returned_next(
     monkeypatch: pytest.MonkeyPatch, time_limit: None, way: Way
 ) -> None:
     check_interrupted(monkeypatch, way, base, "assemble", signal.SIGUSR1, TimeoutError)
 
 
-def test_an_error_of_the_environment_is_no_interrupt() -> None:
+def test_an_error_of_the_environment_is_not_taken_for_an_interrupt() -> None:
     """A TimeoutError from the environment itself is raised again by every later call."""
     with SyncDataCollector(partial(LateEnv, 0), frames_per_batch=STEPS) as collector:
         for _ in range(2):
@@ -180,14 +180,14 @@ def check_interrupted(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[0]))
-def test_a_batch_of_processes_that_was_interrupted_comes_next(
+def test_an_interrupted_batch_of_processes_is_returned_next(
     monkeypatch: pytest.MonkeyPatch, way: Way, module: Any, name: str
 ) -> None:
     check_interrupted(monkeypatch, way, module, name)
 
 
 @pytest.mark.parametrize("module", [in_process, base], ids=["joining", "delivering"])
-def test_a_batch_of_this_process_that_was_interrupted_comes_next(
+def test_an_interrupted_batch_of_this_process_is_returned_next(
     monkeypatch: pytest.MonkeyPatch, module: Any
 ) -> None:
     name = "Batch" if module is in_process else "assemble"
@@ -205,7 +205,7 @@ def test_an_answer_that_was_being_read_is_not_lost(
 
 @pytest.mark.parametrize("way", [IN_PROCESS, *marked(MULTI_STACK, MULTI_ASYNC[0])])
 @pytest.mark.parametrize("trajs", [None, 2])
-def test_a_finished_batch_that_was_interrupted_comes_next(
+def test_an_interrupted_finished_batch_is_returned_next(
     monkeypatch: pytest.MonkeyPatch, way: Way, trajs: int | None
 ) -> None:
     """The interrupt arrives when the batch is finished and the time of the call is recorded."""
@@ -226,7 +226,7 @@ def test_a_finished_batch_that_was_interrupted_comes_next(
 
 
 @pytest.mark.parametrize("way", [IN_PROCESS, *marked(MULTI_STACK, MULTI_ASYNC[0])])
-def test_a_batch_whose_processing_was_interrupted_is_lost_by_name(
+def test_a_batch_interrupted_in_postproc_is_lost_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     """A batch that `postproc` has already changed is not passed to it again."""

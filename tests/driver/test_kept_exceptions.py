@@ -72,7 +72,7 @@ class TestWithoutFrames:
         ],
         ids=lambda error: type(error).__name__,
     )
-    def test_a_copy_is_alike_and_has_no_traceback(self, error: Any) -> None:
+    def test_a_copy_is_equal_and_has_no_traceback(self, error: Any) -> None:
         error.own = [1]
         caught = raised(error)
         copy = without_frames(caught)
@@ -202,7 +202,7 @@ def test_a_caller_may_keep_interrupts(monkeypatch: pytest.MonkeyPatch, way: Way)
 
 @pytest.mark.usefixtures("no_garbage_collection")
 @pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[0], STACK))
-def test_what_a_question_raised_holds_nothing(way: Way) -> None:
+def test_the_exception_of_a_worker_call_keeps_no_memory(way: Way) -> None:
     before = shared_files()
     with collecting(way, endless, parity_policy(), frames=T) as collector:
         collector.next()

@@ -175,7 +175,7 @@ def test_a_run_to_its_end_loses_nothing(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_what_is_in_flight_is_lost_by_name(way: Way) -> None:
+def test_frames_in_flight_are_lost_with_a_reason(way: Way) -> None:
     prefetch = way.arguments.get("prefetch", 0)
     with collecting(way, one, parity_policy(), frames=T) as collector:
         # An async actor that did not deliver has one rollout pending even without prefetch.
@@ -204,7 +204,7 @@ def test_what_is_in_flight_is_lost_by_name(way: Way) -> None:
             assert total["in_flight"] == 0
 
 
-def test_what_a_run_has_lost_stays_lost_where_it_goes_on() -> None:
+def test_lost_frames_remain_lost_in_a_resumed_run() -> None:
     """A loaded state brings its ledger, with no frames in flight."""
     arguments: dict[str, Any] = {"frames": 7, "trajs_per_batch": 1}
     with collecting(IN_PROCESS, one, None, **arguments) as first:
@@ -342,7 +342,7 @@ TestProgram = Program.TestCase
 TestProgram.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
 
 
-def test_what_a_buffer_refuses_is_lost_by_name() -> None:
+def test_frames_that_a_buffer_refuses_are_lost_with_a_reason() -> None:
     class Full(list[Any]):
         def extend(self, td: Any) -> None:
             if self:

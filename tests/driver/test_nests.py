@@ -152,7 +152,7 @@ def ask_to_stop(stop: SharedNumber, once: Path) -> None:
     [(STACK, 0.7), (STACK_2, 0.0), (Inner(0, 2), 0.0), (Inner(-1), 0.7), (Inner(-1, 2), 0.0)],
     ids=str,
 )
-def test_a_nest_is_stopped(
+def test_a_straggling_nest_is_stopped(
     inner: Inner, fraction: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second process stays in step END of its rollout until it receives the stop request."""

@@ -222,7 +222,7 @@ class BreakingEnv(CountingEnv):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [STACK, FIRST], ids=str)
-def test_an_exception_in_a_process_is_the_callers(inner: Inner) -> None:
+def test_an_exception_in_a_process_reaches_the_caller(inner: Inner) -> None:
     entries = [[partial(CountingEnv, 0), partial(BreakingEnv, 1)]]
     with collecting(inner, 1, None, entries=entries, sync=True) as collector:
         with pytest.raises(EnvBrokeError, match="it broke") as caught:
@@ -291,7 +291,7 @@ def test_whole_trajectories_from_nests(inner: Inner) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [STACK, FIRST], ids=str)
-def test_nests_come_and_go(inner: Inner) -> None:
+def test_nests_can_be_added_and_removed(inner: Inner) -> None:
     with collecting(inner, 1, parity_policy(), sync=True) as collector:
         assert collector.next().shape == (1, *inner.shape)
         (new,) = collector.add_collectors([inner.entries(1)])
@@ -310,7 +310,7 @@ def test_nests_come_and_go(inner: Inner) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_torchrls_classes_are_ours_by_name() -> None:
+def test_torchrls_classes_select_our_classes() -> None:
     collectors = pytest.importorskip("torchrl.collectors")
     cls = collectors.MultiSyncCollector
     entries = [partial(CountingEnv, b) for b in range(2)]

@@ -253,7 +253,7 @@ def test_a_learner_with_more_updates_than_batches(way: Way, limit: int) -> None:
 
 
 @pytest.mark.processes
-def test_workers_share_what_may_be_collected_ahead() -> None:
+def test_workers_share_the_frames_that_may_be_collected_ahead() -> None:
     with collecting(FOUR, endless, bias_policy(), frames=T, max_policy_lag=1) as collector:
         for _ in range(40):
             collector.next()
@@ -276,7 +276,7 @@ def test_workers_collect_at_once_for_a_learner_that_takes_several_batches() -> N
 
 
 @pytest.mark.processes
-def test_what_became_too_old_is_dropped_and_its_trajectory_ends(tmp_path: Path) -> None:
+def test_a_rollout_that_became_too_old_is_dropped_and_its_trajectory_ends(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     env = partial(GateEnv, gate, 4 * T + 2, length=9_000)
     options: dict[str, Any] = {"max_policy_lag": 1, "track_policy_version": True}
@@ -308,7 +308,7 @@ def test_in_process_a_rollout_that_updates_overtake_is_dropped() -> None:
         assert set(buffer[0][IDS].tolist()) == {1}
 
 
-def test_a_batch_that_an_interrupt_kept_is_dropped_if_it_became_too_old() -> None:
+def test_an_interrupted_batch_is_dropped_if_it_became_too_old() -> None:
     with SyncDataCollector(
         CountingEnv(length=9_000), parity_policy(), frames_per_batch=T, max_policy_lag=0
     ) as collector:
@@ -323,7 +323,7 @@ def test_a_batch_that_an_interrupt_kept_is_dropped_if_it_became_too_old() -> Non
         assert check_counts(collector)["reasons"] == {"max_policy_lag": T}
 
 
-def test_a_collector_from_which_nothing_is_fresh_enough_says_so() -> None:
+def test_a_collector_without_fresh_enough_frames_raises() -> None:
     class Hasty(CountingEnv):
         collector: Any = None
 
@@ -358,7 +358,7 @@ def test_automatic_updates_go_to_all_workers(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.processes
-def test_workers_come_and_go() -> None:
+def test_workers_can_be_added_and_removed() -> None:
     options: dict[str, Any] = {"max_policy_lag": 1, "track_policy_version": True}
     with collecting(MULTI_ASYNC[2], endless, bias_policy(), frames=T, **options) as collector:
         for number in range(30):
@@ -444,7 +444,7 @@ def test_in_the_background() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "1", True])
-def test_values_that_are_no_limit(value: Any) -> None:
+def test_invalid_limits(value: Any) -> None:
     with refused((TypeError, ValueError), "max_policy_lag"):
         SyncDataCollector(CountingEnv, None, frames_per_batch=T, max_policy_lag=value)
 

@@ -179,7 +179,7 @@ def same(got: torch.Tensor, value: Any) -> bool:
     split=st.booleans(),
     acts=st.booleans(),
 )
-def test_frames_are_those_of_the_log(
+def test_frames_equal_the_log(
     kind: str, config: dict[str, Any], steps: int, limit: int, split: bool, acts: bool
 ) -> None:
     if kind not in ("one", "list"):  # limits of SyncVectorEnv; not every mode can reset rows

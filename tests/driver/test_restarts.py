@@ -58,7 +58,7 @@ def check_ledger(collector: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_killed_worker_is_replaced_and_nothing_comes_twice(way: Way) -> None:
+def test_a_killed_worker_is_replaced_and_no_frame_is_repeated(way: Way) -> None:
     batches = 8
     total = batches * T * (2 if way.sync else 1)
     with collecting(way, endless, parity_policy(), frames=T, total_frames=total) as collector:
@@ -82,7 +82,7 @@ def test_a_killed_worker_is_replaced_and_nothing_comes_twice(way: Way) -> None:
 
 
 @pytest.mark.processes
-def test_why_a_worker_was_replaced_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_stats_report_why_a_worker_was_replaced(caplog: pytest.LogCaptureFixture) -> None:
     with collecting(MULTI_STACK, endless, parity_policy(), frames=T) as collector:
         collector.next()
         kill(collector, 1)
@@ -102,7 +102,7 @@ def test_why_a_worker_was_replaced_is_said(caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
 @pytest.mark.parametrize("act", ["set_seed", "reset"])
-def test_a_death_that_only_a_seed_or_a_reset_meets(way: Way, act: str) -> None:
+def test_a_death_noticed_only_by_set_seed_or_reset(way: Way, act: str) -> None:
     with collecting(way, endless, parity_policy(), frames=T) as collector:
         collector.set_seed(1)
         ids = [collector.next()["collector", "traj_ids"]]
@@ -116,7 +116,7 @@ def test_a_death_that_only_a_seed_or_a_reset_meets(way: Way, act: str) -> None:
 
 
 @pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
-def test_a_rollout_that_dies_on_the_way_is_lost_and_asked_for_again(
+def test_an_unfinished_rollout_of_a_dead_worker_is_requested_again(
     way: Way, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -139,7 +139,7 @@ def test_a_rollout_that_dies_on_the_way_is_lost_and_asked_for_again(
 
 
 @pytest.mark.processes(usual=2)
-def test_a_call_does_not_wait_for_a_dead_worker_that_is_ahead() -> None:
+def test_a_call_does_not_wait_for_a_dead_worker_with_queued_rollouts() -> None:
     """With a smaller share, a worker is rounds ahead, so the driver does not wait for it."""
     with MultiSyncDataCollector(
         [endless(0), endless(1)],
@@ -171,7 +171,7 @@ def killing_when(reached: Path, pid: int, then: Path) -> Any:
 
 
 @pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
-def test_the_new_one_has_the_newest_weights(way: Way) -> None:
+def test_a_replacement_has_the_newest_weights(way: Way) -> None:
     policy = bias_policy()
     with collecting(
         way, endless, policy, frames=T, track_policy_version=True, worker_init_timeout=60
@@ -196,7 +196,7 @@ class ExitingEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("way", marked(Way("one", 1), Way("multi async one", 1)))
-def test_past_the_limit_the_end_is_told(way: Way) -> None:
+def test_beyond_the_limit_a_death_is_reported(way: Way) -> None:
     with collecting(way, lambda w: ExitingEnv, frames=T, max_worker_restarts=2) as collector:
         with raised(WorkerError, worker=0, incarnation=2) as caught:
             collector.next()
@@ -227,7 +227,7 @@ class Hanging(CountingEnv):
 
 
 @pytest.mark.parametrize("way", marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]))
-def test_a_hang_is_ended(way: Way, tmp_path: Path) -> None:
+def test_a_hanging_worker_is_replaced(way: Way, tmp_path: Path) -> None:
     def entry(worker: int) -> Any:
         kwargs = {"number": 10 * worker, "length": (4,)}
         if worker == 0:
@@ -245,7 +245,7 @@ def test_a_hang_is_ended(way: Way, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_hang_past_the_limit_is_told_after_what_the_others_have(tmp_path: Path) -> None:
+def test_a_hang_beyond_the_limit_is_reported_after_finished_rollouts(tmp_path: Path) -> None:
     def entry(worker: int) -> Any:
         if worker == 0:
             return partial(EchoEnv, 0, (4,))
@@ -282,7 +282,7 @@ class RaisingOnce(CountingEnv):
 
 
 @pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
-def test_an_exception_is_retried_where_that_is_asked_for(way: Way, tmp_path: Path) -> None:
+def test_an_exception_is_retried_if_configured(way: Way, tmp_path: Path) -> None:
     def entry(worker: int) -> Any:
         return partial(RaisingOnce, str(tmp_path), number=10 * worker)
 
@@ -322,7 +322,7 @@ class Dying(CountingEnv):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("way", marked(MULTI_AHEAD, MULTI_ASYNC[2]))
-def test_a_worker_that_dies_of_a_question_too_often_ends_the_stream(way: Way) -> None:
+def test_a_worker_that_a_call_kills_too_often_ends_the_stream(way: Way) -> None:
     with collecting(
         way, lambda w: partial(Dying, 10 * w, (4,)), frames=T, max_worker_restarts=0
     ) as collector:

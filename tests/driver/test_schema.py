@@ -183,7 +183,7 @@ def test_pixels(count: int) -> None:
         assert (td["next", "observation"][p] == steps[:, None, None, None] + 1).all()
 
 
-def test_a_probe_leaves_the_policy_alone() -> None:
+def test_a_probe_does_not_change_the_policy() -> None:
     class Counting(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -48,7 +48,7 @@ def test_a_worker_that_does_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.processes
-def test_time_in_which_others_had_the_cpu_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_without_the_cpu_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     monkeypatch.setattr(
         "pycollect.transport.processes.child.seconds_without_cpu",
@@ -60,7 +60,7 @@ def test_time_in_which_others_had_the_cpu_does_not_count(monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_what_did_not_count_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_time_that_did_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.transport.processes.child.seconds_without_cpu", lambda pid: 1.4)
     with refused(ValueError, "worker_init_timeout") as caught:
         collecting(NeverBuilt, limit=0.1)

@@ -123,7 +123,7 @@ def test_weights_that_were_sent_instead_of_the_policys_are_saved() -> None:
 
 
 @pytest.mark.parametrize("way", ALL, ids=lambda way: way.name)
-def test_weights_versions_and_counters_come_back(way: Way) -> None:
+def test_weights_versions_and_counters_are_restored(way: Way) -> None:
     policy = noisy()
     arguments: dict[str, Any] = {"total_frames": 12 * T * (2 * way.workers if way.sync else 2)}
     with collecting(way, dice, policy, frames=2 * T, **arguments) as collector:
@@ -207,7 +207,7 @@ def test_a_worker_that_missed_an_update_resumes_with_its_own_version() -> None:
         assert collector.state_dict()["versions"] == {}
 
 
-def test_a_version_comes_back_without_weights() -> None:
+def test_a_version_is_restored_without_weights() -> None:
     with collecting(
         MULTI_AHEAD, lambda w: CountingEnv, None, frames=T, track_policy_version=True
     ) as collector:
@@ -341,7 +341,7 @@ def untouched() -> tuple[Any, Any]:
 
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
-def test_an_altered_state_is_loaded_as_a_whole_or_changes_nothing(
+def test_an_altered_state_is_loaded_completely_or_not_at_all(
     untouched: Any, data: st.DataObject
 ) -> None:
     good, following = untouched
@@ -392,7 +392,7 @@ class Draws(CountingEnv):
 
 @pytest.mark.parametrize("error", [EnvBrokeError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("where", ["environment", "policy"])
-def test_the_callers_generators_survive_what_is_raised(
+def test_an_exception_does_not_change_the_callers_generators(
     where: str, error: type[BaseException]
 ) -> None:
     def raises(observation: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,7 @@ def check_seconds(seconds: dict[str, float], phases: set[str]) -> None:
     assert sum(seconds[phase] for phase in phases) <= seconds["elapsed"] + 0.01
 
 
-def test_the_parts_add_up_to_the_whole() -> None:
+def test_the_seconds_add_up_to_the_elapsed_time() -> None:
     with collecting(IN_PROCESS, lambda w: CountingEnv, parity_policy(), frames=1000) as collector:
         for _ in range(10):
             collector.next()
@@ -113,7 +113,7 @@ def test_the_parts_add_up_to_the_whole() -> None:
     assert 0.95 * elapsed <= sum(seconds.values()) <= elapsed
 
 
-def test_time_that_the_caller_takes_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callers_time_is_counted_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     """User time includes the time after an exception and since the newest batch."""
     now = 0
     clock = SimpleNamespace(perf_counter=lambda: now)
@@ -141,7 +141,7 @@ def test_time_that_the_caller_takes_is_its_own(monkeypatch: pytest.MonkeyPatch) 
     collector.shutdown()
 
 
-def test_an_env_that_takes_its_time_is_seen() -> None:
+def test_stats_show_a_slow_env() -> None:
     class Slow(CountingEnv):
         def step(self, action: Any) -> Any:
             sum(range(20_000))
@@ -188,7 +188,7 @@ def test_the_last_hundred_episodes() -> None:
     assert (stats["episodes"], stats["episode_length"]) == (150, 3)
 
 
-def test_dummies_are_no_frames() -> None:
+def test_dummies_do_not_count_as_frames() -> None:
     with collecting(IN_PROCESS, ENTRIES["ignores masks"], parity_policy(), frames=21) as collector:
         td = collector.next()
         stats = collector.stats()

@@ -109,7 +109,7 @@ def test_a_policy(way: Way) -> None:
     ids=lambda arguments: " and ".join(arguments),
 )
 @pytest.mark.parametrize("batched", [False, True], ids=["one", "list"])
-def test_what_runs_here(arguments: dict[str, Any], batched: bool) -> None:
+def test_code_in_this_process(arguments: dict[str, Any], batched: bool) -> None:
     entry = echo_fns(0) if batched else echo_fns(0)[0]
     with SyncDataCollector(entry, None, frames_per_batch=15, total_frames=90, **arguments) as own:
         assert_refused(own, "exhausted|extend")

@@ -235,7 +235,7 @@ def test_a_straggling_actor_is_stopped(
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("cat", ["stack", -1])
-def test_rollouts_ahead_are_not_stopped_with_those_before(
+def test_stopping_a_rollout_does_not_stop_the_next_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cat: Any
 ) -> None:
     with one_straggler(
@@ -271,7 +271,7 @@ class Frames:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("cat", ["stack", -1])
-def test_what_else_there_is_goes_together_with_it(
+def test_preemption_works_with_other_options(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cat: Any
 ) -> None:
     """Preemption works with whole trajectories if stacked, and with single frames in a buffer."""

@@ -49,7 +49,7 @@ def names(value: Any) -> str | None:
 
 
 @pytest.mark.parametrize("way", [IN_PROCESS, *marked(MULTI_ASYNC[0])], ids=names)
-def test_a_forgotten_collector_is_gone_at_once(way: Way) -> None:
+def test_an_unreferenced_collector_is_freed_at_once(way: Way) -> None:
     """No reference cycle holds the collector: its workers end without a garbage collection."""
     gc.disable()
     try:
@@ -83,7 +83,7 @@ def test_the_end(total: int, frames: int, batches: int) -> None:
 
 
 @pytest.mark.parametrize("way", marked(IN_PROCESS, STACK, MULTI_STACK))
-def test_what_is_shown_of_it(way: Way) -> None:
+def test_repr(way: Way) -> None:
     with collecting(way, ONE, frames=5, total_frames=-1) as collector:
         frames = collector.frames_per_batch
         collector.next()
@@ -97,7 +97,7 @@ def test_what_is_shown_of_it(way: Way) -> None:
     assert repr(collector).endswith("closed=True)")
 
 
-def test_something_is_shown_of_one_whose_arguments_were_wrong() -> None:
+def test_repr_after_a_failed_constructor() -> None:
     with refused(ValueError, "frames_per_batch") as raised:
         SyncDataCollector(lambda: CountingEnv(1), None, frames_per_batch=-4)
     frames = [frame.locals["self"] for frame in raised.traceback if "self" in frame.locals]
@@ -119,7 +119,7 @@ def test_without_an_end(total: int | None) -> None:
         assert collector.total_frames == float("inf")
 
 
-def test_total_frames_counts_what_was_collected() -> None:
+def test_total_frames_counts_collected_frames() -> None:
     """Uncollected cells do not count as frames."""
     entry = ENTRIES["ignores masks"]
     with collecting(IN_PROCESS, entry, frames=3 * STEPS, total_frames=6 * STEPS) as collector:
@@ -181,7 +181,7 @@ def test_no_frames_at_all_from_actors() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=names)
-def test_it_goes_on_where_it_was(way: Way) -> None:
+def test_iteration_resumes_after_a_break(way: Way) -> None:
     """Resume after a break with iter(), next() and .next() in turn."""
     oracle = FrameOracle()
     batches = 0
@@ -410,7 +410,7 @@ def test_reset_at_each_iter_may_be_a_number_or_none() -> None:
             assert (collector.next()["observation"][0, 2] == 0) == bool(value)
 
 
-def test_set_truncated_is_no_end_of_an_episode() -> None:
+def test_set_truncated_does_not_end_an_episode() -> None:
     """The trajectory keeps its id, and the episode statistics do not change."""
     with collecting(
         IN_PROCESS, lambda w: partial(CountingEnv, length=7), frames=5, set_truncated=True

@@ -41,7 +41,7 @@ def one(worker: int) -> Any:
 
 @pytest.mark.parametrize(("entry", "form"), [(one, "padded"), (echo_fns, "cat")])
 @pytest.mark.parametrize("way", WAYS)
-def test_trajectories_are_whole_and_come_once(way: Way, form: str, entry: Any) -> None:
+def test_trajectories_are_complete_and_returned_once(way: Way, form: str, entry: Any) -> None:
     """An episode of length 7 spans rollouts of 5 steps and is cut at 6 by max_frames_per_traj."""
 
     def envs(worker: int) -> Any:
@@ -140,7 +140,7 @@ def test_resets_at_each_batch_cut_them() -> None:
 
 
 @pytest.mark.parametrize("way", marked(IN_PROCESS, STACK, MULTI_STACK, central=False))
-def test_what_waits_is_in_flight_and_lost_by_name(way: Way) -> None:
+def test_waiting_frames_are_in_flight_and_lost_with_a_reason(way: Way) -> None:
     with collecting(
         way, one, frames=T, trajs_per_batch=2, max_frames_per_traj=20, split_trajs=True
     ) as collector:
@@ -223,7 +223,7 @@ def test_set_truncated_completes_a_trajectory(form: str) -> None:
     assert all(part["next", "done"].flatten()[-1] for part in parts)
 
 
-def test_the_end_is_the_end() -> None:
+def test_nothing_is_collected_after_the_end() -> None:
     """Frames lost at the end are not collected again by a further call."""
     with SyncDataCollector(
         partial(CountingEnv, 0, (3,)),

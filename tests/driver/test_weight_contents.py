@@ -128,7 +128,7 @@ def test_extra_state_reaches_workers(way: Way, form: str) -> None:
 
 
 @pytest.mark.parametrize("way", REMOTE)
-def test_modes_and_extra_state_alone_are_pushed(way: Way) -> None:
+def test_changes_of_only_modes_or_extra_state_are_pushed(way: Way) -> None:
     """`update_after_each_batch` pushes only if it finds a change."""
     policy = shows()
     arguments = {"update_after_each_batch": True, "track_policy_version": True}
@@ -155,7 +155,7 @@ def test_an_unchanged_extra_state_is_not_pushed() -> None:
 
 
 @pytest.mark.parametrize("way", SYNC)
-def test_a_replacement_has_them_too(way: Way) -> None:
+def test_a_replacement_has_modes_and_extra_state(way: Way) -> None:
     policy = shows()
     with collecting(way, ONE, policy, frames=T, track_policy_version=True) as collector:
         collector.next()
@@ -176,7 +176,7 @@ def test_a_replacement_has_them_too(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", [ALL[0], *SYNC])
-def test_a_state_has_them(way: Way) -> None:
+def test_a_state_has_modes_and_extra_state(way: Way) -> None:
     policy, fresh = shows(), shows()
     policy.eval()
     policy.module.head.gain = 3.0
@@ -194,7 +194,7 @@ def test_a_state_has_them(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", [ALL[0], *marked(MULTI_STACK)])
-def test_a_state_whose_extra_state_a_module_refuses_changes_nothing(way: Way) -> None:
+def test_a_state_with_a_refused_extra_state_changes_nothing(way: Way) -> None:
     policy = shows()
     with collecting(way, lambda w: partial(CountingEnv, w, 100), policy, frames=T) as collector:
         collector.next()
@@ -210,7 +210,7 @@ def test_a_state_whose_extra_state_a_module_refuses_changes_nothing(way: Way) ->
 
 
 @pytest.mark.parametrize("way", [pytest.param(MULTI_STACK, marks=pytest.mark.processes)])
-def test_workers_that_are_added_have_them(way: Way) -> None:
+def test_added_workers_have_modes_and_extra_state(way: Way) -> None:
     policy = shows()
     with collecting(way, ONE, policy, frames=T) as collector:
         policy.eval()
@@ -226,7 +226,7 @@ def test_workers_that_are_added_have_them(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", SYNC)
-def test_a_module_brings_its_modes_and_a_state_dict_none(way: Way) -> None:
+def test_a_module_sends_its_modes_but_a_state_dict_does_not(way: Way) -> None:
     """The modes also reach policies that workers built from a factory."""
     learner = shows()
     arguments = {"policy_factory": shows, "track_policy_version": True}
@@ -297,7 +297,7 @@ def test_tied_parameters_may_have_all_their_names(way: Way) -> None:
             assert frames["weight"].unique().tolist() == [2.0 * version]
 
 
-def test_parameters_that_are_tied_later() -> None:
+def test_parameters_tied_after_construction() -> None:
     policy = TensorDictModule(Tied(), ["observation"], ["action", "weight"])
     policy.module.b.weight = nn.Parameter(torch.ones(1, 1))
     with collecting(MULTI_STACK, ONE, policy, frames=T, track_policy_version=True) as collector:
@@ -307,7 +307,7 @@ def test_parameters_that_are_tied_later() -> None:
         assert next_of_version(collector, 1)["weight"].unique().tolist() == [6.0]
 
 
-def test_parameters_that_are_tied_no_more() -> None:
+def test_parameters_untied_after_construction() -> None:
     policy = TensorDictModule(Tied(), ["observation"], ["action", "weight"])
     with collecting(MULTI_STACK, ONE, policy, frames=T) as collector:
         policy.module.b.weight = nn.Parameter(torch.ones(1, 1))
@@ -330,7 +330,7 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("way", [ALL[0], *marked(MULTI_STACK)])
-def test_a_buffer_that_is_not_writable_may_stay_as_it_is(way: Way) -> None:
+def test_a_read_only_buffer_may_remain_unchanged(way: Way) -> None:
     policy = TensorDictModule(Scaled(), ["observation"], ["action", "scale"])
     with collecting(way, ONE, policy, frames=T, track_policy_version=True) as collector:
         nn.init.constant_(policy.module.shift, 1.0)

@@ -162,7 +162,7 @@ def test_workers_with_weights_of_their_own(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", marked(MULTI_STACK, SYNC, central=False))
-def test_a_policy_beside_a_factory_is_here_for_its_weights(way: Way) -> None:
+def test_with_a_factory_the_policy_provides_the_weights(way: Way) -> None:
     """Workers build their own policies, and start with the weights of the driver's policy."""
     policy = constant_policy(2.0)
     policy.module.lock = threading.Lock()  # so that it cannot be pickled
@@ -175,7 +175,7 @@ def test_a_policy_beside_a_factory_is_here_for_its_weights(way: Way) -> None:
 
 
 @pytest.mark.processes
-def test_weights_from_elsewhere_stay_until_the_policy_changes() -> None:
+def test_weights_of_another_policy_remain_until_the_policy_changes() -> None:
     policy, other = constant_policy(), constant_policy()
     with collecting(MULTI_STACK, ONE, policy, frames=T, update_after_each_batch=True) as collector:
         collector.next()
@@ -213,7 +213,7 @@ def test_weights_that_do_not_fit_in_process(make: Any, error: Any, given: str) -
         assert seen(collector.next()) == {(3.0, 0)}
 
 
-def test_without_a_policy_there_are_no_weights() -> None:
+def test_without_a_policy_weights_are_refused() -> None:
     with collecting(IN_PROCESS, ONE, None, frames=T) as collector:
         collector.update_policy_weights_()
         collector.update_policy_weights_(torch.nn.Dropout())

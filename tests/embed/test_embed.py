@@ -127,7 +127,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prefix"
 
 
-def test_whether_several_files_are_compiled_at_once_is_the_consumers_choice(tmp_path: Path) -> None:
+def test_the_consumer_decides_about_unity_builds(tmp_path: Path) -> None:
     own = "core.dir/csrc/src/slab.cpp"
     for choice, one_by_one in ([], False), (["-DCMAKE_UNITY_BUILD=OFF"], True):
         configure(tmp_path, *SUBDIRECTORY, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *choice)
@@ -192,7 +192,7 @@ def test_another_version_is_not_found(prefix: Path, tmp_path: Path) -> None:
     assert "compatible with requested version" in done.stdout
 
 
-def test_another_string_does_not_link_an_archive(prefix: Path, tmp_path: Path) -> None:
+def test_another_form_of_string_does_not_link_an_archive(prefix: Path, tmp_path: Path) -> None:
     flag = "-DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=0"
     configure(tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}", flag)
     assert_does_not_link(build(tmp_path, "program"), "_cxx98")
@@ -224,7 +224,7 @@ def test_an_older_standard_is_refused_by_name(prefix: Path) -> None:
     assert "pycollect needs C++20" in done.stdout
 
 
-def test_where_the_package_is_told_without_importing_anything(python: Path) -> None:
+def test_the_command_prints_the_packages_folder_without_imports(python: Path) -> None:
     code = "import sys\nfrom pycollect.__main__ import main\n"
     code += "main(['--cmake-dir'])\nmain(['--include-dir'])\n"
     code += "print([m for m in ('torch', 'numpy', 'pycollect._core') if m in sys.modules])"
@@ -235,7 +235,7 @@ def test_where_the_package_is_told_without_importing_anything(python: Path) -> N
     assert imported == "[]"
 
 
-def test_an_installed_wheel_with_the_other_string(python: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_with_another_form_of_string(python: Path, tmp_path: Path) -> None:
     """Also build the example of Python environments, which shares no C++ types with pycollect."""
     found = run(python, "-m", "pycollect", "--cmake-dir").stdout.strip()
     options = [f"-Dpycollect_DIR={found}", "-DCMAKE_BUILD_TYPE=Release"]
@@ -267,7 +267,7 @@ def extension(python: Path) -> Path:
     return python
 
 
-def test_an_extension_beside_our_own_module(extension: Path) -> None:
+def test_an_extension_and_our_own_module_in_one_process(extension: Path) -> None:
     """scikit-build-core finds the core in the wheel; both modules work in one process."""
     code = """
 import pycollect_extension

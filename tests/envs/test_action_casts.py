@@ -99,7 +99,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("space", "value", "dtype"), REFUSED, ids=str)
 @pytest.mark.parametrize("kind", ["one", "list", "vector", "tensordict"])
-def test_a_value_that_the_dtype_does_not_hold(
+def test_a_value_outside_the_range_of_the_dtype(
     space: Any, value: Any, dtype: str, kind: str
 ) -> None:
     make = partial(ActedEnv, space)
@@ -133,7 +133,9 @@ KEPT = [
 
 
 @pytest.mark.parametrize(("space", "value", "dtype", "expected"), KEPT, ids=str)
-def test_a_value_that_it_holds(space: Any, value: Any, dtype: str, expected: Any) -> None:
+def test_a_value_within_the_range_of_the_dtype(
+    space: Any, value: Any, dtype: str, expected: Any
+) -> None:
     """A float is truncated in an integer space."""
     env = ActedEnv(space)
     with SyncDataCollector(env, constant(value, dtype), frames_per_batch=2) as collector:
@@ -174,7 +176,7 @@ def test_compiled_environments() -> None:
     assert "int8" in str(caught.value)
 
 
-def test_a_plan_whose_action_is_cast_is_not_written_again() -> None:
+def test_a_cast_action_of_a_plan_is_not_overwritten() -> None:
     """A plan overwrites its output memory in each step; a cast action has separate memory."""
     policy = torch.nn.Linear(3, 1)
     torch.nn.init.constant_(policy.weight, 1.0)
@@ -186,7 +188,7 @@ def test_a_plan_whose_action_is_cast_is_not_written_again() -> None:
 
 
 @pytest.mark.processes
-def test_nothing_is_refused_of_random_actions() -> None:
+def test_random_actions_are_never_refused() -> None:
     entry = partial(ActedEnv, box("uint8", 1))
     with MultiSyncDataCollector([entry] * 2, None, frames_per_batch=20) as collector:
         assert collector.next()["action"].dtype == torch.uint8

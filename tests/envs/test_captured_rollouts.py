@@ -129,7 +129,7 @@ class Rewriting(CountingTensors):
 
 @pytest.mark.parametrize("hides", [False, True])
 @pytest.mark.parametrize("period", [1, 2])
-def test_captured_rollouts_of_tensors_that_are_written_again(
+def test_captured_rollouts_with_reused_tensors(
     period: int, hides: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = collected(CountingTensors, linear(), 6)
@@ -153,7 +153,7 @@ class RewritingLater(CountingTensors):
         return result
 
 
-def test_tensors_must_not_be_written_again_only_in_captured_rollouts(
+def test_tensors_reused_only_in_captured_rollouts_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     as_on_a_device(monkeypatch)
@@ -219,7 +219,7 @@ def test_another_policy_may_write_again_into_other_tensors(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("reads", ["stats", "state_dict"])
-def test_episodes_of_a_captured_rollout_are_counted_when_asked_for(
+def test_episodes_of_a_captured_rollout_are_counted_on_request(
     reads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def counts() -> list[Any]:

@@ -41,7 +41,7 @@ def ids_begin_with_episodes(batches: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("envs", [1, 3])
-def test_batches_are_what_the_environments_saw(envs: int) -> None:
+def test_batches_equal_the_log_of_the_environments(envs: int) -> None:
     env = LoggedEnvs(envs)
     batches = collected(env)
     assert [tuple(batch.shape) for batch in batches] == [(envs, 7)] * 3
@@ -81,7 +81,7 @@ def test_actions_and_observations_of_several_leaves() -> None:
     assert batch["action", "turn"].sum() == 3 * 7 * 2
 
 
-def test_a_trajectory_that_is_cut_is_reset_alone() -> None:
+def test_a_truncated_trajectory_is_reset_individually() -> None:
     env = LoggedEnvs(3)
     batches = collected(env, max_frames_per_traj=2)
     for p in range(3):
@@ -109,18 +109,18 @@ def test_seeds(each: bool) -> None:
     assert other.seeds != one.seeds
 
 
-def test_what_environments_throw_is_raised_and_collecting_goes_on() -> None:
+def test_exceptions_of_environments_are_raised_and_collection_continues() -> None:
     env = LoggedEnvs(3)
     with SyncDataCollector(env, chosen, frames_per_batch=21, total_frames=63) as collector:
         batches = iter(collector)
         next(batches)
         env.raises_at = 1.0
-        with pytest.raises(OverflowError, match="is too much"):
+        with pytest.raises(OverflowError, match="is too large"):
             next(batches)
         assert collector.ledger()["total"]["delivered"] == 21
 
 
-def test_what_no_module_raises_is_an_error_all_the_same() -> None:
+def test_a_failure_without_an_exception_is_an_error() -> None:
     class Silent(LoggedEnvs):
         raises_at = 0.0
 
@@ -131,7 +131,7 @@ def test_what_no_module_raises_is_an_error_all_the_same() -> None:
         collected(Silent())
 
 
-def test_a_policy_may_write_into_what_it_is_given_and_return_it() -> None:
+def test_a_policy_may_overwrite_and_return_its_input() -> None:
     seen: list[Any] = []
 
     def policy(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,7 +146,7 @@ def test_a_policy_may_write_into_what_it_is_given_and_return_it() -> None:
     assert (batch["output1"].movedim(1, 0) == torch.stack(seen[-7:]) + 1000).all()
 
 
-def test_actions_of_other_forms_are_brought_into_the_environments() -> None:
+def test_actions_of_other_layouts_are_converted() -> None:
     env = LoggedEnvs(3)
 
     def policy(observation: torch.Tensor) -> torch.Tensor:
@@ -166,7 +166,7 @@ def test_random_actions_need_a_space() -> None:
     assert batch["action"].tolist() == [[f.action for f in log] for log in env.log]
 
 
-def test_what_is_refused() -> None:
+def test_refused_arguments() -> None:
     class OtherForm(LoggedEnvs):
         form = 2
 

@@ -37,14 +37,14 @@ def test_attributes_are_the_same_and_can_be_set() -> None:
     assert any(env.step(env.action_space.sample())[3] for _ in range(5))
 
 
-def test_a_dict_that_somebody_keeps_stays() -> None:
+def test_a_referenced_dict_is_not_replaced() -> None:
     env = chain()
     kept = vars(env.unwrapped)
     quicken(env)
     assert vars(env.unwrapped) is kept
 
 
-def test_envs_that_share_a_dict_go_on_sharing_it() -> None:
+def test_envs_that_share_a_dict_still_share_it() -> None:
     first, second = chain(), chain()
     second.unwrapped.__dict__ = first.unwrapped.__dict__
     quicken(first)

@@ -57,7 +57,7 @@ WAYS = marked(IN_PROCESS, MULTI_STACK, STACK, NEST_STACK, ASYNC[0])
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("entry", [OURS, [OURS, OURS], by_callable], ids=["id", "list", "callable"])
-def test_an_id_is_known_wherever_workers_are(way: Way, entry: Any) -> None:
+def test_an_id_is_known_in_every_kind_of_worker(way: Way, entry: Any) -> None:
     with collecting(way, lambda worker: entry, frames=8) as collector:
         td = collector.next()
     assert td.numel() >= 8
@@ -65,7 +65,7 @@ def test_an_id_is_known_wherever_workers_are(way: Way, entry: Any) -> None:
         assert td["observation"][..., 0].unique().tolist() == [3]
 
 
-def test_keyword_arguments_go_to_make() -> None:
+def test_keyword_arguments_are_passed_to_make() -> None:
     kwargs = {"number": 5}
     with SyncDataCollector(OURS, None, frames_per_batch=16, create_env_kwargs=kwargs) as collector:
         td = collector.next()
@@ -78,14 +78,14 @@ def test_several_workers_of_one_id() -> None:
         assert collector.next().numel() == 8
 
 
-def test_an_id_that_nobody_registered_is_refused_before_anything_starts() -> None:
+def test_an_unregistered_id_is_refused_before_anything_starts() -> None:
     with refused(gymnasium.error.Error, "create_env_fn") as caught:
         MultiSyncDataCollector(["PycollectTests/Counting-v9"], None, frames_per_batch=8)
     assert "PycollectTests/Counting" in str(caught.value)
 
 
 @pytest.mark.parametrize("given", ["env_id_module:PycollectTests/Imported-v0", "CartPole"])
-def test_what_gymnasium_makes_of_an_id_is_made(given: str, tmp_path: Path) -> None:
+def test_ids_with_modules_and_without_versions(given: str, tmp_path: Path) -> None:
     """A module prefix is imported, and an id without a version means the newest version."""
     (tmp_path / "env_id_module.py").write_text(
         "import gymnasium\n"
@@ -99,14 +99,14 @@ def test_what_gymnasium_makes_of_an_id_is_made(given: str, tmp_path: Path) -> No
     sys.modules.pop("env_id_module", None)
 
 
-def test_specs_of_gymnasiums_are_made() -> None:
+def test_specs_of_gymnasium_are_accepted() -> None:
     spec = gymnasium.spec("CartPole-v1")
     for entry in (spec, [spec, "CartPole-v1"]):
         with SyncDataCollector(entry, None, frames_per_batch=8) as collector:
             assert collector.next().numel() == 8
 
 
-def test_a_module_that_is_not_there_is_told() -> None:
+def test_a_missing_module_is_named() -> None:
     with refused(ImportError, "create_env_fn") as caught:
         SyncDataCollector("no_such_module:CartPole-v1", None, frames_per_batch=8)
     assert "no_such_module" in str(caught.value)
@@ -193,7 +193,7 @@ gymnasium.register("PycollectTests/Other-v0", make, kwargs={{"thing": Thing()}})
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_workers_import_nothing_of_environments_that_they_do_not_make(
+def test_workers_do_not_import_modules_of_unused_environments(
     way: Way, registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "registers_an_environment.py").write_text(MODULE.format(driver=os.getpid()))
@@ -264,7 +264,7 @@ def by_lock() -> Any:
 
 
 @pytest.mark.processes
-def test_an_environment_that_cannot_be_sent_hinders_those_alone_that_use_it(registry: Any) -> None:
+def test_an_unpicklable_registration_fails_only_if_it_is_used(registry: Any) -> None:
     gymnasium.register("PycollectTests/Local-v0", entry_point=lambda lock=_NO_PICKLE: CountingEnv())
     with MultiSyncDataCollector([OURS], None, frames_per_batch=8) as collector:
         assert collector.next().numel() == 8
@@ -273,13 +273,13 @@ def test_an_environment_that_cannot_be_sent_hinders_those_alone_that_use_it(regi
     assert "'PycollectTests/Local-v0'" in str(caught.value)
 
 
-def test_a_registration_with_an_array_may_be_there_already(registry: Any) -> None:
+def test_a_registration_with_an_array_may_already_exist(registry: Any) -> None:
     gymnasium.register(OURS, entry_point=Known, kwargs={"start": np.zeros(3)})
     register(program_registrations())
     assert gymnasium.spec(OURS).kwargs["start"].tolist() == [0, 0, 0]
 
 
-def test_an_instance_in_a_list_names_the_remedy() -> None:
+def test_the_error_for_an_instance_in_a_list_names_the_remedy() -> None:
     with refused(TypeError, "create_env_fn") as caught:
         SyncDataCollector([OURS, Known()], None, frames_per_batch=8)
     assert "create_env_fn[1]" in str(caught.value)

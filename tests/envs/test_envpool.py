@@ -85,7 +85,7 @@ def expect_same(td: Any, tree: Any) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_frames_are_those_of_envpool_stepped_by_hand(task: str) -> None:
+def test_frames_equal_those_of_a_hand_written_loop(task: str) -> None:
     with SyncDataCollector(
         lambda: make(task), None, frames_per_batch=ENVS * STEPS, track_traj_ids=False
     ) as collector:
@@ -105,7 +105,7 @@ def test_frames_are_those_of_envpool_stepped_by_hand(task: str) -> None:
             assert frame["next", "truncated"].item() == truncated
 
 
-def test_what_catches_up_is_stepped_alone() -> None:
+def test_only_rows_that_fell_behind_are_stepped_to_catch_up() -> None:
     env = make()
     step, reset, asked, resets = env.step, env.reset, [], []
     env.step = lambda action, env_id=None: (asked.append(env_id), step(action, env_id))[1]
@@ -139,12 +139,12 @@ def test_rows_are_reset_by_mask_and_info_is_recorded() -> None:
     assert torch.equal(td["next", "elapsed_step"].long(), counts)
 
 
-def test_a_pool_that_steps_a_part_of_its_rows_is_refused() -> None:
+def test_an_asynchronous_pool_is_refused() -> None:
     with refused(ValueError, "create_env_fn"):
         SyncDataCollector(lambda: make(batch_size=2), None, frames_per_batch=30)
 
 
-def test_a_seed_is_given_at_construction_only() -> None:
+def test_a_seed_is_accepted_only_at_construction() -> None:
     with SyncDataCollector(make, None, frames_per_batch=30) as collector:
         with pytest.warns(UserWarning, match="seed"):
             collector.set_seed(1)

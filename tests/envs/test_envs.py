@@ -46,7 +46,7 @@ class TestSingleEnv:
         assert (observation.tolist(), reward, terminated, truncated) == ([7, 0, 2], 2, True, False)
         assert batch.reset_done(np.array([True])).tolist() == [7, 1, 0]
 
-    def test_an_instance_and_a_class_do_too(self) -> None:
+    def test_an_instance_and_a_class_are_accepted(self) -> None:
         for entry in (CountingEnv(), CountingEnv):
             assert make_env_batch(entry).reset().tolist() == [0, 0, 0]
 
@@ -261,7 +261,7 @@ class TestCallables:
             make_env_batch([CountingEnv, BoxActionEnv])
         assert "environment 1" in str(caught.value)
 
-    def test_a_failed_construction_closes_what_it_made(self) -> None:
+    def test_a_failed_construction_closes_its_environments(self) -> None:
         first = CountingEnv()
         with pytest.raises(ZeroDivisionError):
             make_env_batch([lambda: first, lambda: 1 // 0])

@@ -108,7 +108,7 @@ def test_in_process(kind: str) -> None:
         assert collector.stats()["slow_paths"]["extras"] == 1
 
 
-def test_numbers_alone_are_leaves() -> None:
+def test_only_numbers_become_leaves() -> None:
     with collecting(IN_PROCESS, ENTRIES["list"], frames=30, info_keys=KEYS[:4]) as collector:
         td = collector.next()
         assert not any(collector.stats()["slow_paths"].values())
@@ -170,7 +170,7 @@ def test_episode_statistics() -> None:
     assert "info_keys={('episode', 'r'): torch.float32}" in str(said[0].message)
 
 
-def test_what_a_warning_says_to_write_keeps_the_other_entries() -> None:
+def test_the_suggestion_in_a_warning_keeps_the_other_entries() -> None:
     def make() -> Any:
         return RecordEpisodeStatistics(InfoEnv(length=3))
 
@@ -187,7 +187,7 @@ def test_what_a_warning_says_to_write_keeps_the_other_entries() -> None:
     assert td["next", "steps"].tolist() == [1, 2, 3, 1, 2, 3]
 
 
-def test_entries_that_come_and_go_are_zeros() -> None:
+def test_entries_missing_in_some_infos_are_zeros() -> None:
     class Shy(InfoEnv):
         def info(self) -> dict[str, Any]:
             return {"number": self.steps} if self.steps % 2 else {}
@@ -231,7 +231,7 @@ def test_an_entry_of_some_resets_is_not_recorded(parity: int) -> None:
         (MULTI_STACK, "list"),
     ],
 )
-def test_an_entry_with_a_dtype_is_a_tensor_also_where_the_first_step_has_none(
+def test_an_entry_with_a_dtype_is_a_tensor_even_if_the_first_step_lacks_it(
     way: Way, kind: str, recwarn: pytest.WarningsRecorder
 ) -> None:
     def entry(worker: int) -> Any:
@@ -341,7 +341,7 @@ def test_a_value_that_does_not_fit_is_named(
 
 
 @pytest.mark.parametrize("kind", ["one", "list", "SAME_STEP", "NEXT_STEP"])
-def test_an_entry_that_never_comes_is_named_at_an_episodes_end(kind: str) -> None:
+def test_an_entry_in_no_info_is_named_at_the_end_of_an_episode(kind: str) -> None:
     keys = {"episode.r": torch.float32, "end": torch.float32}
     with (
         SyncDataCollector(
@@ -382,7 +382,7 @@ def test_refused(keys: Any, error: type[Exception], word: str) -> None:
     assert word in str(caught.value)
 
 
-def test_envs_are_closed_where_it_is_refused() -> None:
+def test_envs_are_closed_if_info_keys_are_refused() -> None:
     env = NestedEnv()
     with refused(ValueError, "info_keys") as caught:
         make_env_batch(lambda: env, info_keys={("deep",): None})
@@ -393,9 +393,7 @@ def test_envs_are_closed_where_it_is_refused() -> None:
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("in_lists", [False, True])
-def test_what_a_wrapper_of_a_vector_env_counts(
-    kind: Any, mode: AutoresetMode, in_lists: bool
-) -> None:
+def test_statistics_of_a_vector_wrapper(kind: Any, mode: AutoresetMode, in_lists: bool) -> None:
     def env() -> Any:
         rows = [partial(CountingEnv, number, length=LENGTHS) for number in range(3)]
         counted = vector_wrappers.RecordEpisodeStatistics(kind(rows, autoreset_mode=mode))

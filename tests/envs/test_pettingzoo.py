@@ -196,7 +196,7 @@ class TestLayout:
             ("d", "action"): (1,),
         }
 
-    def test_agents_whose_observations_differ_in_bounds_alone_are_one_group(self) -> None:
+    def test_agents_whose_observations_differ_only_in_bounds_are_one_group(self) -> None:
         env = Crowd()
         env.observation_space = lambda agent: spaces.Box(  # type: ignore[method-assign]
             -1.0, 1.0 + int(agent[-1]), (4,), np.float32

@@ -129,7 +129,7 @@ class TestRealVectorEnvs:
         assert ends > 1
         batch.close()
 
-    def test_ale_of_a_part_of_its_rows_is_refused(self) -> None:
+    def test_an_asynchronous_ale_env_is_refused(self) -> None:
         ale = pytest.importorskip("ale_py.vector_env")
         with refused(ValueError, "create_env_fn") as caught:
             make_env_batch(lambda: ale.AtariVectorEnv("pong", num_envs=2, batch_size=1))

@@ -158,7 +158,7 @@ class TestLeaves:
 class TestConform:
     leaf = Leaf(("x", "y"), "float32", (2,))
 
-    def test_what_fits_is_passed_through(self) -> None:
+    def test_a_matching_value_is_passed_through(self) -> None:
         value = np.zeros(2, np.float32)
         assert conform(value, self.leaf, (2,)) is value
 
@@ -169,7 +169,7 @@ class TestConform:
         assert result.dtype.isnative
         assert result.tolist() == [1, 1]
 
-    def test_integers_are_cast_where_they_keep_their_values(self) -> None:
+    def test_integers_are_cast_if_they_keep_their_values(self) -> None:
         leaf = Leaf(("x",), "uint8", (2,))
         assert conform(np.array([0, 255]), leaf, (2,)).dtype == np.uint8
         for value in (np.array([0, 256]), np.array([-1, 0]), np.array([0.0, 1.0])):

@@ -53,7 +53,7 @@ def assert_as_arrays(device: str, policy: Callable[[], Any], *env: Any, **argume
 @pytest.mark.filterwarnings("ignore:trajs_per_batch")
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=case_name)
 @pytest.mark.parametrize("mode", MODES)
-def test_batches_are_those_of_arrays(device: str, mode: str, arguments: dict[str, Any]) -> None:
+def test_batches_equal_those_of_arrays(device: str, mode: str, arguments: dict[str, Any]) -> None:
     if mode == "SKIPPING" and "max_frames_per_traj" in arguments:
         pytest.skip("it cannot reset single rows")
     assert_as_arrays(device, lambda: doubling, mode, **arguments)
@@ -192,12 +192,12 @@ def test_an_environment_that_contradicts_its_mode_is_refused(kind: Any) -> None:
             collected(make, doubling)
 
 
-def test_a_reward_in_a_step_that_only_resets_is_told() -> None:
+def test_a_reward_in_a_step_that_only_resets_causes_a_warning() -> None:
     with warned("autoreset_mode"):
         collected(partial(Stating, False), doubling)
 
 
-def test_a_last_observation_that_is_overwritten_is_told() -> None:
+def test_an_overwritten_last_observation_is_reported() -> None:
     class Overwritten(CountingTensors):
         def step(self, actions: Any) -> Any:
             *values, _ = super().step(actions)
@@ -248,7 +248,7 @@ def test_last_observations_may_be_unknown(device: str) -> None:
         assert (batch["next", "observation"][seen] == other["next", "observation"][seen]).all()
 
 
-def test_unknown_last_observations_must_be_asked_for(device: str) -> None:
+def test_unknown_last_observations_must_be_requested(device: str) -> None:
     with refused(ValueError, "final_observation"):
         collected(partial(CountingTensors, "SAME_STEP", False, device=device), doubling)
 
@@ -271,7 +271,7 @@ def in_processes(kind: Any, make: Callable[[], Any], **arguments: Any) -> list[T
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("arguments", [{}, {"inference": "central"}], ids=case_name)
-def test_processes_bring_the_batches_of_arrays(mode: str, arguments: dict[str, Any]) -> None:
+def test_batches_of_processes_equal_those_of_arrays(mode: str, arguments: dict[str, Any]) -> None:
     kind = pycollect.MultiSyncDataCollector
     ours = in_processes(kind, partial(CountingTensors, mode), **arguments)
     theirs = in_processes(kind, partial(CountingArrays, mode), **arguments)
@@ -315,7 +315,7 @@ def test_rollouts_that_end_early_leave_cells_without_frames(mode: str) -> None:
 
 @pytest.mark.slow  # four actors; an actor's worker differs from a process's only in its start
 @pytest.mark.ray
-def test_so_do_actors() -> None:
+def test_rollouts_of_actors_that_end_early_leave_cells_without_frames() -> None:
     ours, theirs = (
         in_processes(pycollect.RayCollector, make, sync=True)
         for make in (CountingTensors, CountingArrays)

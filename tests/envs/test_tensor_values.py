@@ -52,7 +52,7 @@ class Listing(CountingTensors):
 
 
 @pytest.mark.parametrize("kind", [Keeping, Listing])
-def test_last_observations_are_those_of_rows_that_ended(kind: Any) -> None:
+def test_last_observations_belong_to_ended_rows(kind: Any) -> None:
     assert_same(collected(kind, doubling), collected(CountingArrays, doubling))
 
 
@@ -116,7 +116,7 @@ class Alone(VectorEnv[Any, Any, Any]):
         return shown, reward, ended, torch.zeros_like(ended), {"final_obs": last}
 
 
-def test_a_reward_without_a_dimension_is_that_of_one_environment() -> None:
+def test_a_reward_without_a_dimension_belongs_to_one_environment() -> None:
     with pycollect.SyncDataCollector(Alone, None, frames_per_batch=20) as collector:
         batch = collector.next()
     assert batch is not None
@@ -126,7 +126,7 @@ def test_a_reward_without_a_dimension_is_that_of_one_environment() -> None:
     assert batch["next", "reward"].flatten().tolist() == (steps + 1).tolist()
 
 
-def test_last_observations_of_ended_rows_alone_are_refused() -> None:
+def test_last_observations_of_only_ended_rows_are_refused() -> None:
     class Partial(CountingTensors):
         def step(self, actions: Any) -> Any:
             *values, info = super().step(actions)

@@ -31,7 +31,7 @@ from pycollect.envs.make import make_env_batch
 class TestSyncVectorEnv:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("kind", [CountingEnv, ReusedBufferEnv, ConstantEnv])
-    def test_a_bare_one_is_switched_to_disabled(self, kind: Any, mode: str) -> None:
+    def test_a_bare_vector_env_is_switched_to_disabled(self, kind: Any, mode: str) -> None:
         env = SyncVectorEnv(fns(kind), autoreset_mode=AutoresetMode[mode])
         batch = make_env_batch(lambda: env)
         assert env.autoreset_mode is AutoresetMode.DISABLED
@@ -182,7 +182,7 @@ class TestForeignVectorEnvs:
         assert batch.spec.skips_after_done
 
     @pytest.mark.parametrize("kind", [ConstantEnv, SparseRewardEnv])
-    def test_what_cannot_be_shown_is_not_used(self, kind: Any) -> None:
+    def test_masks_are_used_only_if_the_probe_confirms_them(self, kind: Any) -> None:
         assert make_env_batch(CountingVectorEnv(envs(kind, length=3))).spec.skips_after_done
 
     def test_episodes_too_long_for_the_probe(self) -> None:
@@ -245,7 +245,7 @@ class TestForeignVectorEnvs:
             run(batch, 9)
         assert "final_obs" in str(caught.value)
 
-    def test_same_step_with_final_observations_of_ended_rows_alone(self) -> None:
+    def test_same_step_with_final_observations_of_only_ended_rows(self) -> None:
         class Partial(CountingVectorEnv):
             def step(self, actions: Any) -> Any:
                 *values, info = super().step(actions)
@@ -275,7 +275,7 @@ class TestForeignVectorEnvs:
             make_env_batch(CountingVectorEnv(envs(), "DISABLED", ignores_mask=True))
         assert "DISABLED" in str(caught.value)
 
-    def test_the_mode_is_asked_for_and_never_guessed(self) -> None:
+    def test_the_mode_is_required_and_never_guessed(self) -> None:
         with refused(ValueError, "autoreset_mode"):
             make_env_batch(CountingVectorEnv(envs(), None))
         for name in ("NEXT_STEP", "next_step", "NextStep", AutoresetMode.NEXT_STEP):
@@ -292,7 +292,7 @@ class TestForeignVectorEnvs:
         with refused(ValueError, "autoreset_mode"):
             make_env_batch(make, autoreset_mode="SAME_STEP")
 
-    def test_the_shared_metadata_of_vector_env_tells_nothing(
+    def test_the_shared_metadata_of_vector_env_is_ignored(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", AutoresetMode.SAME_STEP)
@@ -390,7 +390,7 @@ class TestForeignVectorEnvs:
             frames(batch, 9)
 
     @pytest.mark.parametrize(("count", "length"), [(1, 1), (1, 4), (3, 4)])
-    def test_an_env_with_masks_is_watched_before_it_is_used(self, count: int, length: int) -> None:
+    def test_an_env_with_masks_is_probed_before_use(self, count: int, length: int) -> None:
         class Wrong(CountingVectorEnv):
             """Resets in the same step without `final_obs`."""
 
@@ -420,7 +420,7 @@ class TestForeignVectorEnvs:
 
 
 class TestOverwrittenFinalObservation:
-    def test_it_is_warned_about_once(self) -> None:
+    def test_a_missing_final_observation_causes_one_warning(self) -> None:
         env = wrappers.RecordEpisodeStatistics(
             SyncVectorEnv(fns(ReusedBufferEnv), autoreset_mode=AutoresetMode.SAME_STEP)
         )

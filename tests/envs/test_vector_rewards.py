@@ -148,7 +148,7 @@ def zeros(observation: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, STACK))
 @pytest.mark.parametrize("is_list", [False, True])
-def test_returns_are_those_of_each_objective(way: Way, is_list: bool) -> None:
+def test_each_objective_has_its_return(way: Way, is_list: bool) -> None:
     one = partial(SeveralEnv, 0, (4,))
     entry: Any = [one, one] if is_list else one
     frames = 16 if is_list else 8
@@ -232,7 +232,7 @@ def test_trajectories_keep_all_rewards(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["one", "list"])
-def test_whole_trajectories(kind: str) -> None:
+def test_complete_trajectories(kind: str) -> None:
     with SyncDataCollector(
         ENTRIES[kind](0), zeros, frames_per_batch=12, total_frames=-1, trajs_per_batch=3
     ) as collector:
@@ -456,14 +456,14 @@ def test_an_int_that_exceeds_an_int64_is_recorded_as_a_float(base: Any, is_list:
         assert (collector.next()["next", "reward"] == 1e30).all()
 
 
-def test_a_list_wants_rewards_of_one_shape() -> None:
+def test_a_list_needs_rewards_of_one_shape() -> None:
     other = of_form(float, EchoEnv)
     with refused(ValueError, "create_env_fn"):
         SyncDataCollector([partial(SeveralEnv, 0, LENGTHS), other], frames_per_batch=8)
 
 
 @pytest.mark.processes
-def test_a_sync_collector_wants_rewards_of_one_shape() -> None:
+def test_a_sync_collector_needs_rewards_of_one_shape() -> None:
     with refused(ValueError, "create_env_fn"):
         MultiSyncDataCollector(
             [partial(SeveralEnv, 0, LENGTHS), partial(EchoEnv, 10, LENGTHS)], frames_per_batch=8
@@ -477,7 +477,7 @@ def test_the_schemes_environments_refuse_them() -> None:
         GymEnvs(fns(0, SeveralEnv), torch.device("cpu"))
 
 
-def test_info_beside_them() -> None:
+def test_info_entries_with_several_rewards() -> None:
     class Told(SeveralEnv):
         def step(self, action: Any) -> Any:
             *rest, _ = super().step(action)

@@ -303,7 +303,7 @@ inline bool same(long double a, long double b) {
   return std::isnan(a) ? std::isnan(b) : a == b && std::signbit(a) == std::signbit(b);
 }
 
-// Whether an element is what a cast of the source element must give; null: zero.
+// Whether an element equals the cast of the source element, or zero if `source` is null.
 inline bool is_cast(DType to, const std::byte* actual, DType from, const std::byte* source) {
   const std::size_t bytes = item_size(to);
   if (source == nullptr) {

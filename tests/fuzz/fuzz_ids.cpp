@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kMostIds = (std::int64_t{1} << 62) - 1;
 
-// What renumber() must do, cell by cell; false if it must refuse the ids.
+// Does the work of renumber() cell by cell; returns false if renumber() must refuse the ids.
 bool renumbered(TrajectoryIds::State& state, std::int64_t worker, Array& ids) {
   const std::int64_t P = ids.view.shape[0], T = ids.view.shape[1];
   const std::vector<std::int64_t> none(static_cast<std::size_t>(P), -1);

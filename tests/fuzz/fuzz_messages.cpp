@@ -1,5 +1,5 @@
-// Addresses of shared memory, bells, mailboxes and slots, if another process writes any bytes into
-// them. Until then, messages arrive whole and in order.
+// Addresses of shared memory, bells, mailboxes and slots, into which another process may write any
+// bytes. Until it does, messages arrive whole and in order.
 
 #include <unistd.h>
 
@@ -280,7 +280,7 @@ void check_address(Bytes& in) {
                        memory->data() + address.offset + address.bytes,
                        [](std::byte b) { return b == std::byte{0x5a}; }));
   }
-  // None of these is a bell's, a mailbox's or a server's, although a bell is any number of bytes.
+  // The memory has no mailbox or server. A bell accepts any bytes, if there are enough of them.
   EXPECT(throws<std::exception>([&] { WorkerMailbox(address, address); }));
   EXPECT(throws<std::exception>([&] { ServerSlots{address}; }));
   if (throws<std::exception>([&] { Bell(address).knock(1); })) {

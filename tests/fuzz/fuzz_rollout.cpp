@@ -224,7 +224,7 @@ struct HeaderOf {
   }
 };
 
-// A block whose headers are valid, but for what another process may have changed.
+// A block whose headers are valid, except for bytes that another process may have changed.
 Block rollouts_of(Bytes& in, const Layout& layout, const Geometry& geometry) {
   Block block(in, layout, geometry);
   for (std::int64_t worker = 0; worker < geometry.workers; ++worker) {
@@ -255,7 +255,7 @@ Block rollouts_of(Bytes& in, const Layout& layout, const Geometry& geometry) {
   return block;
 }
 
-// Whether all headers fit; checks that read_header() and read_lengths() agree.
+// Returns whether all headers fit; checks that read_header() and read_lengths() agree.
 bool check_headers(const Block& block) {
   bool all = true;
   for (std::int64_t worker = 0; worker < block.placement.geometry().workers; ++worker) {

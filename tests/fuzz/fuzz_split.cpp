@@ -96,7 +96,7 @@ void check_refusal(Bytes& in, const Array& source, Dims shape, const Call& call)
   EXPECT(target.memory == before);
 }
 
-// The address of a frame's element: that of the cell, and of the index within the frame.
+// The address of an element, by the index of its cell and its index within the frame.
 const std::byte* element_of(const Array& source, const Dims& cell,
                             std::span<const std::int64_t> frame) {
   return at(source.view, joined(cell, frame));
@@ -160,7 +160,7 @@ void check_padding(Bytes& in, const SplitPlan& plan, const Reference& reference)
   });
 }
 
-// The cell that a cell leads to, and the number of steps, for n-step returns.
+// For n-step returns: the last cell of a cell's window, and the number of its steps.
 struct Ahead {
   Dims cell;
   std::int64_t steps;

@@ -206,7 +206,7 @@ def test_weights_of_single_workers_are_refused() -> None:
         collector.next()
 
 
-def test_a_factorys_policy_is_built_once_and_here() -> None:
+def test_a_factorys_policy_is_built_once_in_the_driver() -> None:
     made: list[Any] = []
 
     def factory() -> Any:
@@ -238,7 +238,7 @@ def failing(error: BaseException) -> tuple[Failing, TensorDictModule]:
     return module, TensorDictModule(module, ["observation"], ["action", "seen"])
 
 
-def test_what_the_policy_raises_is_the_callers() -> None:
+def test_an_exception_of_the_policy_reaches_the_caller() -> None:
     module, policy = failing(ZeroDivisionError("by the policy"))
     with collecting(CENTRAL, ENTRIES["one"], policy, frames=STEPS) as collector:
         collector.next()
@@ -253,7 +253,7 @@ def test_what_the_policy_raises_is_the_callers() -> None:
     assert total["reasons"] == {"env_error": STEPS}
 
 
-def test_workers_whose_policy_raised_are_replaced_where_that_is_asked_for() -> None:
+def test_workers_whose_policy_raised_are_replaced_if_configured() -> None:
     module, policy = failing(ZeroDivisionError("by the policy"))
     oracle = FrameOracle()
     arguments = {"restart_on_error": True}
@@ -316,7 +316,7 @@ def without_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("arguments", [{"server_timeout": 0.01}, {"min_batch_size": 1}])
-def test_others_go_on_while_one_steps(
+def test_other_workers_continue_while_one_steps(
     tmp_path: Path, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = tmp_path / "gate"
@@ -342,7 +342,7 @@ def test_others_go_on_while_one_steps(
     ],
     ids=str,
 )
-def test_a_server_sleeps_no_longer_than_it_waits_for_somebody(
+def test_no_wake_up_depends_on_periodic_checks(
     arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = ENTRIES["list"] if "env_groups" in arguments else ENTRIES["one"]
@@ -367,7 +367,7 @@ class HangsOnce(CountingEnv):
         return super().step(action)
 
 
-def test_who_waits_for_the_policy_has_not_stalled(tmp_path: Path) -> None:
+def test_a_worker_that_waits_for_the_policy_is_not_stalled(tmp_path: Path) -> None:
     """Worker 1 hangs and is replaced; worker 0 waits for its request and is not replaced."""
     hung = tmp_path / "hung"
     with collecting(
@@ -403,7 +403,7 @@ def test_who_waits_for_the_policy_has_not_stalled(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_refused_before_anything_starts(
+def test_arguments_refused_before_anything_starts(
     arguments: dict[str, Any], error: type[Exception], name: str
 ) -> None:
     arguments = {"policy": parity_policy(), "inference": "central", **arguments}
@@ -412,13 +412,13 @@ def test_what_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("cls", [SyncDataCollector, DistributedDataCollector])
-def test_collectors_that_cannot_say_what_to_use(cls: Any) -> None:
+def test_collectors_without_central_inference_name_the_alternative(cls: Any) -> None:
     with refused(ValueError, "inference") as caught:
         cls([CountingEnv], parity_policy(), frames_per_batch=4, inference="central")
     assert "MultiSyncDataCollector" in str(caught.value)
 
 
-def test_workers_that_cannot_open_the_servers_memory_say_so() -> None:
+def test_workers_that_cannot_open_the_servers_memory_raise() -> None:
     gone = Memory.share(1).address
     assert gone is not None
     with refused(SharedMemoryError, "inference"):
@@ -430,7 +430,7 @@ class Asked(Exception):
 
 
 @pytest.mark.parametrize(("inference", "gpus"), [("central", 0), (None, 0.2)])
-def test_actors_ask_for_no_gpu_that_the_policy_alone_needs(
+def test_actors_request_no_gpu_that_only_the_policy_needs(
     inference: str | None, gpus: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked(configs: Any, devices: Any) -> None:
@@ -445,7 +445,7 @@ def test_actors_ask_for_no_gpu_that_the_policy_alone_needs(
     assert raised.value.args == (gpus,)
 
 
-def test_actors_that_have_processes_call_it_there() -> None:
+def test_actors_with_processes_are_refused() -> None:
     with refused(ValueError, "collector_class"):
         RayCollector(
             [[CountingEnv] * 2],
@@ -456,7 +456,7 @@ def test_actors_that_have_processes_call_it_there() -> None:
         )
 
 
-def test_first_come_first_served_where_workers_are_not_sync(tmp_path: Path) -> None:
+def test_async_workers_are_served_first_come_first_served(tmp_path: Path) -> None:
     """Worker 1 hangs until worker 0 has delivered twice, for any `min_batch_size`."""
     gate = tmp_path / "gate"
     for arguments in ({}, {"min_batch_size": 2}):
@@ -485,7 +485,7 @@ def test_a_policy_that_takes_no_batch_is_refused() -> None:
     assert "'action'" in str(caught.value)
 
 
-def test_workers_may_come_and_go() -> None:
+def test_workers_can_be_added_and_removed() -> None:
     _, policy = watched()
     with collecting(CENTRAL, ENTRIES["one"], policy, frames=6) as collector:
         collector.next()
@@ -502,7 +502,9 @@ def test_workers_may_come_and_go() -> None:
     assert torch.equal(batch["seen"], batch["observation"])
 
 
-def test_while_the_driver_sleeps_settings_are_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_settings_hold_while_the_driver_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The program's other threads may draw random numbers and call policies during the wait."""
     seen: list[tuple[Any, Any]] = []
     make = ServingBell.__init__

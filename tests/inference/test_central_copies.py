@@ -57,7 +57,7 @@ def tripled(policy: Any) -> Any:
 @pytest.mark.slow
 @WAYS
 @pytest.mark.parametrize("kind", ["one", "list"])
-def test_frames_of_workers_here_and_there(other_node: Any, way: Way, kind: str) -> None:
+def test_frames_of_workers_on_two_nodes(other_node: Any, way: Way, kind: str) -> None:
     seen, *_ = follow(way, kind, 12, **MIXED)
     assert seen == ["shared memory", "object store"]
 
@@ -75,7 +75,7 @@ def test_without_copies_no_version_is_counted(other_node: Any) -> None:
 
 
 @pytest.mark.slow
-def test_new_copies_have_the_policys_present_weights(other_node: Any) -> None:
+def test_new_copies_have_the_policys_current_weights(other_node: Any) -> None:
     """The weights were changed in place, and no update was sent."""
     module, policy = watched()
     with collecting(RAY_CENTRAL, ENTRIES["one"], policy, frames=STEPS, **MIXED) as collector:
@@ -140,7 +140,7 @@ def test_the_same_data_as_with_the_policy_in_the_workers(other_node: Any, kind: 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one", "list"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_states_are_those_of_a_loop(other_node: Any, kind: str, name: str) -> None:
+def test_states_equal_those_of_a_loop(other_node: Any, kind: str, name: str) -> None:
     (policy, shapes), (entry, count, batched) = seeded(name), entry_of(kind)
     initial = zeros(shapes, torch.float64 if name == "float64" else torch.float32)
     loops = [Loop(env_fns(w, count), policy, initial, batched=batched) for w in range(2)]
@@ -161,7 +161,7 @@ def test_two_groups_of_environments(other_node: Any, way: Way) -> None:
 
 @pytest.mark.slow
 @WAYS
-def test_each_frame_tells_the_version_that_acted(other_node: Any, way: Way) -> None:
+def test_each_frame_has_the_version_that_acted(other_node: Any, way: Way) -> None:
     _, policy = watched()
     arguments = {"track_policy_version": True, **MIXED}
     with collecting(way, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
@@ -232,7 +232,7 @@ def test_a_factorys_policy_has_the_same_weights_everywhere(other_node: Any) -> N
 
 
 @pytest.mark.slow
-def test_an_update_reaches_what_a_factory_made_in_other_processes(other_node: Any) -> None:
+def test_an_update_reaches_policies_that_a_factory_made_in_other_processes(other_node: Any) -> None:
     arguments = {"policy_factory": unlike, **MIXED}
     with collecting(RAY_CENTRAL_ASYNC, ENTRIES["one"], frames=STEPS, **arguments) as collector:
         collector.set_seed(3)

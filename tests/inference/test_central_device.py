@@ -88,7 +88,7 @@ def test_states_follow_the_loop(kind: str, name: str, apart: FakeDevice) -> None
     check_states_follow_the_loop(CENTRAL, kind, name)
 
 
-def test_what_crosses_in_a_step(apart: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_per_step(apart: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Observations are uploaded in one copy; states only for environments that restart."""
     policy, _ = seeded("LSTMCell")
     with (
@@ -146,7 +146,7 @@ def test_states_of_every_kind_of_environment(
         check_counts(collector.next())
 
 
-def test_random_actions_come_first(apart: FakeDevice) -> None:
+def test_states_after_initial_random_actions(apart: FakeDevice) -> None:
     """Random steps return zeros as states, which differ from the initial values."""
     _, own = counting()
     arguments = {**own, "init_random_frames": 6 * STEPS, "reset_at_each_iter": True}
@@ -157,9 +157,7 @@ def test_random_actions_come_first(apart: FakeDevice) -> None:
 
 
 @pytest.mark.parametrize("way", [CENTRAL, GROUPS], ids=lambda way: way.name)
-def test_states_of_a_worker_that_takes_anothers_place(
-    way: Way, apart: FakeDevice, tmp_path: Path
-) -> None:
+def test_states_of_a_replacement_worker(way: Way, apart: FakeDevice, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
     def entry(worker: int) -> Any:
@@ -197,7 +195,7 @@ def test_states_of_a_policy_that_raised(apart: FakeDevice) -> None:
         assert collector.stats()["workers"][0]["restarts"] == 1
 
 
-def test_an_answer_that_was_not_given_is_not_gone_on_from(apart: FakeDevice) -> None:
+def test_a_state_does_not_advance_with_an_undelivered_answer(apart: FakeDevice) -> None:
     """The policy's output is refused after the device has stored the next state.
 
     The previous state equals the initial one, so the slots in shared memory do not reveal the
@@ -279,7 +277,7 @@ def test_states_that_no_batch_has_or_that_outputs_replace(apart: FakeDevice) -> 
             assert "_own" not in batch
 
 
-def test_states_where_workers_come_and_go(apart: FakeDevice) -> None:
+def test_states_when_workers_are_added_and_removed(apart: FakeDevice) -> None:
     _, own = counting()
     with collecting(CENTRAL, echo_fns, frames=3 * STEPS, **own) as collector:
         check_counts(collector.next())

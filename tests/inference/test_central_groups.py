@@ -76,7 +76,7 @@ class Noisy(nn.Module):
         return torch.randint(0, 2, lead), torch.rand(*lead, 1)
 
 
-def test_a_seed_decides_what_the_policy_draws() -> None:
+def test_a_seed_determines_the_draws_of_the_policy() -> None:
     policy = TensorDictModule(Noisy(), ["observation"], ["action", "drawn"])
     first, second = (batches_of(GROUPS, echo_fns, 3, policy=policy) for _ in range(2))
     for ours, theirs in zip(first, second, strict=True):
@@ -86,7 +86,7 @@ def test_a_seed_decides_what_the_policy_draws() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", [CENTRAL, CENTRAL_ASYNC], ids=lambda way: way.name)
-def test_vector_environments_wherever_they_step(way: Way, kind: str) -> None:
+def test_vector_environments_in_worker_and_processes(way: Way, kind: str) -> None:
     cut = 0 if kind == "ignores masks" else 3
     oracle = FrameOracle(max_frames=cut, set_truncated=True, skips=kind == "ignores masks")
     arguments = {"max_frames_per_traj": cut, "set_truncated": True, "env_groups": 2}
@@ -165,7 +165,7 @@ def test_calls_of_one_half_of_all_workers() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"server_timeout": 0.01}, {"min_batch_size": 1}])
-def test_others_go_on_while_one_steps(tmp_path: Path, arguments: dict[str, Any]) -> None:
+def test_other_workers_continue_while_one_steps(tmp_path: Path, arguments: dict[str, Any]) -> None:
     """Worker 1 waits in its second half until worker 0 has finished all of its steps."""
     gate = tmp_path / "gate"
 
@@ -257,7 +257,7 @@ class BreaksOnce(EchoEnv):
 
 @pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize("way", [GROUPS, GROUPS_ASYNC], ids=lambda way: way.name)
-def test_an_environment_that_raises_leaves_a_question_behind(
+def test_a_pending_request_of_a_worker_whose_environment_raised(
     way: Way, half: int, tmp_path: Path
 ) -> None:
     def entry(worker: int) -> Any:
@@ -284,7 +284,7 @@ def test_an_environment_that_raises_leaves_a_question_behind(
     assert isinstance(raised.value.__cause__, WorkerError)
 
 
-def test_workers_may_come_and_go() -> None:
+def test_workers_can_be_added_and_removed() -> None:
     with collecting(GROUPS, echo_fns, parity_policy(), frames=3 * 6) as collector:
         collector.next()
         collector.add_collectors([echo_fns(2)])
@@ -301,7 +301,7 @@ def test_workers_may_come_and_go() -> None:
             collector.add_collectors([[EchoEnv]])
 
 
-def test_batches_of_whichever_are_ready() -> None:
+def test_batches_of_the_ready_workers() -> None:
     with AsyncBatchedCollector(
         [partial(EchoEnv, number, LENGTHS) for number in range(4)],
         policy=parity_policy(),
@@ -335,7 +335,7 @@ def test_attributes_of_all_environments() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:frames_per_batch")
-def test_what_is_refused(entry: Any, name: str) -> None:
+def test_refused_arguments(entry: Any, name: str) -> None:
     with refused(ValueError, name):
         MultiSyncDataCollector(
             [entry] * 2, parity_policy(), frames_per_batch=8, env_groups=2, inference="central"

@@ -55,7 +55,7 @@ def tally(path: Path, worker: int) -> Any:
     return partial(TallyEnv, path, number=10 * worker)
 
 
-def test_workers_go_on_while_nobody_awaits_a_batch(tmp_path: Path) -> None:
+def test_workers_continue_while_no_batch_is_requested(tmp_path: Path) -> None:
     steps = tmp_path / "steps"
     entry = partial(tally, steps)
     with collecting(CENTRAL_ASYNC, entry, parity_policy(), frames=STEPS) as collector:
@@ -71,7 +71,7 @@ class Where(nn.Module):
         return action, torch.full_like(seen, os.getpid())
 
 
-def test_the_policy_is_called_in_one_process_that_is_no_worker() -> None:
+def test_the_policy_is_called_in_a_separate_process() -> None:
     policy = TensorDictModule(Where(), ["observation"], ["action", "seen"])
     with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
         batches = [collector.next() for _ in range(4)]
@@ -85,7 +85,7 @@ def built() -> Any:
 
 
 @pytest.mark.parametrize("source", ["policy", "policy_factory"])
-def test_each_frame_tells_the_version_that_acted(source: str) -> None:
+def test_each_frame_has_the_version_that_acted(source: str) -> None:
     _, policy = watched()
     given = {"policy": policy} if source == "policy" else {"policy": None, "policy_factory": built}
     arguments = {**given, "track_policy_version": True}
@@ -107,7 +107,7 @@ def test_each_frame_tells_the_version_that_acted(source: str) -> None:
         assert collector.policy_lag[int(batch["observation"][0, 0]) // 10] == 0
 
 
-def test_weights_are_sent_without_being_told() -> None:
+def test_weights_are_sent_automatically() -> None:
     module, policy = watched()
     arguments = {"update_after_each_batch": True}
     with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
@@ -128,7 +128,7 @@ def test_weights_of_single_workers_are_refused() -> None:
         collector.next()
 
 
-def test_a_state_goes_on_in_another_run() -> None:
+def test_a_state_continues_in_another_run() -> None:
     module, policy = watched()
     with torch.no_grad():
         module.scale.fill_(2.0)
@@ -166,7 +166,7 @@ def test_a_server_that_dies_is_replaced_with_its_workers() -> None:
 
 
 @pytest.mark.slow
-def test_calls_of_workers_whose_server_died() -> None:
+def test_calls_to_the_policy_of_a_dead_server() -> None:
     """The calls return normally, and all workers continue."""
     _, policy = watched()
     arguments = {"max_worker_restarts": 10}
@@ -191,7 +191,7 @@ def first_waits(gate: Path, worker: int) -> Any:
     return partial(CountingEnv, number=10) if worker else partial(GateEnv, gate, 3)
 
 
-def test_a_question_to_a_worker_whose_server_died(tmp_path: Path) -> None:
+def test_a_request_to_a_worker_whose_server_died(tmp_path: Path) -> None:
     """The worker cannot reply, because it cannot finish its rollout first; the call raises."""
     gate, entry = tmp_path / "gate", partial(first_waits, tmp_path / "gate")
     with collecting(CENTRAL_ASYNC, entry, parity_policy(), frames=STEPS) as collector:
@@ -270,7 +270,7 @@ def test_deaths_of_the_server_leave_no_memory_behind() -> None:
     assert shared_files() == before
 
 
-def test_past_the_limit_the_servers_death_is_told() -> None:
+def test_beyond_the_limit_the_servers_death_is_reported() -> None:
     arguments = {"max_worker_restarts": 0}
     way, policy = CENTRAL_ASYNC, parity_policy()
     with collecting(way, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
@@ -298,7 +298,7 @@ class HangsIn(nn.Module):
         return parity(observation)
 
 
-def test_a_call_that_does_not_return_is_given_up(tmp_path: Path) -> None:
+def test_a_hanging_call_is_aborted(tmp_path: Path) -> None:
     module = HangsIn(tmp_path / "hung", 10)
     policy = TensorDictModule(module, ["observation"], ["action", "seen"])
     arguments = {"worker_timeout": 1.0}
@@ -321,7 +321,7 @@ def test_a_policy_that_cannot_be_built_is_the_callers_error() -> None:
     assert "policy server" in str(caught.value.__cause__)
 
 
-def test_what_the_policy_raises_is_the_callers() -> None:
+def test_an_exception_of_the_policy_reaches_the_caller() -> None:
     module, policy = failing(ZeroDivisionError("by the policy"))
     module.left = 10
     with (
@@ -396,7 +396,7 @@ def test_a_driver_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
         wait_until(lambda pid=pid: is_gone(pid), PATIENCE)
 
 
-def test_workers_may_come_and_go() -> None:
+def test_workers_can_be_added_and_removed() -> None:
     _, policy = watched()
     with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
         collector.next()
@@ -420,7 +420,7 @@ class Sizes(nn.Module):
         return action, torch.full(action.shape, action.numel())
 
 
-def test_a_call_waits_for_so_many() -> None:
+def test_a_call_waits_for_the_minimum_batch_size() -> None:
     """Two workers ask in turn; a call with only one of them would otherwise come first."""
     policy = TensorDictModule(Sizes(), ["observation"], ["action", "size"])
     arguments = {"min_batch_size": 2, "server_timeout": PATIENCE}
@@ -428,7 +428,7 @@ def test_a_call_waits_for_so_many() -> None:
         assert (collector.next()["size"] == 2).all()
 
 
-def test_a_buffer_is_filled_beside_a_server_that_dies() -> None:
+def test_a_buffer_is_filled_although_the_server_dies() -> None:
     class Kept:
         def __init__(self) -> None:
             self.frames = 0

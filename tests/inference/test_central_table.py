@@ -29,7 +29,7 @@ def asking(count: int) -> list[Client]:
     return [Client(number, 0, 0, number, group) for number in range(count)]
 
 
-def test_all_who_may_ask_are_awaited() -> None:
+def test_a_call_waits_for_all_workers_that_may_ask() -> None:
     own = table(min_batch_size=None, max_batch_size=None, server_timeout=None)
     assert [own.lacking(asking(count), OWING) for count in (0, 2, 5, 6)] == [5, 3, 0, 0]
     assert own.holds_back(3)
@@ -39,14 +39,14 @@ def test_all_who_may_ask_are_awaited() -> None:
     assert own.awaited(0, 0) == 0
 
 
-def test_a_least_size_is_had_by_one_more_perhaps() -> None:
+def test_one_further_request_may_reach_the_minimum_size() -> None:
     own = table(min_batch_size=2 * ENVS, max_batch_size=None, server_timeout=None)
     assert [own.lacking(asking(count), OWING) for count in (0, 1, 2)] == [1, 1, 0]
     assert own.lacking(asking(1), 1) == 0  # no further worker can ask
     assert [own.awaited(lacking, OWING) for lacking in (0, 1)] == [1, 1]
 
 
-def test_where_time_counts_the_first_one_is_seen() -> None:
+def test_with_a_timeout_the_first_request_is_noticed() -> None:
     own = table(min_batch_size=None, max_batch_size=None, server_timeout=60.0)
     assert own.lacking([], OWING) == OWING
     assert own.awaited(OWING, OWING) == 1
@@ -69,7 +69,7 @@ class Advice:
         return self.given
 
 
-def test_a_timing_decides_without_a_least_size() -> None:
+def test_the_timing_decides_without_a_minimum_size() -> None:
     options = {"min_batch_size": 1, "max_batch_size": 3 * ENVS, "server_timeout": None}
     clients = asking(8)
     timing = Advice(Wait(2, 60.0))

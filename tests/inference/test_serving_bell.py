@@ -55,7 +55,7 @@ def all_knock(bell: Bell) -> Callable[[], None]:
     return partial(bell.knock, AWAITED)
 
 
-def test_who_knocked_before_the_driver_looked_is_served_at_once() -> None:
+def test_a_worker_that_knocked_before_the_wait_is_served_at_once() -> None:
     bell = Awake()
     server = Served(bell.ring)  # once served, the worker finishes its rollout
     bell.knock()
@@ -64,7 +64,7 @@ def test_who_knocked_before_the_driver_looked_is_served_at_once() -> None:
     assert server.looks == 1
 
 
-def test_an_answer_ends_the_wait_whenever_it_comes() -> None:
+def test_an_answer_at_any_moment_ends_the_wait() -> None:
     bell = Awake()
     own = serving(bell, server := Served())
     seen = own.count
@@ -75,14 +75,14 @@ def test_an_answer_ends_the_wait_whenever_it_comes() -> None:
     assert server.looks == 3
 
 
-def test_who_knocks_does_not_end_the_wait() -> None:
+def test_a_knock_does_not_end_the_wait() -> None:
     bell = Bell()
     own = serving(bell, server := Served(all_knock(bell), all_knock(bell)))
     assert not own.wait_ring(own.count, 0.05)
     assert server.looks >= 3
 
 
-def test_fewer_than_those_who_are_awaited_wake_nobody() -> None:
+def test_too_few_knocks_do_not_wake_the_driver() -> None:
     bell = Bell()
     own = serving(bell, server := Served(bell.knock))
     assert not own.wait_ring(own.count, 0.05)

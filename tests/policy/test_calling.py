@@ -83,7 +83,7 @@ def fresh_dynamo() -> None:
 
 
 @pytest.mark.parametrize("policy", [module, Whole, Bare])
-def test_a_compiled_policy_does_what_it_does(policy: Any) -> None:
+def test_a_compiled_policy_returns_the_same(policy: Any) -> None:
     batches, spy = [], Spy()
     for arguments in ({}, {"compile_policy": {"backend": spy}}):
         own = policy()
@@ -123,7 +123,7 @@ def test_calls_before_it_is_compiled() -> None:
     assert spy.graphs == 1
 
 
-def test_distributions_are_sampled_as_ever() -> None:
+def test_distributions_of_compiled_policies_are_sampled() -> None:
     batches = []
     for arguments in ({}, {"compile_policy": {"backend": "eager"}}):
         torch.manual_seed(0)
@@ -172,7 +172,7 @@ BAD: list[tuple[dict[str, Any], type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("arguments", "error"), BAD, ids=str)
-def test_what_is_no_way_to_call(arguments: dict[str, Any], error: Any) -> None:
+def test_invalid_call_options(arguments: dict[str, Any], error: Any) -> None:
     ((name, value),) = arguments.items()
     with refused(error, name) as caught:
         SyncDataCollector(echo_fns(0), module(), frames_per_batch=21, **arguments)
@@ -181,7 +181,7 @@ def test_what_is_no_way_to_call(arguments: dict[str, Any], error: Any) -> None:
 
 
 @pytest.mark.parametrize("off", [None, False])
-def test_off(off: Any) -> None:
+def test_false_disables_both_options(off: Any) -> None:
     with SyncDataCollector(
         echo_fns(0), module(), frames_per_batch=21, compile_policy=off, cudagraph_policy=off
     ) as collector:

@@ -32,7 +32,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     return device
 
 
-def test_pinned_memory_is_written_again_only_after_its_copy() -> None:
+def test_pinned_memory_is_reused_only_after_its_copy() -> None:
     """If no output is copied back, only this check waits for the device."""
     device = FakeDevice()
     transfer = Elsewhere(CPU, torch.device("meta"))
@@ -130,7 +130,9 @@ def batches(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_same_batches_wherever_the_policy_is(name: str, request: pytest.FixtureRequest) -> None:
+def test_batches_do_not_depend_on_the_policys_device(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     here = batches(name)
     request.getfixturevalue("apart")
     for ours, theirs in zip(batches(name), here, strict=True):
@@ -140,7 +142,7 @@ def test_the_same_batches_wherever_the_policy_is(name: str, request: pytest.Fixt
             assert torch.equal(ours[key], theirs[key]), key
 
 
-def test_one_wait_per_step_and_only_what_is_read_crosses(
+def test_a_step_waits_once_and_copies_only_entries_that_are_read(
     apart: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart.note_copies(monkeypatch)
@@ -156,7 +158,7 @@ def test_one_wait_per_step_and_only_what_is_read_crosses(
         assert apart.log == ["up 12", "down 8", "host waits"] * 10
 
 
-def test_one_copy_each_way_whatever_is_read_and_returned(
+def test_one_copy_each_way_for_any_inputs_and_outputs(
     apart: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def act(seen: torch.Tensor, unseen: torch.Tensor) -> Any:
@@ -221,7 +223,7 @@ def test_tensors_of_every_form_lie_side_by_side(monkeypatch: pytest.MonkeyPatch)
             source.copy_(source.flip(0) if source.ndim else source + 1)
 
 
-def test_what_is_there_already_stands_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_on_the_device_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     device.note_copies(monkeypatch)
     there, away = torch.ones(2), torch.ones(3)
@@ -234,7 +236,7 @@ def test_what_is_there_already_stands_for_itself(monkeypatch: pytest.MonkeyPatch
     assert device.copies == ["up 12"]
 
 
-def test_a_policy_that_takes_a_tensordict_is_given_it_from_pinned_memory(
+def test_the_tensordict_for_a_policy_is_copied_from_pinned_memory(
     apart: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def takes_all(td: Any) -> Any:
@@ -285,7 +287,7 @@ def test_actions_are_cast_and_checked_on_the_host(
         assert "nan" in str(caught.value)
 
 
-def test_outputs_come_back_only_when_the_device_is_done() -> None:
+def test_outputs_are_read_only_after_the_device_is_done() -> None:
     device = FakeDevice()
     transfer = Elsewhere(CPU, CPU)
     transfer.use(device)

@@ -31,7 +31,7 @@ IS_INIT = {
 @pytest.mark.parametrize("kind", ENTRIES)
 @pytest.mark.parametrize("name", IS_INIT)
 @pytest.mark.parametrize("cut", [0, 2])
-def test_is_init_is_where_trajectories_begin(kind: str, name: str, cut: int) -> None:
+def test_is_init_marks_the_first_steps_of_trajectories(kind: str, name: str, cut: int) -> None:
     entry, count, _ = entry_of(kind)
     with collecting(
         IN_PROCESS, entry, IS_INIT[name], frames=T * count, max_frames_per_traj=cut
@@ -48,7 +48,7 @@ def test_is_init_is_where_trajectories_begin(kind: str, name: str, cut: int) -> 
             last = ids[:, -1:]
 
 
-def test_is_init_is_not_there_unless_it_is_read() -> None:
+def test_is_init_is_recorded_only_if_it_is_read() -> None:
     policy, _ = seeded("GRUCell")
     with collecting(IN_PROCESS, one, policy, frames=T) as collector:
         assert collector.next().get("is_init", None) is None

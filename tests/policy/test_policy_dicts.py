@@ -186,7 +186,7 @@ def test_states(way: Way, nested: bool) -> None:
     ],
     ids=str,
 )
-def test_what_is_refused(entries: Any, named: str) -> None:
+def test_refused_arguments(entries: Any, named: str) -> None:
     with refused(ValueError, "policy") as caught:
         collected(lambda observation: {"value": torch.zeros(1), **entries})
     assert named in str(caught.value)
@@ -226,7 +226,7 @@ def test_another_order_later() -> None:
     assert (td["three"] == 3).all()
 
 
-def test_zeros_beside_random_actions() -> None:
+def test_other_outputs_are_zero_with_random_actions() -> None:
     td = collected(with_value, init_random_frames=8)
     assert not td["value"].any()
     assert not td["aux", "seen"].any()

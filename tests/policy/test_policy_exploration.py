@@ -81,7 +81,7 @@ def collected(env: Any, policy: Any, **options: Any) -> tuple[Any, bool]:
 @pytest.mark.parametrize("kind", [Type.RANDOM, Type.DETERMINISTIC])
 @pytest.mark.parametrize("batched", [0, 1], ids=["one", "three"])
 @pytest.mark.parametrize("name", CASES)
-def test_frames_are_those_of_the_module(name: str, batched: int, kind: Type) -> None:
+def test_frames_equal_those_of_the_module(name: str, batched: int, kind: Type) -> None:
     envs, make = CASES[name]
     policy = make()
     ours, slow = collected(envs[batched], policy, exploration_type=kind)
@@ -179,7 +179,7 @@ UNUSUAL = {
 
 @pytest.mark.filterwarnings("ignore:The tensordict passed to Ornstein")
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_frames_of_unusual_modules_are_those_of_the_module(name: str) -> None:
+def test_frames_of_unusual_modules_equal_those_of_the_module(name: str) -> None:
     batch, action, make, needs_tensordict = UNUSUAL[name]
     make_env = partial(DriftEnv, batch, action, name == "several agents")
     policy = make()
@@ -218,7 +218,7 @@ def test_the_learner_anneals_epsilon() -> None:
     assert greedy == [False, True]
 
 
-def test_noise_goes_on_where_the_policy_is_taken_apart_again() -> None:
+def test_noise_continues_when_the_plan_is_rebuilt() -> None:
     def frames(changes: bool) -> torch.Tensor:
         torch.manual_seed(3)
         policy = noisy(OrnsteinUhlenbeckProcessModule)

@@ -148,7 +148,7 @@ def fails() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_its_exception_reaches_the_caller(way: Way) -> None:
+def test_an_exception_of_the_factory_reaches_the_caller(way: Way) -> None:
     with (
         pytest.raises(ZeroDivisionError, match="no policy today"),
         collecting(way, entry, frames=T, policy_factory=fails),
@@ -157,7 +157,7 @@ def test_its_exception_reaches_the_caller(way: Way) -> None:
 
 
 @pytest.mark.parametrize("result", [None, 3, nn.Linear])
-def test_it_has_to_return_a_policy(result: Any) -> None:
+def test_a_factory_must_return_a_policy(result: Any) -> None:
     with refused(TypeError, "policy_factory"):
         SyncDataCollector(EchoEnv, frames_per_batch=T, policy_factory=lambda: result)
 
@@ -178,7 +178,7 @@ def actors(**kwargs: Any) -> None:
         ({"policy_factory": 3}, TypeError),
     ],
 )
-def test_what_is_refused(create: Any, kwargs: Any, error: type[Exception]) -> None:
+def test_refused_arguments(create: Any, kwargs: Any, error: type[Exception]) -> None:
     with refused(error, "policy_factory"):
         create(**kwargs)
 

@@ -167,7 +167,7 @@ def test_an_error_of_shapes_has_no_remedy_for_types(
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("arguments", [{}, {"observation_dtype": FLOAT32}], ids=["plain", "cast"])
-def test_one_integer_is_no_vector(arguments: Any, entry: str) -> None:
+def test_a_hint_for_one_integer_instead_of_a_vector(arguments: Any, entry: str) -> None:
     text = message(spaces.Discrete(16), linear(16), entry, **arguments)
     dtype, shape = "float32" if arguments else "int64", {"one": [], "list": [2]}[entry]
     assert f"'observation' {dtype} {shape}" in text
@@ -176,11 +176,11 @@ def test_one_integer_is_no_vector(arguments: Any, entry: str) -> None:
     assert "observation_dtype" not in text
 
 
-def test_one_float_is_no_vector() -> None:
+def test_a_hint_for_one_float_instead_of_a_vector() -> None:
     assert "unsqueeze(-1)" in message(numbers(), linear(1))
 
 
-def test_a_guess_of_a_states_dtype_is_not_told() -> None:
+def test_a_guessed_dtype_of_a_state_is_not_reported() -> None:
     text = message(numbers(3), over_state(Placed(), "place"), policy_state={"place": ()})
     assert "'place' int64" in text
     assert "x3 and 4x1" in text
@@ -196,7 +196,7 @@ def test_a_function_of_a_tensordict_that_is_given_a_tensor() -> None:
     "error", [RuntimeError("own words"), ValueError("this policy wants 2D observations")]
 )
 @pytest.mark.parametrize("arguments", [{}, STATE], ids=["plain", "with a state"])
-def test_what_a_policy_itself_raises_is_left_alone(error: Exception, arguments: Any) -> None:
+def test_other_exceptions_of_a_policy_are_not_changed(error: Exception, arguments: Any) -> None:
     def broken(observation: torch.Tensor, h: torch.Tensor | None = None) -> torch.Tensor:
         raise error
 
@@ -206,7 +206,7 @@ def test_what_a_policy_itself_raises_is_left_alone(error: Exception, arguments: 
     assert caught.value is error
 
 
-def test_an_index_error_of_its_own_is_left_alone() -> None:
+def test_an_index_error_of_the_policy_is_not_changed() -> None:
     def broken(observation: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(np.zeros(3)[int(observation.sum()) + 3])
 

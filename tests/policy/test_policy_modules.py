@@ -86,7 +86,7 @@ def test_one_runner_under_every_interaction_type():
         assert_follows(runner, current, policy, env, kind)
 
 
-def test_the_mean_of_a_categorical_is_no_index():
+def test_the_mean_of_a_categorical_is_not_an_index():
     runner, _ = make(categorical(), discrete(5), "mean")
     with (
         torch.no_grad(),
@@ -164,7 +164,7 @@ def test_distribution_arguments_and_renamed_parameters():
     assert_follows(runner, current, policy, env)
 
 
-def test_a_generator_of_its_own_advances_alike():
+def test_a_modules_own_generator_advances_equally():
     env = discrete(5)
     policy, twin = categorical(generator=3), categorical(generator=3)
     twin.load_state_dict(policy.state_dict())
@@ -218,7 +218,7 @@ def test_samples_in_the_middle_of_a_sequence():
     assert_follows(runner, current, nested, env)
 
 
-def test_later_modules_may_keep_what_plans_and_distributions_wrote():
+def test_later_modules_may_keep_outputs_of_plans_and_distributions():
     kept = []
 
     def value(hidden, action):
@@ -367,7 +367,7 @@ def composite():
     ],
 )
 @pytest.mark.parametrize("num_envs", [None, 5])
-def test_what_cannot_be_unwrapped_gets_a_tensordict(make_policy, num_envs):
+def test_policies_that_cannot_be_unwrapped_get_a_tensordict(make_policy, num_envs):
     env, policy = boxes(num_envs), make_policy()
     runner, current = make(policy, env)
     assert runner.slow_path

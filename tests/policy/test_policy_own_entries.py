@@ -56,7 +56,7 @@ def test_flags_are_of_the_state_acted_on(form: str, kind: str) -> None:
 @pytest.mark.parametrize("way", marked(IN_PROCESS, CAT_0, MULTI_0))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["one", "list"])
-def test_step_count_is_what_the_batch_has(form: str, kind: str, way: Way) -> None:
+def test_step_count_equals_the_batchs(form: str, kind: str, way: Way) -> None:
     policy = FORMS[form](by_count, "step_count")
     frames = STEPS * envs_of(kind)[0]
     with collecting(way, ENTRIES[kind], policy, frames=frames, max_frames_per_traj=2) as collector:
@@ -67,7 +67,7 @@ def test_step_count_is_what_the_batch_has(form: str, kind: str, way: Way) -> Non
             assert torch.equal(td["action"], td["step_count"].squeeze(-1))
 
 
-def test_a_reset_begins_the_count_anew() -> None:
+def test_a_reset_restarts_the_count() -> None:
     policy = FORMS["module"](by_count, "step_count")
     with collecting(
         IN_PROCESS,
@@ -84,7 +84,7 @@ def test_a_reset_begins_the_count_anew() -> None:
 
 
 @pytest.mark.parametrize(("key", "limit"), [("step_count", None), (("collector", "traj_ids"), 5)])
-def test_what_is_not_there_is_named(key: Any, limit: int | None) -> None:
+def test_an_unavailable_entry_is_named(key: Any, limit: int | None) -> None:
     """Steps are counted only with a limit, and ids are assigned on delivery."""
     policy = TensorDictModule(by_count, [key], ["action", "seen"])
     with (

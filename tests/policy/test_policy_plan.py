@@ -55,7 +55,7 @@ def test_sizes(size, shape):
             assert_same(plan.run(x), module(x))
 
 
-def test_an_activation_first_leaves_the_observation_alone():
+def test_a_first_activation_does_not_change_the_observation():
     module = nn.Sequential(nn.Tanh(), nn.Linear(3, 2))
     x = torch.randn(4, 3)
     kept = x.clone()
@@ -114,7 +114,7 @@ def inner_hook():
         lambda: nn.Linear(3, 2, dtype=torch.float64),
     ],
 )
-def test_what_has_no_plan(make_module):
+def test_modules_without_a_plan(make_module):
     assert make_plan(make_module(), torch.randn(4, 3)) is None
 
 
@@ -332,7 +332,7 @@ class Partial(Opaque):
 
 
 @pytest.mark.parametrize("kind", [Opaque, Partial])
-def test_a_module_that_counts_its_calls_is_what_it_was(kind):
+def test_a_module_that_counts_its_calls_is_unchanged(kind):
     module = kind()
     runner, _ = make(module, env_of())
     act = runner.act

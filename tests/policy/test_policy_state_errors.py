@@ -24,7 +24,7 @@ def test_a_state_of_unknown_shape_is_named(num_envs: int | None) -> None:
     assert "'memory'" in str(caught.value)
 
 
-def test_a_callable_that_does_not_say_what_it_reads() -> None:
+def test_a_callable_without_declared_inputs() -> None:
     def policy(td: TensorDict) -> TensorDict:
         h = td.get("h", torch.zeros(()))
         td["action"] = td["observation"][..., :2]
@@ -35,7 +35,7 @@ def test_a_callable_that_does_not_say_what_it_reads() -> None:
     assert "'h'" in str(caught.value)
 
 
-def test_a_callable_that_does_not_read_what_it_writes_under_next() -> None:
+def test_a_callable_that_does_not_read_its_next_entry() -> None:
     def policy(td: TensorDict) -> TensorDict:
         td["action"] = td["observation"][..., :2] + torch.rand(2)
         return td.set(("next", "expected"), td["observation"] + 1)
@@ -66,7 +66,7 @@ def test_policy_state_without_a_policy() -> None:
         SyncDataCollector(EchoEnv, frames_per_batch=4, policy_state={"h": (1,)})
 
 
-def test_a_state_that_comes_back_in_another_shape() -> None:
+def test_a_state_returned_in_another_shape() -> None:
     policy = TensorDictModule(
         lambda x, h: (x[..., :2], h[..., :1]), ["observation", "h"], ["action", ("next", "h")]
     )

@@ -62,7 +62,7 @@ def test_policy_state_on_ray() -> None:
         assert_follows(collector.next(), torch.stack([loop.rollout(T) for loop in loops]))
 
 
-def test_a_shape_alone_takes_the_dtype_that_fits() -> None:
+def test_with_only_a_shape_the_dtype_is_inferred() -> None:
     table = nn.Embedding(7, 2)
 
     def walk(observation: torch.Tensor, place: torch.Tensor) -> Any:
@@ -112,7 +112,7 @@ class Primed(Counter):
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
-def test_a_primer_tells_shape_dtype_and_default(kind: str) -> None:
+def test_a_primer_defines_shape_dtype_and_default(kind: str) -> None:
     entry, count, batched = entry_of(kind)
     primer = Primer({"count": Spec(1, dtype=torch.float64)}, {"count": 7.5})
     initial = {"count": torch.tensor([7.5], dtype=torch.float64)}

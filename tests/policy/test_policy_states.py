@@ -56,7 +56,7 @@ def test_states_follow_the_loop(kind: str, name: str, cut: int) -> None:
 
 
 @pytest.mark.parametrize("envs", [3, 10])
-def test_is_init_marks_first_steps_alone(envs: int) -> None:
+def test_is_init_marks_only_first_steps(envs: int) -> None:
     """Small frames of many environments are written to the slab several steps at a time."""
 
     def act(observation: torch.Tensor, is_init: torch.Tensor, count: torch.Tensor) -> Any:
@@ -127,7 +127,7 @@ def test_nested_keys() -> None:
         assert_follows(collector.next(), loop.rollout(T))
 
 
-def test_set_seed_and_random_frames_begin_states_anew() -> None:
+def test_set_seed_and_random_frames_reset_states() -> None:
     policy, shapes = seeded("GRUCell")
     env = one(0)()
     with collecting(
@@ -146,7 +146,7 @@ def test_set_seed_and_random_frames_begin_states_anew() -> None:
         assert_follows(collector.next(), loop.rollout(T))
 
 
-def test_private_states_reach_the_policy_alone() -> None:
+def test_private_states_reach_only_the_policy() -> None:
     policy = TensorDictModule(
         lambda x, h: (h.long() % 2, h + 1), ["observation", "_h"], ["action", ("next", "_h")]
     )
@@ -173,7 +173,7 @@ def test_frames_of_the_past_as_a_state() -> None:
     assert torch.equal(td["before"][:, 1:][~first[:, 1:]], td["observation"][:, :-1][~first[:, 1:]])
 
 
-def test_a_next_output_that_is_not_read_is_recorded_there() -> None:
+def test_a_next_output_that_is_not_read_is_recorded_under_next() -> None:
     policy = TensorDictModule(
         lambda x: (x[..., 2].long() % 2, x.sum(-1)), ["observation"], ["action", ("next", "sum")]
     )
@@ -230,7 +230,7 @@ class PrivateEnv(EchoEnv):
 
 
 @pytest.mark.parametrize("entry", [PrivateEnv, [PrivateEnv, PrivateEnv]])
-def test_private_observations_reach_the_policy_alone(entry: Any) -> None:
+def test_private_observations_reach_only_the_policy(entry: Any) -> None:
     policy = TensorDictModule(
         lambda seen, hidden: ((hidden - seen)[..., 2].long() % 2, hidden.sum(-1)),
         ["seen", "_hidden"],

@@ -114,7 +114,7 @@ KINDS = pytest.mark.parametrize("kind", ["in process", "central"])
 
 
 @KINDS
-def test_a_batch_comes_between_the_work_that_the_caller_queued(kind: str, default: Stream) -> None:
+def test_a_batch_is_ordered_with_the_callers_queued_work(kind: str, default: Stream) -> None:
     """The policy acts after an optimizer's step; the next step waits until its weights are read."""
     module = Noting()
     with make(kind, module) as collector:
@@ -135,9 +135,7 @@ def test_a_batch_comes_between_the_work_that_the_caller_queued(kind: str, defaul
 
 
 @KINDS
-def test_a_policy_beside_a_learner_waits_for_it_at_an_update_alone(
-    kind: str, default: Stream
-) -> None:
+def test_a_policy_waits_for_the_learner_only_at_an_update(kind: str, default: Stream) -> None:
     module, buffer = Noting(), Buffer()
 
     def next_calls() -> list[tuple[Stream, set[str]]]:
@@ -188,7 +186,7 @@ def test_tensors_of_its_stream_are_handed_over(default: Stream) -> None:
     assert "made" in default.before
 
 
-def test_on_the_cpu_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_cpu_no_stream_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cuda, "current_stream")
     stream = PolicyStream(torch.device("cpu"))
     with stream.collecting(), stream.ordered(), stream.on_stream():

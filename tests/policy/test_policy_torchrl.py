@@ -169,7 +169,7 @@ def test_recurrent_modules_without_a_tensordict(rl, num_envs, first, name, optio
 
 @pytest.mark.parametrize("refreshes", [True, False])
 @pytest.mark.parametrize("name", ["LSTMModule", "GRUModule"])
-def test_a_recurrent_module_keeps_its_weights_when_a_loss_calls_it_with_others(rl, name, refreshes):
+def test_a_recurrent_module_keeps_its_weights_after_a_loss_swapped_them(rl, name, refreshes):
     """As a loss with target networks does, which puts the module's parameters back."""
     policy = TensorDictSequential(
         getattr(rl, name)(input_size=3, hidden_size=4, in_key="observation", out_key="hidden"),

@@ -166,7 +166,7 @@ def test_a_tensordict_has_the_batch_shape_and_fresh_tensors():
 
 
 @pytest.mark.parametrize("returned", [None, torch.zeros(1)])
-def test_a_tensordict_policy_has_to_return_it(returned):
+def test_a_tensordict_policy_must_return_the_tensordict(returned):
     with refused(ValueError, "policy"):
         make(lambda td: returned, PLAIN)
 
@@ -222,12 +222,12 @@ def test_the_observation_may_be_written(env, policy, shape, dtype):
 @pytest.mark.parametrize(
     "policy", [lambda td: by_annotation(td.clone()), lambda td: by_annotation(td).select("action")]
 )
-def test_an_observation_that_comes_back_as_it_was_is_no_output(policy):
+def test_an_unchanged_observation_is_not_an_output(policy):
     runner, _ = make(policy, BATCH)
     assert [leaf.key for leaf in runner.outputs] == [("action",)]
 
 
-def test_what_is_written_at_the_root_is_there_in_the_next_call():
+def test_root_entries_of_a_policy_are_in_its_next_input():
     seen = []
 
     def policy(td):
@@ -269,7 +269,7 @@ def test_a_tensordict_policy_that_changes_its_keys():
         [torch.full((1,), 0.5)],
     ],
 )
-def test_what_is_no_tensor_becomes_one(returned):
+def test_outputs_are_converted_to_tensors(returned):
     runner, _ = make(lambda x: returned, PLAIN)
     assert torch.equal(act(runner)[0], torch.full((1,), 0.5))
 
@@ -352,7 +352,7 @@ def test_wrong_outputs_are_named(action, num_envs, out, words):
         (gym.spaces.MultiDiscrete([3]), ()),
     ],
 )
-def test_dimensions_of_one_come_and_go(action, num_envs, frame):
+def test_dimensions_of_size_one_are_added_and_removed(action, num_envs, frame):
     lead = () if num_envs is None else (num_envs,)
     answers = [torch.ones((*lead, *frame)) for _ in range(2)] + [torch.ones((*lead, *frame, 2))]
     runner, _ = make(lambda x: answers.pop(0), ShapeOnly(box(3), action, num_envs))
@@ -364,7 +364,7 @@ def test_dimensions_of_one_come_and_go(action, num_envs, frame):
     assert "'action'" in str(caught.value)
 
 
-def test_what_comes_beside_the_action_is_numbered():
+def test_other_outputs_are_numbered():
     out, rest = torch.zeros(1), (torch.ones(2), torch.ones(3))
     runner, _ = make(lambda x: (out, 2.5, None, rest), PLAIN)
     keys = [("action",), ("output1",), ("output3", "0"), ("output3", "1")]
@@ -372,7 +372,7 @@ def test_what_comes_beside_the_action_is_numbered():
     assert [value.shape for value in act(runner)] == [(1,), (), (2,), (3,)]
 
 
-def test_what_comes_beside_the_action_stays_where_a_module_was_changed():
+def test_other_outputs_keep_their_keys_after_a_module_was_changed():
     module = nn.Linear(3, 1)
 
     class Two(nn.Module):
@@ -406,12 +406,12 @@ def test_another_number_of_outputs_later(answers):
 
 
 @pytest.mark.parametrize("policy", [3, "policy", nn.Linear])
-def test_what_is_no_policy(policy):
+def test_values_that_are_not_policies(policy):
     with refused(TypeError, "policy"):
         make(policy, PLAIN)
 
 
-def test_parameters_elsewhere():
+def test_parameters_on_another_device():
     with refused(ValueError, "policy") as caught:
         make(nn.Linear(3, 1, device="meta"), PLAIN)
     assert "'weight'" in str(caught.value)
@@ -436,7 +436,7 @@ class Disturbing(nn.Module):
         return self.lin(self.norm(x)) + noise + np.random.rand() + random.random()
 
 
-def test_construction_leaves_no_trace():
+def test_construction_does_not_change_the_policy_or_generators():
     module = Disturbing()
     before = {k: v.clone() for k, v in module.state_dict().items()}
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
@@ -454,13 +454,13 @@ def test_construction_leaves_no_trace():
     assert module.count == 1
 
 
-def test_training_mode_is_the_users():
+def test_the_users_training_mode_is_not_changed():
     module = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5)).eval()
     make(module, BATCH)
     assert not module.training
 
 
-def test_opaque_modules_may_keep_what_they_are_given():
+def test_opaque_modules_may_keep_their_inputs():
     kept = []
 
     def policy(x):

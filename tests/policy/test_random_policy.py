@@ -31,17 +31,17 @@ def test_without_a_spec_a_collector_draws_the_actions() -> None:
     assert torch.equal(*actions)
 
 
-def test_with_a_spec_its_actions_are_taken() -> None:
+def test_with_a_spec_its_actions_are_used() -> None:
     with SyncDataCollector(CountingEnv, RandomPolicy(Ones()), frames_per_batch=8) as collector:
         assert collector.next()["action"].tolist() == [1] * 8
     assert RandomPolicy(Ones(), ("deep", "a"))(TensorDict())["deep", "a"] == 1
 
 
-def test_a_space_is_no_spec() -> None:
+def test_a_space_instead_of_a_spec_is_refused() -> None:
     with refused(TypeError, "action_spec"):
         RandomPolicy(gymnasium.spaces.Discrete(2))
 
 
-def test_alone_it_needs_a_spec() -> None:
+def test_a_random_policy_called_directly_needs_a_spec() -> None:
     with refused(RuntimeError, "action_spec"):
         RandomPolicy()(TensorDict())

@@ -40,7 +40,7 @@ def functions_of(path: str) -> set[str]:
     [CONTRACT, COMING, GPU, SCHEME, RELIABILITY],
     ids=["contract", "coming from TorchRL", "GPU", "scheme", "reliability"],
 )
-def test_the_tests_named_there_exist(page: str) -> None:
+def test_named_tests_exist(page: str) -> None:
     named = NAMED.findall(page)
     assert len(named) > 10
     for path, name in named:
@@ -61,7 +61,7 @@ def test_every_difference_names_a_test() -> None:
     assert [row for row in rows if not NAMED.search(row)] == []
 
 
-def test_before_and_after() -> None:
+def test_the_programs_before_and_after_migration() -> None:
     """The two programs differ only in their imports; both run and yield the same shapes."""
     pytest.importorskip("torchrl")
     before, after = re.findall(r"^```python\n(.*?)^```$", COMING, re.M | re.S)

@@ -55,7 +55,7 @@ def programs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("blocks", "modules", "alone"), list(programs()))
-def test_it_runs(
+def test_python_block_runs(
     blocks: list[Any],
     modules: str | None,
     alone: str | None,

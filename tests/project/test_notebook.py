@@ -23,7 +23,7 @@ def code_of(cells: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_it_learns(tmp_path: Path) -> None:
+def test_the_notebook_learns(tmp_path: Path) -> None:
     """Run every cell after the installation; the plot opens no window."""
     pytest.importorskip("gymnasium")
     pytest.importorskip("matplotlib")
@@ -43,7 +43,7 @@ def test_it_learns(tmp_path: Path) -> None:
     assert int(mean[1]) >= 195
 
 
-def test_it_is_committed_without_outputs() -> None:
+def test_the_notebook_is_committed_without_outputs() -> None:
     """Outputs become outdated and make diffs long."""
     code = [cell for cell in CELLS if cell["cell_type"] == "code"]
     assert [cell["outputs"] for cell in code] == [[]] * len(code)

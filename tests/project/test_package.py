@@ -43,7 +43,7 @@ def test_the_distribution_has_that_version_and_a_name_of_its_own() -> None:
     assert found == pycollect.__version__
 
 
-def test_cuda_is_there_without_being_imported() -> None:
+def test_cuda_is_available_without_an_import() -> None:
     assert python("import pycollect\nprint(pycollect.cuda.available())", ()) in ("True", "False")
 
 
@@ -57,7 +57,7 @@ def test_importing_imports_nothing() -> None:
     assert python(code, ()) == "[]"
 
 
-def test_the_core_needs_numpy_alone() -> None:
+def test_the_core_needs_only_numpy() -> None:
     code = """
 import numpy as np
 from pycollect._core import Layout, Leaf, Placement, SlabPool, copy
@@ -85,7 +85,7 @@ print(list(split_trajectories(td).batch_size))
     assert python(code, ("gymnasium", "ray", "torchrl")) == "[2, 2]"
 
 
-def test_what_a_dependency_lacks_is_no_missing_name_of_ours() -> None:
+def test_a_missing_name_of_a_dependency_is_not_reported_as_ours() -> None:
     code = """
 import torch
 del torch.dtype
@@ -97,7 +97,7 @@ except ImportError as error:
     assert python(code, ()).startswith("SyncDataCollector cannot be imported: module 'torch' has")
 
 
-def test_what_is_missing_is_named_and_collecting_in_process_needs_no_ray() -> None:
+def test_a_missing_package_is_named_and_in_process_collection_needs_no_ray() -> None:
     code = """
 try:
     from pycollect import SyncDataCollector

@@ -32,7 +32,7 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "frames/s" in capsys.readouterr().out
 
 
-def test_the_table_of_real_programs_is_the_one_that_was_measured() -> None:
+def test_the_table_of_real_programs_equals_the_results() -> None:
     page = (ROOT / "benchmarks" / "results" / "real.md").read_text()
     table = re.search(r"^\|.*?\n\n", page, re.M | re.S)
     assert table is not None
@@ -46,7 +46,7 @@ def test_the_table_of_real_programs_is_the_one_that_was_measured() -> None:
         assert [float(own) for own in claim.groups()] == [round(min(times), 1), round(max(times))]
 
 
-def test_the_chart_is_made_of_what_was_published(tmp_path: Path) -> None:
+def test_the_chart_shows_the_published_results(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     chart = runpy.run_path(str(ROOT / "benchmarks" / "chart.py"))
     rows = json.loads((ROOT / "benchmarks" / "results" / "results.json").read_text())["rows"]
@@ -61,11 +61,11 @@ def test_the_chart_is_made_of_what_was_published(tmp_path: Path) -> None:
     assert "'plain loop'" in str(caught.value)
 
 
-def test_it_is_short() -> None:
+def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 130
 
 
-def test_the_two_commands_set_up_alike() -> None:
+def test_both_commands_have_the_same_set_up() -> None:
     commands = [line for block in blocks("bash") for line in block.splitlines()]
     set_ups = {line.rpartition(" && ")[0] for line in commands}
     assert [line.rpartition(" && ")[2] for line in commands] == [

@@ -31,7 +31,7 @@ def batches(program: Program) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["cartpole", "cartpoles"])
-def test_episodes_are_as_their_environment_tells_them(name: str) -> None:
+def test_episodes_equal_the_environments_statistics(name: str) -> None:
     found = compared(replace(PROGRAMS[name], episodes=8))
     assert found.episodes >= 8
     assert found.wrong == []
@@ -52,7 +52,7 @@ def put_into_another_trajectory(last: Any) -> None:
 @pytest.mark.parametrize(
     "spoil", [add_to_reward, change_terminal_observation, put_into_another_trajectory]
 )
-def test_what_is_wrong_with_one_frame_is_found(spoil: Any) -> None:
+def test_a_fault_in_one_frame_is_found(spoil: Any) -> None:
     found, spoilt = Comparison(), Comparison()
     first, second = batches(CARTPOLES)
     for batch in (first, second):
@@ -72,7 +72,7 @@ def test_too_few_episodes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         compared(replace(CARTPOLES, episodes=5000))
 
 
-def test_what_is_not_installed_is_left_out_and_said(
+def test_sides_with_missing_packages_are_skipped_with_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("examples.real.sides.find_spec", lambda name: None)
@@ -86,7 +86,7 @@ def test_what_is_not_installed_is_left_out_and_said(
     assert "skipped, not installed: mujoco, torchrl" in capsys.readouterr().out
 
 
-def test_a_page_says_how_much_there_is_to_be_saved() -> None:
+def test_a_page_has_the_maximum_possible_speedup() -> None:
     figures: dict[str, Any] = dict.fromkeys((own.name for own in fields(Row)), 1.0)
     rows = tuple(
         Row(**{**figures, "case": "CartPole", "side": side, "rates": (1.0,), "cpu_ratio": ratio})

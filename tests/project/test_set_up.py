@@ -63,7 +63,7 @@ CHANGES: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.slow
-def test_it_installs_again_what_has_changed_and_nothing_else(
+def test_set_up_installs_again_only_after_a_change(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def times() -> int:
@@ -82,13 +82,13 @@ def test_it_installs_again_what_has_changed_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_what_failed_is_not_done(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_install_is_repeated(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "INSTALL", ["-c", "raise SystemExit(3)"])
     assert (script.main(), script.main()) == (3, 3)
 
 
 @pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--extra", 2), ("here", 2)])
-def test_it_takes_no_arguments(
+def test_set_up_has_no_arguments(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], argument: str, code: int
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 
-def test_all_that_use_rays_cluster_run_in_one_process(request: pytest.FixtureRequest) -> None:
+def test_all_tests_with_ray_run_in_one_process(request: pytest.FixtureRequest) -> None:
     """Each process would start its own cluster; pytest 9.2 with xdist 3.8 does so silently."""
     with_ray = [item for item in request.session.items if item.get_closest_marker("ray")]
     if not with_ray or not request.config.getoption("loadgroup", False):

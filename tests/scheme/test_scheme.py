@@ -42,7 +42,7 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("what", SIGNATURES, ids=lambda what: what.__qualname__)
-def test_signatures_are_those_of_the_original(what: Any) -> None:
+def test_signatures_equal_the_original(what: Any) -> None:
     names = list(inspect.signature(what).parameters)
     # If a class was made a Ray actor, Ray adds an argument to its methods.
     assert [name for name in names if name != "_ray_trace_ctx"] == SIGNATURES[what].split()
@@ -114,7 +114,7 @@ class TestData:
         worker.stop()
         off.stop()
 
-    def test_train_data_alone(self) -> None:
+    def test_train_data_without_tests(self) -> None:
         worker = worker_of(**on_policy())
         seconds, train_perf = worker.collect_train_data(3)
         assert seconds > 0
@@ -123,7 +123,7 @@ class TestData:
         assert worker.samples_collected == 30
         worker.stop()
 
-    def test_versions_of_what_was_collected(self) -> None:
+    def test_versions_of_collected_data(self) -> None:
         worker = worker_of(**on_policy())
         weights = {name: torch.zeros_like(w) for name, w in worker.get_weights().items()}
         worker.set_weights({"ActorVersion": 3, "ActorWeights": weights})
@@ -177,7 +177,7 @@ class TestEvaluation:
         assert worker.evaluate() == np.mean([1, 1, 50, 50])
         worker.stop()
 
-    def test_it_is_done_when_it_is_due(self) -> None:
+    def test_tests_run_when_they_are_due(self) -> None:
         worker = worker_of(
             **on_policy(num_test_episodes=2, num_epochs=2, num_mini_batch=3, test_every=9)
         )
@@ -254,7 +254,7 @@ class TestComponents:
             worker.replace_agent_component("TrainEnvironment", make)
         worker.stop()
 
-    def test_what_was_made_is_closed_where_the_rest_cannot_be(self) -> None:
+    def test_environments_are_closed_if_a_later_factory_fails(self) -> None:
         closed: list[str] = []
         make = telling_envs(closed)
         factories = {**on_policy(), "train_envs_factory": make}
@@ -272,16 +272,14 @@ class TestComponents:
             ("storage_factory", "insert_transition"),
         ],
     )
-    def test_one_that_lacks_something_is_refused(self, factory: str, lacks: str) -> None:
+    def test_a_component_that_lacks_a_method_is_refused(self, factory: str, lacks: str) -> None:
         with refused(TypeError, factory) as caught:
             worker_of(**{**on_policy(), factory: lambda *arguments: [1]})
         assert lacks in str(caught.value)
 
 
 class TestStopping:
-    def test_it_is_heard_between_looks_that_take_little_time(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_checks_for_a_stop_take_little_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[str] = []
 
         def check(key: str) -> bytes | None:
@@ -316,7 +314,7 @@ class TestStopping:
         assert worker.collect_data()[0]["Observation"][0, 0].tolist() == [3, 0]
         worker.stop()
 
-    def test_without_ray_there_is_nothing_to_hear(self) -> None:
+    def test_without_ray_no_stop_is_received(self) -> None:
         import ray
 
         if ray.is_initialized():
@@ -349,7 +347,7 @@ class TestSets:
         assert workers.local_worker().envs_train is None
         workers.stop()
 
-    def test_what_is_refused(self) -> None:
+    def test_refused_arguments(self) -> None:
         factories = on_policy()
         with refused(TypeError, "algo_factory"):
             CWorkerSet(0, 0, **{**factories, "algo_factory": (1, "PPO")})
@@ -381,7 +379,7 @@ class TestSets:
         with refused(ValueError, "entry"):
             GymEnvs(Counting, torch.device("cpu"))  # neither a list nor a vector environment
 
-    def test_the_device_is_the_one_that_was_named(self) -> None:
+    def test_the_device_is_the_requested_one(self) -> None:
         workers = CWorkerSet(0, 0, local_device="cpu:0", **on_policy())
         assert workers.local_worker().device == torch.device("cpu:0") != torch.device("cpu")
         workers.stop()
@@ -396,7 +394,7 @@ class TestSets:
         assert device in str(caught.value)
 
     @pytest.mark.parametrize(("device", "gpus"), [("cpu", None), ("cuda:0", 0.2)])
-    def test_a_part_of_a_gpu_is_reserved_where_the_device_is_one(
+    def test_a_part_of_a_gpu_is_reserved_if_the_device_is_a_gpu(
         self, device: str, gpus: float | None
     ) -> None:
         workers = WorkerSet(

@@ -28,7 +28,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: f"{v.dtype}-{tuple(v.shape)}")
-def test_arrays_come_back(value: Any) -> None:
+def test_arrays_survive_a_round_trip(value: Any) -> None:
     packed = pack({"a": value, "b": [value, (1, "x")]})
     assert isinstance(packed, Packed)
     for opened in (unpack(packed), unpack(pickle.loads(pickle.dumps(packed)))):
@@ -41,13 +41,13 @@ def test_arrays_come_back(value: Any) -> None:
             copy[...] = 1  # must be writable
 
 
-def test_only_what_gets_smaller_is_compressed() -> None:
+def test_only_compressible_arrays_are_compressed() -> None:
     content = pack([torch.zeros(4000), torch.rand(4000)]).content
     assert [leaf.data.nbytes < leaf.size for leaf in content] == [True, False]
     assert all(isinstance(leaf, PackedArray) for leaf in content)
 
 
-def test_no_array_is_pickled_whole() -> None:
+def test_arrays_are_not_copied_into_the_pickle() -> None:
     """Arrays are sent as out-of-band pickle buffers."""
     buffers: list[Any] = []
     text = pickle.dumps(
@@ -57,7 +57,7 @@ def test_no_array_is_pickled_whole() -> None:
     assert sum(buffer.raw().nbytes for buffer in buffers) == 400_000
 
 
-def test_both_parts_are_taken_from_a_packed_pair() -> None:
+def test_a_packed_pair_can_be_unpacked_into_two_values() -> None:
     data, info = pack(({"Reward": torch.ones(2000)}, {"NumberSamples": 3}))
     assert info == {"NumberSamples": 3}
     assert data["Reward"].sum() == 2000

@@ -29,7 +29,7 @@ def set_of(count: int, *, fraction_samples: float = 1.0, **factories: Any) -> CW
     )
 
 
-def test_they_collect_with_the_local_weights(ray_cluster: Any) -> None:
+def test_remote_workers_collect_with_the_local_weights(ray_cluster: Any) -> None:
     """Check weights and versions, added workers, and the reported statistics."""
     ray = ray_cluster
     workers = set_of(2)
@@ -58,7 +58,7 @@ def test_they_collect_with_the_local_weights(ray_cluster: Any) -> None:
 
 
 @pytest.mark.slow
-def test_they_draw_numbers_of_their_own(ray_cluster: Any) -> None:
+def test_remote_workers_draw_different_numbers(ray_cluster: Any) -> None:
     workers = set_of(2)
     first, second = (data["Action"] for data, _ in workers.collect_data())
     workers.stop()
@@ -66,7 +66,7 @@ def test_they_draw_numbers_of_their_own(ray_cluster: Any) -> None:
 
 
 @pytest.mark.slow
-def test_one_ends_by_itself(ray_cluster: Any) -> None:
+def test_a_remote_worker_can_be_ended(ray_cluster: Any) -> None:
     workers = set_of(2)
     first, second = workers.remote_workers()
     rollout = first.collect_data.remote()
@@ -81,7 +81,7 @@ def test_one_ends_by_itself(ray_cluster: Any) -> None:
     workers.stop()
 
 
-def test_one_that_was_killed_is_told_of(ray_cluster: Any) -> None:
+def test_a_killed_worker_is_reported(ray_cluster: Any) -> None:
     with set_of(2) as workers:
         ray_cluster.kill(workers.remote_workers()[1])
         with raised(WorkerError, worker=2):
@@ -89,13 +89,13 @@ def test_one_that_was_killed_is_told_of(ray_cluster: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_set_that_is_forgotten_leaves_nothing(ray_cluster: Any) -> None:
+def test_an_unreferenced_set_leaves_nothing_behind(ray_cluster: Any) -> None:
     """Its actors end; the fixture that watches all tests checks this."""
     assert len(set_of(2).collect_data()) == 2
 
 
 @pytest.mark.slow
-def test_what_a_component_raises_is_raised(ray_cluster: Any) -> None:
+def test_an_exception_of_a_component_is_raised(ray_cluster: Any) -> None:
     workers = set_of(2)
     (first, _) = workers.remote_workers()
     with pytest.raises(AttributeError, match="'gama'"):
@@ -107,7 +107,7 @@ def test_what_a_component_raises_is_raised(ray_cluster: Any) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_cannot_be_made(ray_cluster: Any) -> None:
+def test_a_worker_that_cannot_be_created(ray_cluster: Any) -> None:
     factories = on_policy()
 
     def only_here(device: Any, *place: Any) -> Any:
@@ -117,7 +117,7 @@ def test_one_that_cannot_be_made(ray_cluster: Any) -> None:
         set_of(2, **{**factories, "train_envs_factory": only_here})
 
 
-def test_what_the_cluster_does_not_have(ray_cluster: Any) -> None:
+def test_unavailable_resources(ray_cluster: Any) -> None:
     with refused(ValueError, "worker_remote_config"):
         CWorkerSet(2, 0, worker_remote_config={"num_cpus": 50}, local_device="cpu", **on_policy())
     workers = CWorkerSet(0, 0, local_device="cpu", **on_policy())

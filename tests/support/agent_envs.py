@@ -100,7 +100,7 @@ class Crowd:
         return self._shown(), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, Any]) -> Any:
-        assert list(actions) == self.agents, "only agents that are there act"
+        assert list(actions) == self.agents, "only present agents may act"
         for agent, action in actions.items():
             assert self.action_space(agent).contains(action), (agent, action)
             if self.kind == "masked":

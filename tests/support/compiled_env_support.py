@@ -103,7 +103,7 @@ class LoggedEnvs:
         shown = _seen(observations[0], np.int64, envs, 3)
         assert shown.tolist() == self._now.tolist()  # no other code writes this memory
         if self.raises_at is not None and (action >= self.raises_at).any():
-            self._error = OverflowError(f"{action.max()} is too much")
+            self._error = OverflowError(f"{action.max()} is too large")
             return 0
         reward, end, cut = (
             _seen(address, kind, envs)

@@ -336,7 +336,7 @@ class Campaign:
     def _collect_until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SILENCE
         while not done():
-            assert time.monotonic() < deadline, f"nothing follows from {self.committed[-1]}"
+            assert time.monotonic() < deadline, f"no effect of {self.committed[-1]}"
             self._next()
 
     def _next(self) -> None:

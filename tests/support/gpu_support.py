@@ -20,7 +20,7 @@ else:
     DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 needs_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs an NVIDIA GPU")
-needs_device = pytest.mark.skipif(DEVICE == "cpu", reason="needs a device beside the CPU")
+needs_device = pytest.mark.skipif(DEVICE == "cpu", reason="needs a device other than the CPU")
 
 
 def counting_envs(device: str) -> Any:

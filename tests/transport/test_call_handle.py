@@ -77,7 +77,7 @@ def test_a_rollout_is_stopped_by_one_message_past_the_queue(
     assert actor.notes[1:] == [(Stop(second), True)]
 
 
-def test_what_is_dropped_is_stopped(handle: WorkerHandle, actor: NotingActor) -> None:
+def test_dropped_rollouts_are_stopped(handle: WorkerHandle, actor: NotingActor) -> None:
     handle.drop_rollouts()
     assert actor.notes == []
     handle.submit(RolloutRequest(False, None))

@@ -89,7 +89,7 @@ def test_processes_that_are_closed_to_each_other_share_memory() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_where_memory_cannot_be_shared_no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_shared_memory_no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     why_not = "shared memory: memfd_create: Function not implemented"
     engine = "pycollect.transport.processes.engine"
     monkeypatch.setattr(f"{engine}.shared_memory_why_not", lambda: why_not)

@@ -132,7 +132,7 @@ def test_detached_programs_end_with_a_driver_that_is_killed(kind: str, tmp_path:
         wait_until(partial(is_gone, pid), LONG)
 
 
-def test_programs_of_another_driver_with_the_same_number_go_on() -> None:
+def test_programs_of_another_driver_with_the_same_pid_are_not_ended() -> None:
     """In two containers, drivers can share a process id; their start times still differ."""
     mark = f"{os.getpid()}.1.{1 << 30}.1"
     program = subprocess.Popen(["sleep", "60"], env={**os.environ, "PYCOLLECT_WORKER": mark})

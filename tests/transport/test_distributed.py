@@ -67,7 +67,7 @@ def transports(collector: Any) -> list[str]:
     ],
     ids=str,
 )
-def test_what_is_refused_before_anything_starts(arguments: dict[str, Any]) -> None:
+def test_arguments_refused_before_anything_starts(arguments: dict[str, Any]) -> None:
     with refused(ValueError, *arguments):
         DistributedDataCollector([CountingEnv], **{"launcher": "mp", **arguments})
 
@@ -88,7 +88,7 @@ def test_ranks_may_take_any_time_to_start(way: Way) -> None:
         ({"visible_devices": [0]}, TypeError, "RPCDataCollector"),
     ],
 )
-def test_what_ranks_in_step_do_not_take(arguments: Any, error: Any, meant: str) -> None:
+def test_arguments_that_sync_ranks_refuse(arguments: Any, error: Any, meant: str) -> None:
     with refused(error, *arguments) as caught:
         DistributedSyncDataCollector([CountingEnv], launcher="mp", **arguments)
     assert meant in str(caught.value)
@@ -108,13 +108,13 @@ def test_what_ranks_in_step_do_not_take(arguments: Any, error: Any, meant: str) 
         ({"tcp_port": "8o"}, "tcp_port", ""),
     ],
 )
-def test_what_is_of_another_kind_or_class(arguments: dict[str, Any], name: str, meant: str) -> None:
+def test_arguments_of_wrong_types(arguments: dict[str, Any], name: str, meant: str) -> None:
     with refused(TypeError, name) as caught:
         DistributedDataCollector([CountingEnv], launcher="mp", **arguments)
     assert meant in str(caught.value)
 
 
-def test_both_generations_of_names() -> None:
+def test_old_and_new_names() -> None:
     assert DistributedCollector is DistributedDataCollector
     assert DistributedSyncCollector is DistributedSyncDataCollector
 
@@ -134,7 +134,7 @@ def test_every_frame_comes_once(way: Way) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_batches_are_equal_whichever_way_they_come() -> None:
+def test_batches_are_equal_for_every_transport() -> None:
     batches = []
     for way in (MULTI_STACK, *STACKS):
         with collecting(way, ENTRIES["one"], parity_policy(), frames=STEPS) as collector:
@@ -163,7 +163,7 @@ def test_a_rank_that_dies_is_replaced(way: Way) -> None:
 
 @pytest.mark.processes
 @EACH
-def test_past_the_limit_a_rank_is_named(way: Way) -> None:
+def test_beyond_the_limit_a_dead_rank_is_named(way: Way) -> None:
     with collecting(way, endless, frames=T, max_worker_restarts=0) as collector:
         collector.next()
         kill(collector, 1)
@@ -186,7 +186,7 @@ def test_a_rank_that_answers_nothing_is_replaced(way: Way) -> None:
 
 @pytest.mark.processes
 @EACH
-def test_a_forgotten_collectors_ranks_end(way: Way) -> None:
+def test_ranks_of_an_unreferenced_collector_end(way: Way) -> None:
     entries = [endless(0), endless(1)]
     collector = way.collector(entries, parity_policy(), frames_per_batch=2 * T)
     collector.next()
@@ -211,7 +211,7 @@ def test_a_collector_that_is_shut_down_while_a_rank_hangs(way: Way, tmp_path: Pa
 
 @pytest.mark.processes(usual=2)
 @pytest.mark.parametrize("way", [MULTI_STACK, *STACKS], ids=lambda way: way.name)
-def test_a_worker_that_hears_nothing_has_little_time_to_close(
+def test_an_unresponsive_worker_has_little_time_to_close(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle worker that does not respond is killed soon; other workers get their full time."""
@@ -226,7 +226,7 @@ def test_a_worker_that_hears_nothing_has_little_time_to_close(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("interval", [1, 2])
-def test_ranks_in_step_are_updated_after_so_many_batches(interval: int) -> None:
+def test_sync_ranks_are_updated_after_a_number_of_batches(interval: int) -> None:
     policy = bias_policy()
     with DistributedSyncDataCollector(
         [endless(0), endless(1)],
@@ -244,7 +244,7 @@ def test_ranks_in_step_are_updated_after_so_many_batches(interval: int) -> None:
 
 
 @pytest.mark.processes
-def test_the_programs_own_group_is_left_alone(tmp_path: Path) -> None:
+def test_the_programs_default_group_is_not_changed(tmp_path: Path) -> None:
     """A learner that uses torch.distributed keeps its default group."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/own", rank=0, world_size=1)
     try:

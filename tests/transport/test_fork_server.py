@@ -97,13 +97,13 @@ def test_workers_of_all_engines_are_forks_of_one_process(engine: ProcessEngine) 
     wait_until(lambda: not template.children())
 
 
-def test_spawn_is_a_choice() -> None:
+def test_spawn_can_be_selected() -> None:
     engine = ProcessEngine("spawn")
     assert parent(started(engine, CountingEnv)) == psutil.Process()
     engine.leave()
 
 
-def test_a_worker_has_what_a_new_process_would_have(
+def test_a_forked_worker_has_the_state_of_a_new_process(
     engine: ProcessEngine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -137,7 +137,7 @@ def test_a_worker_has_what_a_new_process_would_have(
     assert is_collecting(after)
 
 
-def test_what_this_program_has_of_pycollect_is_imported_once(
+def test_loaded_modules_of_pycollect_are_imported_once(
     engine: ProcessEngine, tmp_path: Path
 ) -> None:
     started(engine, CountingEnv)
@@ -159,7 +159,7 @@ def test_what_this_program_has_of_pycollect_is_imported_once(
     ],
 )
 @own_template
-def test_what_would_not_do_is_not_imported(
+def test_unsuitable_modules_are_not_imported(
     code: str, engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "awkward.py").write_text(THREADS if code == "threads" else code)
@@ -176,7 +176,7 @@ def test_what_would_not_do_is_not_imported(
     assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"
 
 
-def test_a_module_that_is_blocked_or_comes_meanwhile_is_no_error(
+def test_blocked_modules_and_unusual_keys_of_sys_modules_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)
@@ -187,7 +187,7 @@ def test_a_module_that_is_blocked_or_comes_meanwhile_is_no_error(
     assert not {"gymnasium", "pycollect.blocked", 3}.intersection(modules)
 
 
-def test_what_fork_servers_are_to_import_is_imported_once(
+def test_preload_modules_of_multiprocessing_are_imported_once(
     engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dear.py").write_text("import os\nimported_by = os.getpid()\n")
@@ -200,7 +200,9 @@ def test_what_fork_servers_are_to_import_is_imported_once(
 
 
 @own_template
-def test_workers_go_on_without_their_template_until_they_are_ended(engine: ProcessEngine) -> None:
+def test_workers_continue_without_their_fork_server_until_they_are_ended(
+    engine: ProcessEngine,
+) -> None:
     worker, killed = (started(engine, CountingEnv, index) for index in range(2))
     template = parent(worker)
     template.kill()
@@ -218,7 +220,7 @@ def test_workers_go_on_without_their_template_until_they_are_ended(engine: Proce
     AnswerWaiter(engine.bell).wait_closed([other.handle])
 
 
-def test_who_is_let_go_of_is_ended(engine: ProcessEngine) -> None:
+def test_an_unregistered_worker_is_ended(engine: ProcessEngine) -> None:
     """An interrupt may arrive before the driver has registered the worker."""
     with fork_servers.lock:
         null = os.open(os.devnull, os.O_RDONLY)
@@ -234,7 +236,7 @@ def test_who_is_let_go_of_is_ended(engine: ProcessEngine) -> None:
 
 @pytest.mark.slow
 @own_template
-def test_it_ends_when_it_had_no_worker_for_a_while(
+def test_a_fork_server_ends_after_a_time_without_workers(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_IDLE_SECONDS", 0.1)
@@ -254,7 +256,7 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 @own_template
-def test_forks_lack_a_module_that_starts_threads_while_it_is_imported(
+def test_forks_lack_a_module_whose_import_starts_threads(
     engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "with_threads.py").write_text(THREADS)
@@ -351,7 +353,7 @@ def test_a_count_that_takes_long_is_awaited(
 
 @pytest.mark.slow
 @own_template
-def test_templates_are_few_however_many_modules_start_threads(
+def test_the_number_of_fork_servers_is_limited(
     engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "with_threads.py").write_text(THREADS)
@@ -393,7 +395,7 @@ def test_an_import_that_opens_a_gpu_is_reported_once(
 @pytest.mark.parametrize(
     "what", ["imports", *(pytest.param(w, marks=pytest.mark.slow) for w in ("many", "pidfd"))]
 )
-def test_where_there_can_be_no_fork_workers_are_spawned(
+def test_workers_are_spawned_if_forking_is_impossible(
     engine: ProcessEngine, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if what == "imports":
@@ -409,7 +411,7 @@ def test_where_there_can_be_no_fork_workers_are_spawned(
 
 
 @own_template
-def test_an_interrupt_while_it_is_awaited_mixes_no_answers(
+def test_an_interrupted_request_to_a_fork_server_mixes_up_no_answers(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(of: Any) -> bytes:
@@ -425,7 +427,7 @@ def test_an_interrupt_while_it_is_awaited_mixes_no_answers(
 
 @pytest.mark.slow  # two fork servers; the next test needs one
 @own_template
-def test_a_stopped_template_is_given_up(
+def test_a_stopped_fork_server_is_abandoned(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_STILL_SECONDS", 0.5)
@@ -441,7 +443,7 @@ def test_a_stopped_template_is_given_up(
 
 
 @own_template
-def test_a_stopped_template_is_given_up_if_its_worker_dies(
+def test_a_stopped_fork_server_is_abandoned_if_its_worker_dies(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_STILL_SECONDS", 0.5)
@@ -459,7 +461,7 @@ def test_a_stopped_template_is_given_up_if_its_worker_dies(
 @pytest.mark.slow
 @own_template
 @pytest.mark.parametrize("answer", [b"garbage", b"too long for a number", b""])
-def test_a_template_that_answers_wrongly_is_ended(
+def test_a_fork_server_with_wrong_answers_is_ended(
     engine: ProcessEngine, answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template, received = parent(started(engine, CountingEnv)), forking._received
@@ -486,7 +488,7 @@ os.fork = refused
 
 @pytest.mark.slow
 @own_template
-def test_what_the_system_refuses_a_template_is_raised_here(
+def test_an_os_error_of_a_fork_server_is_raised_in_the_driver(
     engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag = tmp_path / "refuse"
@@ -527,7 +529,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "end", ["killed", *(pytest.param(end, marks=pytest.mark.slow) for end in ("exit", "fork"))]
 )
-def test_it_ends_with_its_program(end: str, tmp_path: Path) -> None:
+def test_a_fork_server_ends_with_its_program(end: str, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     driver = subprocess.Popen(
@@ -620,7 +622,7 @@ def test_a_program_on_standard_input_has_none_that_are_spawned() -> None:
 
 
 @pytest.mark.slow
-def test_multiprocessings_own_fork_server_is_not_touched(
+def test_the_fork_server_of_multiprocessing_is_not_affected(
     engine: ProcessEngine, tmp_path: Path
 ) -> None:
     started(engine, CountingEnv)

@@ -65,7 +65,7 @@ def is_filtered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("way", marked(MULTI_ASYNC[0], STACK, NEST_STACK))
-def test_workers_drop_them_unless_told_otherwise(way: Way, is_filtered: bool, folder: Path) -> None:
+def test_workers_drop_import_warnings_by_default(way: Way, is_filtered: bool, folder: Path) -> None:
     env = partial(ImportingEnv, folder)
     entry = (lambda w: [env, env]) if way is NEST_STACK else (lambda w: env)
     with collecting(way, entry, frames=5) as collector:
@@ -92,7 +92,7 @@ def as_in_a_worker() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_it_matters_who_warns_not_who_is_blamed(level: int, folder: Path) -> None:
+def test_the_module_that_warns_decides_not_the_reported_one(level: int, folder: Path) -> None:
     (folder / "site-packages" / "warning_installed.py").write_text(THEIRS.format(level=level))
     with as_in_a_worker():
         filter_import_warnings(True)
@@ -101,7 +101,7 @@ def test_it_matters_who_warns_not_who_is_blamed(level: int, folder: Path) -> Non
     assert "own module" in said
 
 
-def test_what_is_to_be_an_error_is_one(folder: Path) -> None:
+def test_warnings_configured_as_errors_are_raised(folder: Path) -> None:
     with as_in_a_worker():
         filter_import_warnings(True)
         warnings.simplefilter("error")
@@ -109,7 +109,7 @@ def test_what_is_to_be_an_error_is_one(folder: Path) -> None:
             said_by_imports(folder)
 
 
-def test_a_process_may_be_told_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_filter_can_be_changed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pycollect, "filter_warnings_subprocess", True)
     with as_in_a_worker():
         before = warnings.showwarning

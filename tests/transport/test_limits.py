@@ -102,13 +102,13 @@ def test_workers_that_are_added_may_be_added_later() -> None:
 
 
 @pytest.mark.processes
-def test_a_constructor_that_meets_a_limit_names_it() -> None:
+def test_a_constructor_that_reaches_a_limit_names_it() -> None:
     with no_process_starts(errno.EMFILE), pytest.raises(OSError, match="RLIMIT_NOFILE"):
         MULTI_STACK.collector([endless(0)] * 2, frames_per_batch=2 * T)
 
 
 @pytest.mark.processes
-def test_weights_that_meet_a_limit_can_be_given_again() -> None:
+def test_an_update_that_reaches_a_limit_can_be_repeated() -> None:
     policy = bias_policy()
     with collecting(MULTI_STACK, endless, policy, frames=T) as collector:
         collector.next()
@@ -215,7 +215,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.ranks
-def test_ranks_start_where_memfd_create_is_forbidden(tmp_path: Path) -> None:
+def test_ranks_start_if_memfd_create_is_forbidden(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(WITHOUT_MEMFD)
     ended = subprocess.run(
@@ -228,7 +228,7 @@ def test_ranks_start_where_memfd_create_is_forbidden(tmp_path: Path) -> None:
     assert ended.stdout == "10\n{'messages'}\n", ended.stderr
 
 
-def test_a_file_without_a_name_is_on_disk_where_memory_is_forbidden() -> None:
+def test_an_unnamed_file_is_on_disk_if_memfd_create_is_forbidden() -> None:
     error = OSError(errno.EPERM, "forbidden")
     with mock.patch("os.memfd_create", side_effect=error):
         descriptor = unnamed_file("test")

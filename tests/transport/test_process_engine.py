@@ -172,7 +172,7 @@ def test_rollouts_that_are_queued_each_have_their_slab(engine: ProcessEngine) ->
     assert worker.handle.steps() == 2 * STEPS
 
 
-def test_the_newest_weights_are_taken_by_rollouts_that_are_queued(engine: ProcessEngine) -> None:
+def test_queued_rollouts_use_the_newest_weights(engine: ProcessEngine) -> None:
     worker = started(engine, SlowEnv)
     handle, policy = worker.handle, Constant()
     packer = WeightSlab(WeightSpec.of(policy))
@@ -193,7 +193,7 @@ def test_the_newest_weights_are_taken_by_rollouts_that_are_queued(engine: Proces
 
 
 @pytest.mark.parametrize("length", [10, 100_000])
-def test_an_error_is_raised_as_it_was_and_the_worker_goes_on(
+def test_an_error_is_raised_unchanged_and_the_worker_continues(
     engine: ProcessEngine, length: int
 ) -> None:
     worker = started(engine, lambda: BrokenEnv(9, length))
@@ -222,7 +222,7 @@ def test_requests_wait_their_turn_and_answer(engine: ProcessEngine) -> None:
         handle.answer(handle.run(set_seed))
 
 
-def test_dropped_rollouts_end_soon_and_are_not_heard_of(engine: ProcessEngine) -> None:
+def test_dropped_rollouts_end_soon_and_are_not_returned(engine: ProcessEngine) -> None:
     worker = started(engine, SlowEnv)
     handle = worker.handle
     for _ in range(100):  # more than the mailbox can hold
@@ -241,7 +241,7 @@ def test_stop_ends_the_oldest_rollout_early(engine: ProcessEngine) -> None:
     assert 1 <= slab.lengths()[0] < STEPS
 
 
-def test_a_killed_worker_is_noticed_wherever_one_waits(engine: ProcessEngine) -> None:
+def test_every_wait_notices_a_killed_worker(engine: ProcessEngine) -> None:
     for read in ("rollout", "wait_any", "answer"):
         worker = started(engine, SlowEnv, 3)
         handle, pid = worker.handle, worker.info.pid
@@ -260,7 +260,7 @@ def test_a_killed_worker_is_noticed_wherever_one_waits(engine: ProcessEngine) ->
         assert is_gone(pid)
 
 
-def test_what_environments_started_ends_with_their_worker(
+def test_processes_of_environments_end_with_their_worker(
     engine: ProcessEngine, tmp_path: Path
 ) -> None:
     note = tmp_path / "pid"
@@ -316,7 +316,7 @@ class SlowlyClosingEnv(ClosingEnv):
         super().close()
 
 
-def test_environments_that_take_their_time_are_closed_and_others_not_waited_for(
+def test_slow_environments_are_closed_and_do_not_delay_others(
     engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note, gate = tmp_path / "note", tmp_path / "gate"
@@ -342,7 +342,7 @@ def test_environments_that_take_their_time_are_closed_and_others_not_waited_for(
     assert is_gone(stuck.info.pid)
 
 
-def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
+def test_a_worker_that_cannot_be_built_reports_the_reason(engine: ProcessEngine) -> None:
     with pytest.raises(ZeroDivisionError):
         start(engine, lambda: 1 / 0).built()
 
@@ -356,7 +356,7 @@ def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
     assert handle.recent_log() == "so long\n"
 
 
-def test_too_much_for_this_machine_is_refused(engine: ProcessEngine) -> None:
+def test_more_memory_than_the_machine_has_is_refused(engine: ProcessEngine) -> None:
     with refused(ValueError, "frames_per_batch", "prefetch") as caught:
         engine.check_memory(1 << 60, in_place=True)
     assert "1152921504606846976" in str(caught.value)
@@ -409,7 +409,7 @@ def test_a_killed_driver_leaves_nothing(moment: int, tmp_path: Path) -> None:
         await_gone(pid)
 
 
-def test_an_engine_that_is_left_alone_ends_its_workers_at_exit(tmp_path: Path) -> None:
+def test_an_open_engine_ends_its_workers_at_exit(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(
         DRIVER.split("    while True")[0] + 'if __name__ == "__main__":\n    main()\n'
@@ -433,7 +433,7 @@ MultiSyncDataCollector([make], None, frames_per_batch=10).next()
 """
 
 
-def test_a_script_that_starts_processes_while_it_is_imported_is_told(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_gets_an_explanation(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(UNGUARDED)
     result = subprocess.run(

@@ -64,7 +64,9 @@ if __name__ == "__main__":
     ],
     ids=" ".join,
 )
-def test_a_daemon_thread_that_collects(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_program_with_a_collecting_daemon_thread_ends(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
     """A rollout in this process stops at its next step, so a long one does not delay the exit."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)

@@ -83,7 +83,7 @@ def test_the_invitation_is_sent_before_any_other_message() -> None:
     assert sent_before[0].endswith(b"invitation")
 
 
-def test_what_arrived_lies_in_memory_of_its_own(links: tuple[GroupLink, GroupLink]) -> None:
+def test_received_values_have_their_own_memory(links: tuple[GroupLink, GroupLink]) -> None:
     ours, theirs = links
     array = np.zeros(100_000, np.uint8)
     kept = []
@@ -98,7 +98,7 @@ def test_what_arrived_lies_in_memory_of_its_own(links: tuple[GroupLink, GroupLin
     assert [int(own[0]) for own in kept[1::2]] == [0, 1, 2]
 
 
-def test_what_does_not_pickle_is_an_error_and_the_next_value_arrives(
+def test_an_unpicklable_value_is_an_error_and_the_next_value_arrives(
     links: tuple[GroupLink, GroupLink],
 ) -> None:
     ours, theirs = links
@@ -130,7 +130,7 @@ def test_nothing_listens_at_another_address() -> None:
     assert {place.ip for place in places} == {LOOPBACK}
 
 
-def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+def test_the_error_for_a_used_port_names_it() -> None:
     with socket.socket() as taken:
         taken.bind((LOOPBACK, 0))
         taken.listen()
@@ -153,7 +153,7 @@ def test_a_port_is_free_again_after_a_shutdown(how: Any) -> None:
         kept[-1].shutdown()
 
 
-def test_a_fork_of_the_driver_leaves_its_port_alone() -> None:
+def test_a_fork_of_the_driver_does_not_affect_its_port() -> None:
     """A fork that exits does not close the port, and one that lives on does not keep it open."""
     rendezvous = Rendezvous(LOOPBACK, 0, 30.0)
     assert os.waitpid(forked(rendezvous.close), 0)[1] == 0

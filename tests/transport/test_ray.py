@@ -139,7 +139,7 @@ def test_first_ready_first_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whoever_was_served_is_served_last(tmp_path: Path) -> None:
+def test_workers_with_finished_rollouts_alternate(tmp_path: Path) -> None:
     """Two workers that both have finished rollouts alternate."""
 
     def entry(worker: int) -> Any:
@@ -261,7 +261,7 @@ def test_an_interrupt_loses_nothing(way: Way, tmp_path: Path) -> None:
     [{}, *({"sync": sync, "inference": "central"} for sync in (True, False))],
     ids=["policies", "central", "async central"],
 )
-def test_a_forgotten_collector_ends_its_actors(arguments: dict[str, Any]) -> None:
+def test_an_unreferenced_collector_ends_its_actors(arguments: dict[str, Any]) -> None:
     """Actors exit without a shutdown when the last reference to the collector is gone."""
     given = {"frames_per_batch": T, "remote_configs": CONFIG, **arguments}
     collector = RayCollector([CountingEnv], parity_policy(), **given)
@@ -272,7 +272,7 @@ def test_a_forgotten_collector_ends_its_actors(arguments: dict[str, Any]) -> Non
 
 
 @pytest.mark.slow
-def test_a_collector_that_one_of_rays_threads_forgets(ray_cluster: Any) -> None:
+def test_a_collector_freed_in_a_thread_of_ray(ray_cluster: Any) -> None:
     """A collector may be freed by the garbage collection of any thread."""
     collected = threading.Event()
 

@@ -94,7 +94,7 @@ def follow(way: Way, kind: str, batches: int, **arguments: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "way", [STACK, AHEAD, CAT_0, CAT_TIME, ASYNC[0], ASYNC[2]], ids=lambda way: way.name
 )
-def test_actors_of_both_kinds_in_one_collector(
+def test_local_and_remote_actors_in_one_collector(
     other_node: Any, way: Way, order: list[dict[str, Any]]
 ) -> None:
     """A worker's node does not change its frames."""
@@ -106,7 +106,9 @@ def test_actors_of_both_kinds_in_one_collector(
 @pytest.mark.slow
 @pytest.mark.parametrize("compress", [False, True], ids=["plain", "compressed"])
 @pytest.mark.parametrize("way", [STACK, CAT_TIME], ids=lambda way: way.name)
-def test_batches_are_equal_wherever_actors_are(other_node: Any, way: Way, compress: bool) -> None:
+def test_batches_do_not_depend_on_the_actors_nodes(
+    other_node: Any, way: Way, compress: bool
+) -> None:
     mixed, *one = follow(way, "one", 4, remote_configs=[HERE, ELSEWHERE], compress=compress)
     local, *other = follow(way, "one", 4)
     assert (mixed[1], local) == ("object store", ["shared memory"] * 2)
@@ -117,7 +119,7 @@ def test_batches_are_equal_wherever_actors_are(other_node: Any, way: Way, compre
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [STACK, ASYNC[2]], ids=lambda way: way.name)
-def test_both_kinds_have_the_newest_weights_and_are_replaced(other_node: Any, way: Way) -> None:
+def test_local_and_remote_actors_get_weights_and_replacements(other_node: Any, way: Way) -> None:
     policy = bias_policy()
     with collecting(way, endless, policy, frames=T, remote_configs=[HERE, ELSEWHERE]) as collector:
         for worker in (0, 1):
@@ -196,7 +198,7 @@ class LostMailbox(Mailbox):  # type: ignore[misc]
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [STACK, ASYNC[2]], ids=lambda way: way.name)
-def test_actors_here_that_cannot_attach_take_the_object_store(
+def test_local_actors_that_cannot_attach_use_the_object_store(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pycollect.transport.ray.engine.Mailbox", LostMailbox)
@@ -206,14 +208,14 @@ def test_actors_here_that_cannot_attach_take_the_object_store(
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_more_than_the_object_store_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_larger_than_the_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.transport.ray.engine.driver_address", far_away)
     with refused(ValueError, "frames_per_batch", "prefetch"):
         RayCollector([CountingEnv], frames_per_batch=40_000_000, prefetch=3, remote_configs=HERE)
 
 
 @pytest.mark.ray
-def test_an_actor_that_cannot_open_the_drivers_memory_says_so(ray_cluster: Any) -> None:
+def test_an_actor_that_cannot_open_the_drivers_memory_reports_it(ray_cluster: Any) -> None:
     """In another container, the driver's pid or its file may belong to something else."""
     node = ray_cluster.get_runtime_context().get_node_id()
     mailbox, bell = Mailbox(1), Bell()
@@ -233,7 +235,7 @@ def test_an_actor_that_cannot_open_the_drivers_memory_says_so(ray_cluster: Any) 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["shutdown", "forgotten", "killed"])
-def test_what_an_environment_started_ends_with_its_actor(end: str, tmp_path: Path) -> None:
+def test_processes_of_an_environment_end_with_its_actor(end: str, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     collector = RayCollector(
         [partial(ParentEnv, str(note))], frames_per_batch=T, remote_configs=HERE

@@ -77,7 +77,7 @@ def test_an_agent_ends_with_the_last_collector(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_an_agent_that_the_program_ends_is_an_error_or_made_anew() -> None:
+def test_an_agent_ended_by_the_program_is_an_error_or_recreated() -> None:
     with collecting(WAY, endless, frames=T) as collector:
         collector.next()
         rpc.shutdown(graceful=False)
@@ -121,7 +121,7 @@ if __name__ == "__main__":
 
 @pytest.mark.processes
 @pytest.mark.parametrize("end", ["collector.shutdown()", "pass"])
-def test_a_program_ends_without_a_word(end: str, tmp_path: Path) -> None:
+def test_a_program_ends_without_output(end: str, tmp_path: Path) -> None:
     """The program exits without output, even if it forgets its collector."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(end=end))
@@ -162,7 +162,7 @@ def test_values_are_received_in_the_order_in_which_they_were_sent(
             assert (array == number).all()
 
 
-def test_a_value_is_given_whoever_comes_first(ends: tuple[RankLink, Meeting]) -> None:
+def test_send_and_receive_may_come_in_any_order(ends: tuple[RankLink, Meeting]) -> None:
     link, meeting = ends
     seal = Seal(meeting.key, WORKER)
     early = link.send("one")
@@ -196,7 +196,7 @@ def test_a_rank_learns_that_its_driver_is_gone(ends: tuple[RankLink, Meeting]) -
 # Arguments
 
 
-def test_both_generations_of_names() -> None:
+def test_old_and_new_names() -> None:
     assert RPCCollector is RPCDataCollector
     assert issubclass(RPCDataCollector, DistributedDataCollector)
 
@@ -215,13 +215,13 @@ def test_both_generations_of_names() -> None:
         ({"backend": "smoke"}, ValueError, "backend"),
     ],
 )
-def test_what_is_refused_before_anything_starts(arguments: Any, error: Any, name: str) -> None:
+def test_arguments_refused_before_anything_starts(arguments: Any, error: Any, name: str) -> None:
     with refused(error, name):
         RPCDataCollector([CountingEnv], launcher="mp", **arguments)
 
 
 @pytest.mark.processes
-def test_visible_devices_say_that_they_carry_nothing() -> None:
+def test_visible_devices_cause_a_warning_that_they_have_no_effect() -> None:
     arguments: dict[str, Any] = {"launcher": "mp", "tensorpipe_options": {"num_worker_threads": 2}}
     with (
         warned("visible_devices"),

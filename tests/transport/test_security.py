@@ -116,7 +116,7 @@ def collect_in_a_job() -> int:
         return len(collector.stats()["workers"])
 
 
-def test_a_folder_whose_entries_others_can_replace_is_warned_of(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_write_to_causes_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     from pycollect.transport.distributed.launchers import private_folder
 
@@ -188,14 +188,14 @@ def test_strangers_at_the_port_change_nothing(way: Way, caplog: pytest.LogCaptur
     assert len([own for own in caplog.records if "secret" in own.message]) == 1
 
 
-def test_a_connection_that_says_too_much_is_closed() -> None:
+def test_a_connection_that_sends_too_much_is_closed() -> None:
     rendezvous = Rendezvous(LOOPBACK, 0, 5.0)
     for said in (b"\0" * 128, b"GET / HTTP/1.1\r\n" * 100, bytes(10_000_000)):
         knock(rendezvous.port, said)
     rendezvous.close()
 
 
-def test_a_rank_comes_once_and_only_if_it_is_expected() -> None:
+def test_a_rank_can_join_once_and_only_if_expected() -> None:
     rendezvous, ours, theirs = meetings(0.5)
     with pytest.raises(TimeoutError, match="one"):
         meet(ours.address)
@@ -204,7 +204,7 @@ def test_a_rank_comes_once_and_only_if_it_is_expected() -> None:
     rendezvous.close()
 
 
-def test_a_meeting_believes_signed_values_only() -> None:
+def test_only_signed_values_are_accepted() -> None:
     rendezvous, ours, theirs = meetings()
     theirs.publish("first", 1)
     assert ours.read("first") == 1
@@ -219,7 +219,7 @@ def test_a_meeting_believes_signed_values_only() -> None:
     rendezvous.close()
 
 
-def test_a_port_without_the_driver_convinces_no_rank() -> None:
+def test_a_rank_does_not_trust_another_process_on_the_drivers_port() -> None:
     """A process that listens on the port instead of the driver cannot invite a rank."""
     rendezvous, ours, theirs = meetings(1.0)
     rendezvous.close()

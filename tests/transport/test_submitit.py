@@ -80,9 +80,7 @@ def test_a_delayed_launcher_of_the_cluster_debug(local_jobs: dict[str, Any]) -> 
 
 @pytest.mark.processes
 @EACH
-def test_a_job_that_dies_is_told_without_contradiction(
-    way: Way, local_jobs: dict[str, Any]
-) -> None:
+def test_the_report_of_a_dead_job_is_consistent(way: Way, local_jobs: dict[str, Any]) -> None:
     """The process exits slightly before the executor notices."""
     with collecting(way, endless, frames=T, max_worker_restarts=0, **local_jobs) as collector:
         collector.next()
@@ -124,7 +122,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mp", "submitit"])
 @pytest.mark.parametrize("by", ["shared memory", "messages", "rpc"])
-def test_a_program_that_is_interrupted_goes_on_with_its_ranks(
+def test_an_interrupted_program_continues_with_its_ranks(
     launcher: str, by: str, tmp_path: Path
 ) -> None:
     """A terminal sends SIGINT to all of its processes."""
@@ -148,7 +146,7 @@ def test_a_program_that_is_interrupted_goes_on_with_its_ranks(
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_job_that_fails_says_why(local_jobs: dict[str, Any]) -> None:
+def test_the_error_of_a_failed_job_has_the_reason(local_jobs: dict[str, Any]) -> None:
     """The job fails before it becomes a rank, so only its log has the reason."""
     local_jobs["slurm_kwargs"]["local_setup"] = ["echo out of order >&2", "exit 3"]
     with raised(WorkerError, worker=0) as caught:
@@ -284,7 +282,7 @@ def test_jobs_that_cannot_be_are_refused(
 
 
 @pytest.mark.parametrize("arguments", [{"slurm_kwargs": 3}, {"slurm_kwargs": {}, "launcher": "mp"}])
-def test_what_is_told_of_jobs_is_a_dict(arguments: dict[str, Any]) -> None:
+def test_slurm_kwargs_must_be_a_dict(arguments: dict[str, Any]) -> None:
     with refused((TypeError, ValueError), "slurm_kwargs"):
         DistributedDataCollector([CountingEnv], **arguments)
 

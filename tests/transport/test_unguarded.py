@@ -75,7 +75,7 @@ def test_spawned_workers_refuse() -> None:
 @pytest.mark.parametrize(
     "name", ["policy_process", "policy_factory", "pre_collect_hook", "factory_of_envs"]
 )
-def test_whatever_a_worker_imports_it_for(name: str) -> None:
+def test_a_module_imported_for_a_policy_hook_or_factory_is_refused(name: str) -> None:
     """The worker imports the module for a policy, a hook or a factory, not for its environment."""
 
     def start(env: Any, policy: Any, hook: Any) -> None:
@@ -113,7 +113,7 @@ class LateEnv(CountingEnv):
 
 
 @pytest.mark.processes
-def test_an_environment_that_imports_it_in_a_reset() -> None:
+def test_an_environment_that_imports_the_module_in_a_reset() -> None:
     check_refused(lambda *_: collect_in(LateEnv))
 
 

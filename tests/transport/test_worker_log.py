@@ -17,7 +17,7 @@ def write(log: WorkerLog, text: bytes) -> None:
         text = text[os.write(log.fileno(), text) :]
 
 
-def test_it_is_shown_once_and_the_end_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_is_shown_once_and_its_end_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
     log = WorkerLog()
     log.show()
     assert log.end() == ""
@@ -34,7 +34,7 @@ def test_it_is_shown_once_and_the_end_is_kept(capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr().err == "x" * 5000
 
 
-def test_what_was_shown_takes_no_memory(capfd: pytest.CaptureFixture[str]) -> None:
+def test_shown_output_takes_no_memory(capfd: pytest.CaptureFixture[str]) -> None:
     log = WorkerLog()
     for _ in range(10):
         write(log, b"y" * 1_000_000)
@@ -61,7 +61,7 @@ deep()
 """
 
 
-def test_a_fault_says_where_it_happened(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_crash_logs_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     log = WorkerLog()
     file = log.fileno()
     command = [sys.executable, "-c", FAULT, str(file)]
@@ -74,7 +74,7 @@ def test_a_fault_says_where_it_happened(capfd: pytest.CaptureFixture[str]) -> No
     log.close()
 
 
-def test_what_others_append_who_opened_it_again_stays() -> None:
+def test_output_appended_through_another_descriptor_is_kept() -> None:
     log = WorkerLog()
     write(log, b"one ")
     with open(f"/proc/self/fd/{log.fileno()}", "ab", buffering=0) as file:

@@ -209,7 +209,7 @@ def test_the_policy_is_called_while_others_step() -> None:
     assert expected == EVENTS
 
 
-def test_what_a_call_returns_may_be_the_memory_of_the_next() -> None:
+def test_calls_of_the_policy_may_reuse_memory() -> None:
     memory = torch.zeros(max(SIZES), 3)
 
     def policy(observation: torch.Tensor) -> Any:
@@ -225,7 +225,7 @@ def test_what_a_call_returns_may_be_the_memory_of_the_next() -> None:
     assert torch.equal(td["seen"], td["observation"])
 
 
-def test_some_environments_are_reset_alone() -> None:
+def test_single_environments_can_be_reset() -> None:
     with SyncDataCollector(
         counting_groups("NEXT_STEP", 0), None, frames_per_batch=5, env_groups=2
     ) as collector:
@@ -247,7 +247,7 @@ class InterruptedEnv(EchoEnv):
         return super().step(action)
 
 
-def test_what_is_in_flight_is_dropped_with_its_rollout() -> None:
+def test_pending_steps_are_dropped_with_their_rollout() -> None:
     def make(place: int) -> Any:
         if place == 0:
             return LateCounting([EchoEnv(number, LENGTHS) for number in range(2)], "DISABLED")
@@ -283,7 +283,7 @@ def test_what_is_in_flight_is_dropped_with_its_rollout() -> None:
         ([pendulums((1,))[0], partial(LateSync, [EchoEnv])], 2, "create_env_fn", ""),
     ],
 )
-def test_what_is_refused(entry: Any, groups: Any, name: str, given: str) -> None:
+def test_refused_arguments(entry: Any, groups: Any, name: str, given: str) -> None:
     with refused(ValueError, name) as caught:
         SyncDataCollector(entry, None, frames_per_batch=10, env_groups=groups)
     assert given in str(caught.value)

@@ -76,7 +76,7 @@ class DiaryEnv:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_hooks_run_around_every_rollout_where_it_is_collected(way: Way, tmp_path: Path) -> None:
+def test_hooks_run_around_every_rollout_in_its_worker(way: Way, tmp_path: Path) -> None:
     diary = Diary(tmp_path)
     with collecting(
         way,
@@ -169,7 +169,7 @@ def fail(td: Any = None) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 @pytest.mark.parametrize("hook", ["pre_collect_hook", "post_collect_hook"])
-def test_a_hooks_exception_is_the_callers(way: Way, hook: str) -> None:
+def test_a_hooks_exception_reaches_the_caller(way: Way, hook: str) -> None:
     with (
         collecting(way, one, None, frames=T, **{hook: fail}) as collector,
         pytest.raises(LookupError, match="the hook's own"),
@@ -230,7 +230,7 @@ def test_compact_batches_leave_out_the_next_state() -> None:
 @pytest.mark.parametrize(
     "way", marked(STACK, MULTI_STACK, Way("ray async, one", 1, {"prefetch": 0}), central=False)
 )
-def test_workers_are_updated_after_so_many_batches_at_the_latest(way: Way) -> None:
+def test_workers_are_updated_within_the_maximum_interval(way: Way) -> None:
     policy = bias_policy()
     with collecting(
         way, one, policy, frames=T, max_weight_update_interval=2, track_policy_version=True

@@ -48,7 +48,7 @@ def collected(worker: Worker, stop: SharedNumber, number: int, min_steps: int = 
 
 
 @pytest.mark.parametrize("envs", [1, 3])
-def test_it_ends_with_the_step_that_ran_and_goes_on_from_there(envs: int) -> None:
+def test_a_stopped_rollout_ends_with_the_current_step_and_the_next_continues(envs: int) -> None:
     stop = SharedNumber()
     worker = make_worker(stop, (4,), envs)
     slab = collected(worker, stop, 1)
@@ -77,7 +77,7 @@ def test_an_episode_that_ends_with_the_last_step_is_reset() -> None:
     assert (after["observation",][:, 0, 2] == 0).all()  # number of steps in the current episode
 
 
-def test_it_has_the_least_number_of_steps_also_where_it_was_stopped_before_it_began() -> None:
+def test_a_rollout_stopped_before_its_start_has_the_minimum_length() -> None:
     stop = SharedNumber()
     worker = make_worker(stop, (), 1)
     stop.value = 3
@@ -87,7 +87,7 @@ def test_it_has_the_least_number_of_steps_also_where_it_was_stopped_before_it_be
     assert collected(worker, stop, 3, min_steps=STEPS).lengths() == [STEPS]
 
 
-def test_steps_are_counted_for_whoever_looks() -> None:
+def test_steps_are_counted_in_shared_memory() -> None:
     steps = SharedNumber()
     worker = make_worker(SharedNumber(), (), 2)
     slab = SlabPool(worker.placement, 1).acquire()

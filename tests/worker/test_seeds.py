@@ -78,7 +78,7 @@ def torchrl_chain(seed: int, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 42, 2**31, 2**32 - 2])
-def test_the_chain_is_torchrls(seed: int) -> None:
+def test_the_chain_of_seeds_equals_torchrls(seed: int) -> None:
     chain = torchrl_chain(seed, 3)
     entry = [partial(SeedsEnv, p) for p in range(3)]
     with collecting(IN_PROCESS, lambda w: entry, frames=6) as collector:
@@ -90,7 +90,7 @@ def test_the_chain_is_torchrls(seed: int) -> None:
 
 
 @pytest.mark.processes
-def test_a_static_seed_is_that_of_all_workers() -> None:
+def test_all_workers_get_the_same_static_seed() -> None:
     with collecting(MULTI_STACK, lambda w: [SeedsEnv, SeedsEnv], frames=4) as collector:
         assert collector.set_seed(7, static_seed=True) == 7
         assert set(collector.next()["observation"][..., 1].flatten().tolist()) == {7}
@@ -130,7 +130,7 @@ def global_states() -> list[Any]:
     return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
 
 
-def test_the_callers_generators_are_left_alone() -> None:
+def test_the_callers_generators_are_not_changed() -> None:
     with collecting(IN_PROCESS, noisy, noisy_policy(), frames=2 * T) as collector:
         before = global_states()
         collector.set_seed(5)
@@ -164,7 +164,7 @@ def test_a_pair_of_normals_may_span_batches() -> None:
     assert streams[0] == streams[1] == streams[2]
 
 
-def test_the_callers_pair_of_normals_is_left_alone() -> None:
+def test_the_callers_pair_of_normals_is_not_changed() -> None:
     np.random.seed(1)
     expected = np.random.standard_normal(4).tolist()
     with collecting(IN_PROCESS, noisy, frames=2 * T) as collector:
@@ -178,7 +178,7 @@ def test_the_callers_pair_of_normals_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", [None, np.random.PCG64, np.random.MT19937])
-def test_generators_go_on_from_a_state(kind: Any) -> None:
+def test_generators_continue_from_a_state(kind: Any) -> None:
     def draw(own: Generators, kind: Any = None) -> list[float]:
         with own.active():
             if kind is not None:
@@ -230,7 +230,7 @@ def test_a_seeded_rollouts_report_fits_into_the_mailbox() -> None:
     assert memory is None
 
 
-def test_without_a_seed_the_callers_generator_counts() -> None:
+def test_without_a_seed_the_callers_generator_is_used() -> None:
     """Until set_seed is called, torch.manual_seed works as expected in this process."""
     batches = []
     for _ in range(2):
@@ -252,7 +252,7 @@ def test_every_env_has_random_actions_of_its_own() -> None:
     assert not torch.equal(actions[3][0], actions[3][1])
 
 
-def test_a_seed_starts_anew() -> None:
+def test_a_seed_starts_a_new_stream() -> None:
     with collecting(IN_PROCESS, lambda w: CountingEnv, frames=2) as collector:
         collector.next()
         collector.set_seed(1)
@@ -297,7 +297,7 @@ class TurnsEnv(NoisyEnv):
 
 @pytest.mark.parametrize("policy", [None, noisy_policy()], ids=["random actions", "policy"])
 @pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
-def test_same_seed_same_data_whoever_is_first(way: Way, policy: Any, tmp_path: Path) -> None:
+def test_same_seed_same_data_in_any_order_of_workers(way: Way, policy: Any, tmp_path: Path) -> None:
     runs = []
     for first in (0, 10):
         folder = tmp_path / str(first)
@@ -329,7 +329,7 @@ def test_streams_of_workers_without_a_seed(way: Way) -> None:
 @pytest.mark.parametrize(
     "way", marked(ASYNC_ONE, Way("multi async, one worker", 1, {"prefetch": 2}))
 )
-def test_a_seed_drops_what_is_in_flight(way: Way) -> None:
+def test_a_seed_drops_rollouts_in_flight(way: Way) -> None:
     """The next batch is the first of the new stream; ids have no gap, and total_frames holds."""
     with collecting(way, noisy, noisy_policy(), frames=2 * T, total_frames=8 * 2 * T) as collector:
         for _ in range(3):

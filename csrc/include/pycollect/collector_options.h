@@ -20,7 +20,7 @@ struct CollectorOptions {
   bool set_truncated = false;  // flag the last frame of every environment in every rollout
 };
 
-// Numbers of frames. They are long long, which printf has a format for.
+// Numbers of frames, as long long because printf has a format for it.
 struct Ledger {
   long long issued = 0;     // requested from workers
   long long delivered = 0;  // in batches that next() has returned

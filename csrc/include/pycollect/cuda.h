@@ -9,8 +9,8 @@
 // default stream. Contexts are the primary contexts of the devices. The CUDA runtime and torch use
 // the same ones, so streams and addresses can be exchanged with both.
 //
-// A process that was forked after the library was opened has no CUDA: calls throw, and objects that
-// it inherited are freed by its parent only.
+// A process that was forked after the library was opened has no CUDA: calls throw, and only its
+// parent frees the objects that it inherited.
 //
 // Functions are thread-safe; objects only if their comment states it. A failed call throws
 // cuda::Error, except in destructors. If freeing fails there, the driver has already freed the

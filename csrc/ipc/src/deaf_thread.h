@@ -1,4 +1,4 @@
-// Threads that receive no signals, which are meant for the threads of the program.
+// Threads that receive no signals, so that the program's own threads handle all of them.
 #pragma once
 
 #include <signal.h>

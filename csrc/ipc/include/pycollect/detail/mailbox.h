@@ -47,10 +47,11 @@ class Bell {
   void ring();
   // Sleeps until count() differs from `seen`. Returns whether it does.
   bool wait_ring(std::uint64_t seen, Seconds timeout) const;
-  // Rings when the process `pid` is gone. Without a thread for that, waits just last longer.
+  // Rings when the process `pid` is gone. If no thread can be started for this, the driver notices
+  // it only at the end of its wait.
   void ring_when_gone(int pid);
 
-  // A ring and an urgent knock count as this many knocks, which ends every wait.
+  // A ring or an urgent knock counts as this many knocks, so it ends every wait.
   static constexpr std::uint64_t kUrgent = 1024;
 
   // The number of knocks so far.

@@ -20,8 +20,8 @@ struct MemoryLimit {
 // folder that contains /proc and /sys.
 MemoryLimit available_memory(const std::filesystem::path& root = "/");
 
-// Throws std::length_error, with both numbers, if `bytes` exceeds available_memory(). Up to 1 MiB
-// is not worth the look: then only RLIMIT_FSIZE counts.
+// Throws std::length_error, with both numbers, if `bytes` exceeds available_memory(). For up to
+// 1 MiB it checks only RLIMIT_FSIZE, which is faster.
 void check_available(std::int64_t bytes);
 
 }  // namespace pycollect::inline PYCOLLECT_ABI
