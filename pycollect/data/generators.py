@@ -79,14 +79,7 @@ class GeneratorState:
 
     @classmethod
     def from_plain(cls, plain: Any, place: str = "generators") -> GeneratorState:
-        """Return the state that `plain` describes.
-
-        Args:
-            place: Name of the entry in the collector's state, for errors.
-
-        Raises:
-            ValueError: An entry is missing or invalid.
-        """
+        """Return the state that `plain` describes."""
         if not isinstance(plain, Mapping):
             raise ValueError(
                 f"state_dict: expected a dict of generator states in {place}, got "
@@ -121,9 +114,6 @@ class NestState:
 
 def from_plain(plain: Any, place: str) -> GeneratorState | NestState:
     """Return the state of a worker from its plain form.
-
-    Args:
-        place: Name of the entry in the collector's state, for errors.
 
     Raises:
         ValueError: An entry is missing or invalid.
@@ -312,8 +302,6 @@ class _Globals(NamedTuple):
     """States of the global generators at one moment.
 
     Attributes:
-        cpu: State of torch's generator on the CPU.
-        numpy: State of numpy's generator.
         python: As ``random.getstate()`` returns it.
         device: State of a device's generator; ``None`` for the CPU.
     """

@@ -56,11 +56,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype | np.dtype | type) -> str:
-    """Return the name of a torch or numpy dtype in a :class:`Leaf`.
-
-    Raises:
-        ValueError: The dtype is not numeric.
-    """
+    """Return the name of a torch or numpy dtype in a :class:`Leaf`."""
     name = NAMES.get(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
     if name not in _TORCH_DTYPES:
         raise ValueError(f"dtype: expected a numeric dtype, got {dtype}")

@@ -22,11 +22,7 @@ def make_pool(
     max_free: int,
     allocate: Callable[[int], npt.NDArray[np.uint8]] | None = None,
 ) -> SlabPool:
-    """Make a pool of slabs; with ``PYCOLLECT_POISON=1``, returned slabs are filled with 0xA5.
-
-    Args:
-        allocate: Allocates the memory; see :class:`SlabPool`.
-    """
+    """Make a pool of slabs; with ``PYCOLLECT_POISON=1``, returned slabs are filled with 0xA5."""
     return SlabPool(placement, max_free, poisons(), allocate)
 
 

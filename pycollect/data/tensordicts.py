@@ -25,11 +25,7 @@ def spare_memory() -> MemoryPool:
 
 
 def flatten(td: TensorDictBase) -> tuple[dict[Key, torch.Tensor], dict[Key, torch.Size]]:
-    """Return tensors, and the batch sizes of nested TensorDicts, by key path; without a copy.
-
-    Raises:
-        TypeError: An entry is neither a strided tensor nor a TensorDict.
-    """
+    """Return tensors, and the batch sizes of nested TensorDicts, by key path; without a copy."""
     leaves: dict[Key, torch.Tensor] = {}
     nested: dict[Key, torch.Size] = {}
 

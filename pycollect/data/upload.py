@@ -28,7 +28,6 @@ class Packing:
     Attributes:
         forms: Shape and dtype of each tensor.
         offsets: Offset of each tensor in bytes.
-        bytes: Size of the block in bytes.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -301,7 +300,6 @@ class Uploads:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Devices that have an uploader."""
         return tuple(self._by_device)
 
     def to(self, device: torch.device) -> DeviceUploader:
@@ -337,6 +335,5 @@ class Uploads:
         return result if reported is not None else result.clear_device_()
 
     def close(self) -> None:
-        """Wait for all pending copies."""
         for uploader in self._by_device.values():
             uploader.close()

@@ -393,7 +393,6 @@ class PolicyVersion:
         return max(self.number - max(version, self.first), 0)
 
     def count(self) -> None:
-        """Increment the version."""
         self.number += 1
         if self._tracker is not None:
             self._tracker.increment_version()

@@ -267,11 +267,7 @@ class Assembly:
         """Return the batch of rollouts that are all in their rows, for the user to keep.
 
         Args:
-            pending: The batch with its rollouts.
             reports: Report of each worker by its id, in the order of rows.
-            ids: Assigns trajectory ids that are unique over all workers.
-            device: Device to deliver the batch to.
-            reported_device: Value of ``td.device``; ``None`` if no device was requested.
         """
         info, workers = pending.infos[0], list(reports)
         whole = self._whole(pending, workers)

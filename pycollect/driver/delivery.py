@@ -115,8 +115,6 @@ def assemble(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> T
     """Return the batch as a TensorDict, with observations in the requested dtype.
 
     Args:
-        batch: The collected batch.
-        options: Options of the stream.
         uploads: Uploads the batch to its device; ``None`` if it stays on the host.
     """
     cast = partial(options.cast.apply, leaves=batch.leaves) if options.cast else None
@@ -171,8 +169,6 @@ def finish(
     """Return the batch for the caller: split, without ids if not requested, post-processed.
 
     Args:
-        td: The batch, or a part of it.
-        options: Options of the stream.
         host: Entries of the batch that are also in host memory, by key, to find trajectories.
     """
     if options.split_trajs and not options.trajectories:
@@ -338,9 +334,6 @@ class BufferWrite:
 
     At the end of the context, expected frames that were not written are counted as lost: an
     exception prevented it.
-
-    Attributes:
-        frames: Number of frames written to the buffer.
     """
 
     def __init__(self, ledger: Ledger) -> None:

@@ -39,7 +39,6 @@ class Flow:
     never holds its collector, so a collector without references is freed at once.
 
     Attributes:
-        options: Options of the stream.
         moving: Lock of the thread that advances the stream.
         ids: Assigns trajectory ids that are unique over all workers.
         entropy: Root of the random streams of a resumed or seeded run.
@@ -198,7 +197,6 @@ class Flow:
         """Continue from the state of another run.
 
         Args:
-            state: State of the other run.
             dropped: Number of frames of this run that were in flight, by worker; they are lost.
         """
         self.ledger.restore(state.ledger)

@@ -28,7 +28,6 @@ class Membership:
     frames of a batch anew.
 
     Attributes:
-        batch_frames: Number of frames in a full batch.
         changed: Whether the workers of a sync collector changed since they last shared the frames.
     """
 
@@ -114,11 +113,7 @@ class Membership:
             self._waiter.call_all({worker.index: worker.initial_call})
 
     def remove(self, worker_ids: int | Sequence[int]) -> None:
-        """End workers once they have delivered their requested rollouts.
-
-        Raises:
-            ValueError: An id is unknown, or no worker would be left.
-        """
+        """End workers once they have delivered their requested rollouts."""
         with self._flow.moving:
             self._flow.check_not_collecting("remove_collectors")
             self._flow.check_open()
@@ -218,13 +213,7 @@ _PLACE = 2**32 - 1  # key of the place's seed; ids of workers are smaller
 
 
 class GroupStreams:
-    """Random streams of a group of workers, seeded or resumed while nothing is in flight.
-
-    Args:
-        group: The workers.
-        waiter: Waits for the workers.
-        place: Where the policy is called.
-    """
+    """Random streams of a group of workers, seeded or resumed while nothing is in flight."""
 
     def __init__(self, group: WorkerGroup, waiter: WorkerWaiter, place: PolicyPlace) -> None:
         self._group, self._waiter, self._place = group, waiter, place

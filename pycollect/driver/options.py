@@ -67,12 +67,7 @@ class Preemption:
 
     @classmethod
     def checked(cls, threshold: Any, min_fraction: Any, sync: bool) -> Preemption | None:
-        """Check both arguments; return None without preemption.
-
-        Raises:
-            ValueError: A number is out of range, the collector is async, or only `min_fraction` is
-                given.
-        """
+        """Check both arguments; return None without preemption."""
         if threshold is None:
             if min_fraction:
                 raise ValueError(

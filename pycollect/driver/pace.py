@@ -45,10 +45,6 @@ class PolicyLagLimit:
 
     It assumes that the learner keeps the pace of its last updates. Until it has seen two of them,
     it assumes an update after every batch.
-
-    Args:
-        limit: Maximum lag.
-        version: The policy's.
     """
 
     def __init__(self, limit: int, version: PolicyVersion) -> None:
@@ -75,7 +71,6 @@ class PolicyLagLimit:
 
     @property
     def pace(self) -> Pace:
-        """Pace of the last updates."""
         return Pace(max(1, min(self._gaps, default=1)), max(self._jumps, default=1))
 
     def may_start(self, versions: Sequence[int], learner_waits: bool, at_once: int) -> bool:
@@ -120,7 +115,6 @@ class Pacing:
         self._first: tuple[int, int] | None = None  # frames and updates when it began
 
     def count_update(self) -> None:
-        """Count an update of the weights."""
         self._updates += 1
         self._wake()
 

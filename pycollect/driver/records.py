@@ -22,8 +22,6 @@ class WorkerPlan:
     """Everything that a worker and its replacements are built from.
 
     Attributes:
-        spec: Environments and options of the worker.
-        policy: The pickled policy or factory.
         options: Options of the engine for the worker's process.
         copy: Function that pickles the policy for a worker that shares no memory with the driver,
             if `policy` is a client of central inference. Otherwise ``None``.
@@ -167,11 +165,7 @@ class _Progress:
 
 
 class StallDetector:
-    """Detects workers that no longer make steps.
-
-    Args:
-        timeout: Number of seconds without a step; ``None`` disables the detection.
-    """
+    """Detects workers that no longer make steps."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -216,9 +210,6 @@ class StartTimer:
     The start time of a worker excludes the time in which its process was runnable but had no CPU.
     So a process that works is given enough time on a busy machine, and a process that hangs is late
     after the same time as on an idle machine.
-
-    Args:
-        limit: Maximum start time in seconds.
     """
 
     def __init__(self, limit: float) -> None:

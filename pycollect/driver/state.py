@@ -65,13 +65,9 @@ class CollectorState:
 
     Attributes:
         entropy: Root of the random streams that do not come from a worker's generators.
-        batches: Number of delivered batches.
-        episodes: Number of episodes that ended.
         trajectories: Number of trajectory ids assigned.
-        policy_version: Number of weight updates.
         progress: Counters by the names in PROGRESS.
         policy: Weights by name; empty if the collector does not know them.
-        ledger: Result of :meth:`Ledger.state`.
         workers: State of each worker, by id.
     """
 
@@ -109,9 +105,6 @@ class CollectorState:
     @classmethod
     def from_dict(cls, source: Any, workers: Iterable[int]) -> CollectorState:
         """Return the state from a dict of `to_dict`, or from a state of TorchRL.
-
-        Args:
-            workers: Ids of the collector's workers, which the state must have.
 
         Raises:
             TypeError: The source is neither a dict nor a list of dicts.

@@ -28,14 +28,7 @@ _SILENCE_SECONDS = 60.0
 
 
 class WorkerWaiter:
-    """Waits for workers; replaces dead or stalled workers, and their inference process.
-
-    Args:
-        flow: Counters and ids of the stream.
-        group: The workers.
-        options: How workers are managed.
-        place: Place of the policy of the workers.
-    """
+    """Waits for workers; replaces dead or stalled workers, and their inference process."""
 
     def __init__(
         self, flow: Flow, group: WorkerGroup, options: RemoteOptions, place: PolicyPlace

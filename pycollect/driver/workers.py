@@ -38,17 +38,9 @@ class WorkerGroup:
 
     A worker's death is recorded in the flow: ledger, trajectories and their ids.
 
-    Args:
-        flow: Counters and ids of the stream.
-        engine: Starts the workers.
-        options: How workers are managed.
-
     Attributes:
         present: Workers in the order in which they were added.
         queue: The same workers; the first was served longest ago.
-        former: Released workers.
-        weights: Sends weights to the workers.
-        hooks: Sends hooks to the workers.
     """
 
     def __init__(self, flow: Flow, engine: Engine, options: RemoteOptions) -> None:
@@ -71,7 +63,6 @@ class WorkerGroup:
         return sorted(self.present, key=lambda worker: worker.index)
 
     def ids(self) -> list[int]:
-        """Return the ids of the present workers."""
         return [worker.index for worker in self.present]
 
     @property
@@ -97,7 +88,6 @@ class WorkerGroup:
         """Start workers and wait until they are built; if one of them fails, end them all.
 
         Args:
-            plans: One plan per worker.
             check: Called during the wait; raises an exception to end it (default: ``None``).
         """
         all_plans = [*(worker.plan for worker in self.present), *plans]
@@ -255,7 +245,6 @@ class WorkerGroup:
         """Let a built replacement continue the work of its predecessor.
 
         Args:
-            worker: The replacement.
             initialize: Sends it what it needs besides `send_all`, before its requests.
 
         Raises:

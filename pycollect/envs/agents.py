@@ -42,7 +42,6 @@ class AgentGroup:
 
     @property
     def observation(self) -> tuple[Leaf, ...]:
-        """Leaves of the agents' observations."""
         key = (self.name, "observation")
         return self._stacked(self.observation_space, key, "observation_space")
 
@@ -62,17 +61,14 @@ class AgentGroup:
 
     @property
     def flags(self) -> tuple[Leaf, ...]:
-        """Leaves of the agents' done, terminated and truncated flags."""
         return tuple(Leaf((self.name, flag), "bool", (len(self.agents), 1)) for flag in FLAGS)
 
     @property
     def reward(self) -> Leaf:
-        """The leaf of the agents' rewards."""
         return Leaf((self.name, "reward"), "float32", (len(self.agents), *self.reward_shape))
 
     @property
     def action(self) -> tuple[Leaf, ...]:
-        """Leaves of the agents' actions."""
         return self._stacked(self.action_space, (self.name, "action"), "action_space")
 
     @property
@@ -346,11 +342,9 @@ class GroupRow:
             ) from None
 
     def write_mask(self, alive: Sequence[Hashable]) -> None:
-        """Write which agents act."""
         self._mask[:] = [agent in alive for agent in self.agents]
 
     def clear_flags(self) -> None:
-        """Clear the flags of all agents after a reset."""
         for flag in self._flags:
             flag[:] = False
 

@@ -335,9 +335,6 @@ def reset_env(env: Any, seed: Any) -> Any:
     """Reset an environment, with a seed unless that is ``None``.
 
     If `reset` has no parameter `seed`, call the environment's method `seed`, as TorchRL does.
-
-    Raises:
-        TypeError: A seed is given, but the environment takes none.
     """
     if seed is None:
         return env.reset()
@@ -388,11 +385,7 @@ def close_quietly(env: Any) -> None:
 
 
 def seed_each(seeds: Sequence[int] | None, count: int) -> list[Any]:
-    """Return one seed per environment, a Python int as Gymnasium requires, or ``None`` for each.
-
-    Raises:
-        ValueError: The number of seeds is not `count`.
-    """
+    """Return one seed per environment, a Python int as Gymnasium requires, or ``None`` for each."""
     if seeds is None:
         return [None] * count
     if len(seeds) != count:

@@ -26,9 +26,6 @@ def group_entries(entry: Any, count: int, remote_policy: bool = False) -> list[A
     Args:
         remote_policy: Whether the policy runs in another process. Environments may then step in
             this thread, and a longer list is split into `count` parts.
-
-    Raises:
-        ValueError: The list has the wrong length, or the entry is an environment.
     """
     entry = check_entry(entry)
     if is_env(entry):
@@ -140,7 +137,6 @@ class EnvGroups:
         return [env for envs in lists for env in envs]
 
     def close(self) -> None:
-        """Close the environments. Idempotent."""
         for group in self.groups:
             group.close()
 
@@ -148,12 +144,7 @@ class EnvGroups:
 def make_groups(
     entry: Any, count: int, make: Callable[[Any], EnvBatch], remote_policy: bool = False
 ) -> EnvGroups:
-    """Make one worker's environments.
-
-    Raises:
-        ValueError: `count` is 2, and the environments step in the thread that calls the policy, the
-            groups are not alike, there is only one environment, or one appears twice.
-    """
+    """Make one worker's environments."""
     if count == 1:
         return EnvGroups([make(entry)])
     groups: list[EnvBatch] = []

@@ -99,9 +99,6 @@ class InfoEnv(EnvBatch):
 
     A leaf is zero in steps whose info lacks the entry. If no info had the entry up to the end of
     the first episode, a warning is issued.
-
-    Raises:
-        ValueError: The environment's infos cannot be read, or the observation has the same key.
     """
 
     def __init__(self, env: EnvBatch, keys: InfoKeys) -> None:

@@ -146,9 +146,6 @@ def check_distinct(envs: Sequence[Any]) -> None:
 
     Wrappers around one environment count as that environment. Environments inside a vector
     environment are compared, too, unless they are in other processes.
-
-    Raises:
-        ValueError: An environment occurs twice; the message lists its indices, counted from 0.
     """
     inner = [unwrapped for env in envs for unwrapped in _inner_envs(env)]
     places: dict[int, list[int]] = {}

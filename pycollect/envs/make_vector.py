@@ -33,11 +33,7 @@ class Autoreset(enum.Enum):
 
 
 def parse_autoreset(value: Any, argument: str) -> Autoreset | None:
-    """Return the mode for `value`: None, Gymnasium's enum, or its name or value in any case.
-
-    Raises:
-        ValueError: `value` is not a mode; the message starts with `argument`.
-    """
+    """Return the mode for `value`: None, Gymnasium's enum, or its name or value in any case."""
     if value is None:
         return None
     text = value.name if isinstance(value, enum.Enum) else value

@@ -140,11 +140,7 @@ def _observation_root(space: Space) -> Key:
 
 
 def action_leaves(space: Space) -> tuple[Leaf, ...]:
-    """Return the leaves of an env's action space: ("action",), or ("action", k, ...) when nested.
-
-    Raises:
-        ValueError: A space has no fixed shape and numeric dtype, or `leaf_spaces` raises.
-    """
+    """Return the leaves of an action space: ("action",), or ("action", k, ...) if nested."""
     for extra, child in extra_spaces(space, ("action",), "action_space"):
         raise ValueError(
             "action_space: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple "

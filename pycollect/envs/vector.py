@@ -131,11 +131,7 @@ class VectorEnvBatch(EnvBatch):
         return [leaf[rows] for leaf in leaves]
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the rows selected by `done`.
-
-        Raises:
-            RuntimeError: `skips_after_done` is set.
-        """
+        """Reset the rows selected by `done`."""
         if self.spec.skips_after_done:
             raise RuntimeError("reset_done: this vector environment cannot reset single rows")
         return self._arrays(self.api.reset_rows(done))
@@ -255,11 +251,7 @@ class SameStepEnvBatch(VectorEnvBatch):
             )
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Return the reset observations; first reset the rows of `done` that did not end.
-
-        Raises:
-            RuntimeError: There are such rows, but `can_reset` is not set.
-        """
+        """Return the reset observations; first reset the rows of `done` that did not end."""
         self._final_extras = None
         if self._raw is not None:
             self._after, _, terminated, truncated, _ = self.api.check(self._raw)

@@ -252,12 +252,10 @@ class VectorApi:
         return not self._as_arrays or bool(self.env.shares_memory)
 
     def send(self, action: Leaves) -> None:
-        """Begin a step of all rows; only if `overlaps`."""
         getattr(self.env, self._begin)(self._to_action(action))
         self._is_stepping = True
 
     def receive(self) -> VectorStep:
-        """Wait for the step that `send` began, and return its result as `step` does."""
         self._is_stepping = False
         return self._checked(*step_values(getattr(self.env, self._wait)()))
 
@@ -373,11 +371,7 @@ def _takes_ids(env: Any) -> bool:
 
 
 def _ids_of(name: str, info: Any, requested: Array) -> Array:
-    """Return the row numbers of a result, in its order.
-
-    Raises:
-        ValueError: The rows are not the `requested` ones.
-    """
+    """Return the row numbers of a result, in its order."""
     ids = np.asarray(info["env_id"]) if "env_id" in info else requested
     if not np.array_equal(np.sort(ids), requested):
         raise ValueError(f"{name}: expected the rows {requested.tolist()}, got {ids.tolist()}")

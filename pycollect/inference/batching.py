@@ -36,7 +36,6 @@ class _Client:
     """A client's rhythm.
 
     Attributes:
-        asked: Time of its last request.
         answered: Time of the last answer; ``None`` before the first.
         step: Mean time from an answer to the next request; ``None`` before the first.
     """
@@ -96,7 +95,6 @@ class CallTiming:
             asking: Number of clients with a request, at least 1.
             others: Clients that may send one.
             most: Maximum number of clients in a call. ``None`` means no limit.
-            now: The present time.
         """
         alone = self._seconds_of(asking)
         if alone < _SHORTEST_CALL:
@@ -167,8 +165,6 @@ class BatchScheduler:
     """Decides which clients are served together, in one call of the policy or in a few.
 
     Args:
-        policy: The policy and its device.
-        options: How requests are batched.
         clients: Number of clients expected at first.
         timing: Decides how long a call waits. ``None`` if the options do (default: ``None``).
     """

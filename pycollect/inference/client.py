@@ -114,9 +114,6 @@ def read_by_policy(env: EnvSpec) -> EnvSpec:
     """Return the spec with a batch dimension and without what a policy ignores.
 
     So workers whose environments differ only in that share calls.
-
-    Raises:
-        NotImplementedError: An action is not a tensor, or an observation is on a device.
     """
     if extras := [extra.key for extra in env.action_extras]:
         raise NotImplementedError(
@@ -176,9 +173,6 @@ class JoinReply:
     """The worker's row in shared memory, and the properties of the policy.
 
     Attributes:
-        memory: Address of the shared memory.
-        layout: Layout of the shared memory.
-        row: Row of the worker.
         inputs: As in PolicyRunner.
         outputs: As in PolicyRunner.
         states: Leaf and initial value of each recorded state.
@@ -202,9 +196,7 @@ class PolicyClient(RemotePolicy):
     """Stands for the policy in one worker and in its replacements.
 
     Args:
-        slots: Address of the slots of all workers.
         slot: Number of the worker's slot, or of the first one of several.
-        bell: Address of the server's bell.
     """
 
     def __init__(self, slots: MemoryAddress, slot: int, bell: MemoryAddress) -> None:
@@ -245,8 +237,6 @@ class ClientRunner(RemoteRunner):
     """Sends the server one request per step; the current observation is its row of shared memory.
 
     Args:
-        slot: Slot for requests and replies.
-        joined: Reply of the server to the join request.
         current: The current observation, which is moved to shared memory.
         batch: (P,), or () for a single environment.
     """
@@ -289,7 +279,6 @@ class ClientRunner(RemoteRunner):
             self._wait(answered=False)
 
     def forget(self) -> None:
-        """Let the server drop the values that the policy kept for the next call."""
         self._fresh.fill_(True)
 
     def request(self) -> None:
@@ -297,7 +286,6 @@ class ClientRunner(RemoteRunner):
         self._slot.ask()
 
     def act(self) -> tuple[torch.Tensor, ...]:
-        """Return the policy's outputs, or raise the exception that the policy raised."""
         slot = self._slot
         if self._is_waiting:
             self._wait(answered=slot.wait_answer(_BEAT_SECONDS))
@@ -322,10 +310,6 @@ class ClientRunner(RemoteRunner):
 
 class ClientSlots:
     """Slots of all workers, in memory of the driver, which outlive workers and servers.
-
-    Args:
-        bell: Bell that workers knock at when they send a request.
-        groups: Number of groups of each worker's environments.
 
     Attributes:
         bell: Bell that workers knock at when they send a request.

@@ -72,7 +72,6 @@ class PolicyGroup:
     """Clients with the same needs, as rows of one `SharedIO`.
 
     Args:
-        policy: The policy and its device.
         needs: Requirements of the first client.
         rows: Maximum number of clients.
         first: Current observation of the first client, ``[P, *frame]`` by key.
@@ -186,7 +185,6 @@ class PolicyGroup:
         )
 
     def leave(self, client: int) -> None:
-        """Free the row of a client."""
         self._row_of.pop(client, None)
 
     def refresh(self) -> None:
@@ -243,7 +241,6 @@ class Call:
         runner: The policy bound to the tensors of `observed`.
         observed: Observations that the policy reads: views of the shared memory for all clients,
             otherwise separate tensors.
-        io: The shared memory.
         states: Recurrent states on the policy's device; ``None`` if they are in shared memory.
     """
 
@@ -327,7 +324,6 @@ class ServerStates:
     memory: a trajectory has started, a step was interrupted, or the last actions were random.
 
     Args:
-        io: The shared memory.
         runner: Runner of the call for all rows, whose states are kept.
     """
 

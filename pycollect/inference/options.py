@@ -80,7 +80,6 @@ class ServerSettings:
     Attributes:
         device: Device of the policy. Defaults to None: its own.
         exploration: How actions are drawn.
-        workers: Number of workers at the start.
         groups: Number of groups of each worker's environments, which send separate requests.
         measures: Whether the server decides from measurements how long a call waits.
     """

@@ -55,15 +55,12 @@ class InferenceServer:
     """Calls one policy for all clients with requests. Only one thread may use it at a time.
 
     Args:
-        settings: Settings of the server.
         policy: The policy in any of the accepted forms. If it must be called on another device, a
             copy is used.
-        slots: Slots through which clients send requests.
         is_owned: Whether a factory made the policy, so that only the collector has it.
 
     Attributes:
         policy: The policy that is called, perhaps a copy.
-        is_owned: Whether a factory made the policy.
     """
 
     def __init__(
@@ -268,12 +265,8 @@ class PolicyWorker(Hosted):
     """An inference server as a :class:`Hosted`, so that it is managed like a worker.
 
     Args:
-        spec: Specification of this process.
-        policy: The pickled policy or its factory.
-        settings: Settings of the server.
         slots: Address of the clients' slots, in memory of the driver, so that they outlive this
             process.
-        bell: Address of the bell that clients knock at.
     """
 
     leaves = BatchLeaves((), ())
@@ -321,12 +314,10 @@ class PolicyWorker(Hosted):
         self._awaited = self._server.serve(before_call=load)
 
     def load_weights(self, weights: Weights) -> None:
-        """Write new weights into the policy, in place."""
         self._server.load_weights(weights)
         self._server.refresh()
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """Seed the random draws of the policy with `root`."""
         self._server.seed(root)
 
     def collect(
@@ -340,10 +331,6 @@ class ServingBell:
     """A Bell that serves inference requests in the thread that waits for it.
 
     The policy is therefore called in the thread that waits for a batch, which is otherwise idle.
-
-    Args:
-        bell: Bell on which the thread sleeps.
-        server: Calls the policy.
     """
 
     def __init__(self, bell: Bell, server: InferenceServer) -> None:
@@ -353,12 +340,10 @@ class ServingBell:
 
     @property
     def address(self) -> MemoryAddress:
-        """Address by which workers find the bell."""
         return self._bell.address
 
     @property
     def count(self) -> int:
-        """Number of times that the bell was rung."""
         return self._bell.count
 
     def wait_ring(self, seen: int, seconds: float) -> bool:

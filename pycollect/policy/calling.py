@@ -231,9 +231,6 @@ class CallOptions:
         """Return the options for a policy on the device.
 
         Without CUDA, nothing is captured, with a warning.
-
-        Raises:
-            ValueError: CUDA is available, but the policy to capture is on another device.
         """
         if self.graphed is None or device.type == "cuda":
             return self

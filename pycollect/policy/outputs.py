@@ -32,7 +32,6 @@ class RawOutput(NamedTuple):
 
     @classmethod
     def of(cls, value: torch.Tensor) -> RawOutput:
-        """Return the properties of an output."""
         return cls(value.dtype, value.shape, value.requires_grad, value.is_neg() or value.is_conj())
 
 

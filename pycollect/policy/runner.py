@@ -42,7 +42,6 @@ class PolicyRunner:
     Args:
         policy: A TensorDictModuleBase; an nn.Module or callable over tensors that returns the
             action(s); a callable that takes a TensorDict.
-        needs: Requirements of the worker.
         current: Current observation by key, [*frame] for one environment, [P, *frame] for a batch.
             It holds a first observation; the recorder updates it.
         extras: Extras of the current observation, updated like `current`.

@@ -73,17 +73,14 @@ class ThreadBell:
 
     @property
     def count(self) -> int:
-        """Number of rings so far."""
         return self._count
 
     def ring(self) -> None:
-        """Wake all waiting threads."""
         with self._condition:
             self._count += 1
             self._condition.notify_all()
 
     def wait_ring(self, seen: int, seconds: float) -> bool:
-        """Sleep until `count` differs from `seen` or the time ends; return whether it differs."""
         with self._condition:
             return self._condition.wait_for(lambda: self._count != seen, seconds)
 
@@ -123,9 +120,6 @@ class MailboxChannel:
     """A channel through shared memory. The worker rings a bell after each answer.
 
     Only `publish` may be called by several threads, one at a time.
-
-    Args:
-        mailbox: Unused mailbox, whose address the worker has.
 
     Attributes:
         in_place: Whether the worker shares memory with this process and writes into requests' rows.
@@ -199,11 +193,7 @@ class MailboxChannel:
 
 
 class CallChannel:
-    """A channel without shared memory: each request is a call in the other process.
-
-    Args:
-        caller: Makes the calls.
-    """
+    """A channel without shared memory: each request is a call in the other process."""
 
     in_place: ClassVar[bool] = False
     is_pending: ClassVar[bool] = False  # only mailboxes count requests without taking answers
@@ -220,7 +210,6 @@ class CallChannel:
         self._steps_call: Future[Any] | None = None
 
     def form_of(self, value: SharedValue) -> Any:
-        """See `MailboxChannel`."""
         return value.reference
 
     def send(self, request: Request) -> None:
@@ -234,15 +223,12 @@ class CallChannel:
 
     @property
     def has_answer(self) -> bool:
-        """See `MailboxChannel`."""
         return bool(self._calls) and self._calls[0].done()
 
     def drop_answer(self) -> None:
-        """See `MailboxChannel`."""
         self._calls.popleft()
 
     def take_answer(self) -> Any:
-        """See `MailboxChannel`."""
         call = self._calls.popleft()
         return call.exception() or call.result()
 
@@ -276,7 +262,6 @@ class CallChannel:
             self._caller.call(Stop(number), unqueued=True)
 
     def steps(self) -> int | None:
-        """See `MailboxChannel`."""
         if self._steps_call is None:
             self._steps_call = self._caller.call(GetSteps(), unqueued=True)
         if not self._steps_call.done():
@@ -303,11 +288,7 @@ class Published(NamedTuple):
 
 
 class MailboxEnd:
-    """The worker's end of a MailboxChannel.
-
-    Attributes:
-        in_place: Whether the worker shares memory with the driver.
-    """
+    """The worker's end of a MailboxChannel."""
 
     in_place: ClassVar[bool] = True
 
@@ -362,19 +343,15 @@ class CallEnd:
 
     @property
     def moves(self) -> int:
-        """See `MailboxEnd`."""
         return self._moves.value
 
     def bytes_of(self, form: Any) -> bytes:
-        """See `MailboxEnd`."""
         return bytes(form)
 
     def control(self, number: int, min_steps: int) -> RolloutControl:
-        """See `MailboxEnd`."""
         return RolloutControl(self._stop, number, min_steps, self._moves)
 
     def published(self, serial: int, hooks: Mapping[str, int]) -> Published | None:
-        """See `MailboxEnd`."""
         with self._lock:
             newest, version, packed = self._weights
             new = {name: own for name, own in self._hooks.items() if own[0] > hooks.get(name, 0)}

@@ -31,11 +31,7 @@ class Engine(ABC):
         """Raise ValueError, naming the resource, if these workers need more than there is."""
 
     def check_memory(self, needed: int, in_place: bool) -> None:
-        """Raise ValueError if rollouts in flight of that many bytes do not fit into memory.
-
-        Args:
-            in_place: Whether the workers write in place.
-        """
+        """Raise ValueError if rollouts in flight of that many bytes do not fit into memory."""
         limit, source = available_memory()
         if needed > limit:
             raise too_many_bytes(needed, f"only {limit} are available ({source})")
@@ -51,8 +47,6 @@ class Engine(ABC):
         """Start a worker, which builds its environments at once.
 
         Args:
-            spec: Specification of the worker.
-            policy: Pickled policy or policy factory.
             options: Options of this kind of worker, such as an actor's.
         """
 
@@ -74,11 +68,9 @@ class NotStarted:
     is_closing: ClassVar[bool] = False
 
     def recent_log(self) -> str:
-        """Return no log lines."""
         return ""
 
     def ask_close(self) -> bool:
-        """Return False: there is nothing to close."""
         return False
 
     def kill(self) -> None:

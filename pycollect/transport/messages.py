@@ -149,12 +149,9 @@ class WorkerInfo:
     """Description of a worker that was built.
 
     Attributes:
-        num_envs: Number of environments.
         num_seeds: Number of seeds that a reset takes.
         batch_size: Batch dimensions of the environments; () for a single environment.
         bounded: Whether the episodes are known to end.
-        weights: Layout of the policy's weights.
-        device: Device of the environments.
         processes: Number of own processes that collect for the worker; 0 if it collects itself.
         stacked: Whether a rollout has a leading dimension for these processes.
         warnings: Warnings for the user, which only the driver can show.
@@ -190,7 +187,6 @@ class Build(NamedTuple):
 
     Attributes:
         filters_warnings: Whether to hide import warnings; see `errors`.
-        spec: Pickled WorkerSpec.
         policy: Pickled policy or policy factory, in the form of the channel.
     """
 

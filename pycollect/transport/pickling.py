@@ -170,7 +170,6 @@ class SharedValue:
     """Bytes for several workers. Each form is made once, when the first worker needs it.
 
     Args:
-        value: The bytes.
         store: Function that puts a value into a store, for workers that share no memory with this
             process. ``None`` if all workers share memory (default: ``None``).
 
@@ -254,11 +253,7 @@ class WeightSlab:
         buffer[size:] = np.frombuffer(_pickled_extra(weights), np.uint8)
 
     def unpack(self, buffer: Buffer) -> Weights:
-        """Return the weights in the buffer, as views of it if it is writable.
-
-        Raises:
-            ValueError: The buffer is too short.
-        """
+        """Return the weights in the buffer, as views of it if it is writable."""
         size = self._packing.bytes
         if buffer.nbytes < size:
             raise ValueError(f"buffer: expected at least {size} bytes, got {buffer.nbytes}")

@@ -43,9 +43,6 @@ class _Stat(NamedTuple):
 def begin_worker(driver: int) -> None:
     """Make this process a worker that is killed with its descendants when the driver ends.
 
-    Args:
-        driver: Process id of the driver, on this machine.
-
     Raises:
         RuntimeError: The driver does not exist, or no thread can start to watch it.
     """

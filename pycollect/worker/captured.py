@@ -41,7 +41,6 @@ class KeptSteps:
         self._steps, self._versions = [], []
 
     def add(self, values: Sequence[torch.Tensor]) -> None:
-        """Add the values of a step."""
         if self._rewritten:
             values = [
                 value.clone() if place in self._rewritten else value
@@ -87,9 +86,7 @@ class PackedBatch(NamedTuple):
     """A batch in one block of bytes.
 
     Attributes:
-        keys: Keys of the batch.
         packing: Positions of its tensors in the block.
-        block: The bytes.
         numbers: Numbers of the rollout, see `DeviceTrajectories.number`.
     """
 
@@ -117,10 +114,7 @@ class CapturedRollout:
     """A rollout that a CUDA graph contains, with all its steps and its end.
 
     Args:
-        recorder: Records the steps.
-        act: The policy's function.
         calls: The functions of a step, which call `act`.
-        steps: Number of steps.
         warmup: Number of rollouts before the capture, at least one.
     """
 

@@ -106,7 +106,6 @@ class DeviceTrajectories:
         """Number the trajectories of a rollout, without waiting.
 
         Args:
-            rollout: Its flags and rewards.
             asked: The further flags, bool [] each.
 
         Returns:
@@ -193,8 +192,6 @@ class DeviceBatches:
     """Makes batches, [P, T, *frame] for each leaf, from the memory of rollouts, [T, P, *frame].
 
     Args:
-        leaves: Leaves of a batch.
-        spec: Spec of the P environments.
         set_truncated: Flag the last frame of every environment in every rollout.
 
     Attributes:

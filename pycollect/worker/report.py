@@ -37,13 +37,11 @@ class Lazy(Generic[T]):
 
     @cached_property
     def value(self) -> T:
-        """The value."""
         value: T = cloudpickle.loads(self.pickled)
         return value
 
     @cached_property
     def pickled(self) -> bytes:
-        """The pickled value."""
         return self._pickle(self.value)
 
 
@@ -76,11 +74,6 @@ class StepTimer:
     """Measure rollouts, and split their time in the proportions of a sample of steps.
 
     Reading the clock in every step would take longer than recording the step.
-
-    Attributes:
-        env: Seconds that timed steps have spent in environments.
-        policy: Seconds that timed steps have spent in the policy.
-        record: Seconds that timed steps have spent recording.
     """
 
     def __init__(self) -> None:
@@ -93,7 +86,6 @@ class StepTimer:
         self._ended: float | None = None
 
     def begin(self) -> None:
-        """Begin a rollout."""
         self._began = time.perf_counter()
         if self._ended is not None:
             self._idle += self._began - self._ended
@@ -133,7 +125,6 @@ class RolloutReport(NamedTuple):
     Attributes:
         frames: Number of frames, without uncollected cells.
         policy_version: Policy version at the start of the rollout.
-        episodes: Episodes that ended.
         seconds: The worker's times so far.
         stepped: Steps of single environments since the worker was created, best effort.
         slow_paths: Names of the slow paths that the rollout took.

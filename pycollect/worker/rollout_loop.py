@@ -187,15 +187,7 @@ def roll_alternating(
     remote_envs: bool,
     remote_policy: bool,
 ) -> None:
-    """Make a number of steps of each of two groups, or fewer if the rollout is stopped.
-
-    Args:
-        calls: Calls of the groups.
-        timer: Gets the times of some steps.
-        is_stopped: Returns whether to make no further steps.
-        remote_envs: See `PhaseSchedule.of`.
-        remote_policy: See `PhaseSchedule.of`.
-    """
+    """Make a number of steps of each of two groups, or fewer if the rollout is stopped."""
     plain, timed = (
         PhaseSchedule.of([StepPhases.of(group) for group in each], remote_envs, remote_policy)
         for each in (calls, [timed_calls(group, timer) for group in calls])

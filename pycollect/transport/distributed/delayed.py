@@ -48,7 +48,6 @@ class JobFolder:
     """A shared folder with one numbered place for each waiting job.
 
     Attributes:
-        folder: Path of the folder.
         places: Number of waiting jobs.
         one_machine: Whether all jobs run on this machine.
         port: Port on which the collector listens; 0 for any free port.
@@ -133,11 +132,7 @@ _JOB_FOLDERS: list[JobFolder] = []
 
 
 def current_job_folder() -> JobFolder:
-    """Return the job folder of this main job.
-
-    Raises:
-        ValueError: This process is not a main job.
-    """
+    """Return the job folder of this main job."""
     if not _JOB_FOLDERS:
         raise ValueError(
             "launcher: 'submitit_delayed' works only inside a function decorated with "
@@ -153,7 +148,6 @@ class WaitingJobLauncher(Launcher):
         self._folder = folder
 
     def check_number(self, new: int) -> None:
-        """Raise ValueError if fewer jobs wait."""
         left = self._folder.left()
         if new > left:
             raise ValueError(

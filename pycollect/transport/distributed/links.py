@@ -112,11 +112,7 @@ BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 
 
 def check_backend(name: Any) -> str:
-    """Return the name of a backend that can carry messages.
-
-    Raises:
-        ValueError: The name is unknown, torch was built without it, or it cannot carry messages.
-    """
+    """Return the name of a backend that can carry messages."""
     if not isinstance(name, str) or name not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {name!r}")
     backend = str(name)
@@ -150,22 +146,16 @@ def group_of_two(backend: str, store: Any, rank: int, host: str) -> Any:
 
 @dataclass(frozen=True)
 class GroupCarrier:
-    """Links that are process groups of two.
-
-    Attributes:
-        backend: Backend of torch.distributed.
-    """
+    """Links that are process groups of two."""
 
     backend: str
     name: ClassVar[str] = "messages"
 
     def driver_end(self, meeting: Meeting) -> GroupLink:
-        """Wait for the rank and return the driver's end."""
         group = group_of_two(self.backend, meeting, DRIVER, meeting.address.host)
         return GroupLink(group, WORKER, meeting.key)
 
     def rank_end(self, meeting: Meeting) -> GroupLink:
-        """Wait for the driver and return the rank's end."""
         group = group_of_two(self.backend, meeting, WORKER, meeting.address.local_host())
         return GroupLink(group, DRIVER, meeting.key)
 
@@ -177,7 +167,6 @@ class GroupLink:
     process has connected to a group.
 
     Args:
-        group: Process group of torch.distributed.
         peer: Rank of the other end in the group.
         key: Key of the signatures, which no other link has.
     """
@@ -190,7 +179,6 @@ class GroupLink:
         self._head = torch.empty(_HEAD_BYTES, dtype=torch.uint8, device="cpu")
 
     def send(self, value: Any) -> Sent:
-        """Send a value without waiting."""
         pickled, arrays = packed(value)
         seal = self._outgoing
         seal.advance()
@@ -212,7 +200,6 @@ class GroupLink:
             raise LinkBrokenError(str(error)) from error
 
     def receive(self) -> Any:
-        """Wait for the next value."""
         try:
             return unpacked(*self._receive_parts())
         except ForgedError as error:

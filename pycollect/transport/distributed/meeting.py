@@ -49,8 +49,6 @@ class RankAddress:
     """Address at which a rank meets its driver. Pickles, and is all that a rank gets at its start.
 
     Attributes:
-        host: Host of the driver's rendezvous.
-        port: Port of the driver's rendezvous.
         token: Secret of the collector and its ranks, which signs each connection.
         rank: Name of the rank, unique within the rendezvous even after a rank has died.
         timeout: Seconds within which both must have met.
@@ -161,7 +159,6 @@ class Meeting(Store):
     that one end sets is sent to the other. Only one thread at a time may use an end.
 
     Args:
-        address: Address of the rank.
         invitation: Pickled invitation, sent to the rank when it connects. Driver only (default:
             ``b""``).
     """
@@ -307,11 +304,7 @@ class Meeting(Store):
 
 
 def meet(address: RankAddress) -> tuple[Meeting, Invitation]:
-    """Connect this rank to its driver; return its end of the meeting and the invitation.
-
-    Raises:
-        TimeoutError: The driver did not answer in time.
-    """
+    """Connect this rank to its driver; return its end of the meeting and the invitation."""
     deadline = time.monotonic() + address.timeout
     while True:
         meeting = Meeting(address)

@@ -52,7 +52,6 @@ class Call(NamedTuple):
     Attributes:
         number: Number of the call, which its answer repeats.
         unqueued: Whether the call may run during a rollout and skips the queue.
-        request: The request.
     """
 
     number: int

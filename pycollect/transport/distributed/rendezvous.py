@@ -44,11 +44,7 @@ def outside_address() -> str:
 
 
 def check_port(name: str, value: Any) -> int:
-    """Return a port number, from an int or its digits; ``None`` and 0 mean any free port.
-
-    Raises:
-        ValueError: The number is not a port.
-    """
+    """Return a port number, from an int or its digits; ``None`` and 0 mean any free port."""
     if value is None:
         return 0
     digits = isinstance(value, str) and value.isdecimal()

@@ -50,11 +50,7 @@ def parts_of(value: Any, seal: Seal) -> Parts:
 
 
 def value_of(parts: Parts, seal: Seal) -> Any:
-    """Check and unpickle a value that has arrived.
-
-    Raises:
-        LinkBrokenError: The value was not signed by the other end, or is out of order.
-    """
+    """Check and unpickle a value that has arrived."""
     data, tensors, signatures = parts
     arrays = [tensor.numpy() for tensor in tensors]
     signed: list[bytes | Buffer] = [data, *arrays]
@@ -95,8 +91,6 @@ class RankLink:
 
     Args:
         meeting: Meeting with the driver. The link ends with it.
-        name: Name of a new agent.
-        options: TensorPipe options of a new agent.
     """
 
     def __init__(self, meeting: Meeting, name: str, options: Mapping[str, Any]) -> None:
@@ -145,7 +139,6 @@ class RankLink:
         return future
 
     def send(self, value: Any) -> Sent:
-        """Send a value without waiting."""
         parts = parts_of(value, self._outgoing)
         with self._changed:
             self._sent += 1
@@ -158,18 +151,13 @@ class RankLink:
         return partial(self.await_delivery, number)
 
     def await_delivery(self, number: int) -> None:
-        """Wait until the driver has that value.
-
-        Raises:
-            LinkBrokenError: The driver will never get it.
-        """
+        """Wait until the driver has that value."""
         with self._changed:
             self._changed.wait_for(lambda: self._broken or self._delivered >= number)
             if self._delivered < number:
                 raise LinkBrokenError("the driver is gone")
 
     def receive(self) -> Any:
-        """Wait for the next value."""
         parts = self._pushed.get()
         if parts is None:
             raise LinkBrokenError("the driver is gone")
@@ -203,21 +191,15 @@ _NO_TIMEOUT = 0.0  # of a call that waits for a rank's value
 
 @dataclass(frozen=True)
 class RpcCarrier:
-    """Links that use calls of torch.distributed.rpc.
-
-    Attributes:
-        options: Options of TensorPipe.
-    """
+    """Links that use calls of torch.distributed.rpc."""
 
     options: Mapping[str, Any]
     name: ClassVar[str] = "rpc"
 
     def driver_end(self, meeting: Meeting) -> DriverLink:
-        """Wait for the rank and return the driver's end."""
         return DriverLink(meeting, self.options)
 
     def rank_end(self, meeting: Meeting) -> RankLink:
-        """Return the rank's end."""
         name = f"pycollect-{secrets.token_hex(16)}"  # unique
         return RankLink(meeting, name, self.options)
 
@@ -226,7 +208,6 @@ class DriverLink:
     """The driver's end of a link, which calls the rank. Waits for the rank when it is created.
 
     Args:
-        meeting: Meeting with the rank.
         options: TensorPipe options of a new agent, if this process has none.
     """
 
@@ -246,7 +227,6 @@ class DriverLink:
         self._closing = threading.Lock()
 
     def send(self, value: Any) -> Sent:
-        """Send a value without waiting."""
         parts = parts_of(value, self._outgoing)
         self._pushed += 1
         try:
@@ -263,7 +243,6 @@ class DriverLink:
             self._events.put(str(error))
 
     def receive(self) -> Any:
-        """Wait for the next value."""
         self._pulled += 1
         try:
             call = AGENT.call(self._rank, self._calls_key, pull, self._pulled, timeout=_NO_TIMEOUT)
@@ -287,11 +266,7 @@ class DriverLink:
 
 
 def _await(call: Future[None]) -> None:
-    """Wait until the rank has a value that the call pushes.
-
-    Raises:
-        LinkBrokenError: The rank will never get it.
-    """
+    """Wait until the rank has a value that the call pushes."""
     try:
         call.wait()
     except RuntimeError as error:

@@ -179,8 +179,6 @@ def start_child(
 
     Args:
         target: Main function. It gets `args` and the descriptor of its standard error.
-        args: Arguments of the main function.
-        name: Name of the process.
         start_method: "forkserver" forks this program's fork server, and spawns if that is
             impossible. "spawn" starts a new interpreter.
 
@@ -239,7 +237,6 @@ class ProcessEngine(Engine):
     """Starts worker processes. They end with this process in any case.
 
     Args:
-        start_method: How processes start; see :func:`start_child`.
         bell: Bell that workers ring. ``None`` creates one (default: ``None``).
 
     Raises:
@@ -256,11 +253,9 @@ class ProcessEngine(Engine):
         self._leave = util.Finalize(self, _kill_all, (self._handles,), exitpriority=100)
 
     def leave(self) -> None:
-        """End all remaining processes. Idempotent."""
         self._leave()
 
     def put(self, value: Shareable) -> SharedValue:
-        """Return a value that several workers share."""
         return SharedValue(value)
 
     def start(

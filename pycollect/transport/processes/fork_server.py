@@ -93,9 +93,6 @@ class ForkServer:
     It ends with this process, after `leave` once its workers have ended, and after a minute without
     workers.
 
-    Args:
-        environment: The process environment that the fork server inherits from this process.
-
     Raises:
         OSError: The process cannot be started.
     """
@@ -152,7 +149,6 @@ class ForkServer:
         Closing the status socket releases the worker, which is killed if it still runs.
 
         Args:
-            name: Name of the process.
             descriptors: Descriptors for the worker; see `fork_server_main`.
 
         Raises:
@@ -209,11 +205,7 @@ class ForkServer:
         self.process.wait()
 
     def _await(self, message_of: socket.socket) -> None:
-        """Wait until a message has arrived or the fork server has ended.
-
-        Raises:
-            TimeoutError: The fork server uses no CPU time, or takes too long.
-        """
+        """Wait until a message has arrived or the fork server has ended."""
         poll = select.poll()
         poll.register(message_of, select.POLLIN)
         began = moved = time.monotonic()

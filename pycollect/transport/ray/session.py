@@ -49,10 +49,6 @@ class Session:
     def enter(self, init_config: Mapping[str, Any] | None) -> None:
         """Count one more user; join or start Ray for the first one.
 
-        Args:
-            init_config: Arguments of ``ray.init``. ``None`` joins the running cluster or starts
-                one.
-
         Raises:
             RuntimeError: This process is a worker that imports a module.
         """
