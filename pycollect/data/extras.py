@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -26,6 +27,7 @@ from pycollect.data.objects import (
     private_copies,
     value_of,
 )
+from pycollect.data.slabs import set_unchecked
 
 Extras: TypeAlias = dict[Key, Cells]
 """Extras of a rollout or a batch by key, including "next"; ``None`` in cells without a frame."""
@@ -181,24 +183,17 @@ def _filled(
     node: TensorDictBase, name: str, cells: Cells, extra: Extra, lazily: bool = True
 ) -> TensorDictBase:
     if extra.kind is Kind.OBJECT:
-        return _set(node, name, object_stack(cells, node.names, node.device))
+        stack = object_stack(cells, node.names, node.device)
+        if type(node) is not TensorDict or not isinstance(stack, NonTensorStack):
+            return node.set(name, stack)
+        set_unchecked(node, name, stack)  # `set` copies each object, because objects have no names
+        return node
     if extra.kind is Kind.RAGGED:
         for index in np.ndindex(cells.shape):
             if cells[index] is None:
                 cells[index] = extra.absent()
         return _ragged(node, name, cells, lazily)
     return node.set(name, _nodes(cells, node.get(name, None)))
-
-
-def _set(node: TensorDictBase, name: str, stack: Any) -> TensorDictBase:
-    """Set a stack that has the node's shape and names.
-
-    `TensorDict.set` would copy each object of the stack, because objects have no names.
-    """
-    if type(node) is not TensorDict or not isinstance(stack, NonTensorStack):
-        return node.set(name, stack)
-    node._set_str(name, stack, validated=True, inplace=False, non_blocking=False)
-    return node
 
 
 def _ragged(node: TensorDictBase, name: str, cells: Cells, lazily: bool) -> TensorDictBase:
@@ -328,7 +323,9 @@ def _dense(node: TensorDictBase, path: Key, ndim: int, extras_batch: ExtrasBatch
     lead = node.batch_size[:ndim]
     for name in _names(node):
         key = (*path, name)
-        value = _get(node, name)
+        value = None
+        with suppress(RuntimeError):  # of torch.stack, for a ragged entry
+            value = node.get(name, None)
         if value is None:
             cells = _ragged_cells(node, name)
             extras_batch.extras[key], extras_batch.kinds[key] = cells, _ragged_extra(key, cells)
@@ -354,14 +351,6 @@ def _names(node: TensorDictBase) -> list[str]:
     if not isinstance(node, LazyStackedTensorDict):
         return list(node.keys())
     return list(dict.fromkeys(name for part in node.tensordicts for name in _names(part)))
-
-
-def _get(node: TensorDictBase, name: str) -> Any:
-    """Return an entry, or ``None`` if it is ragged."""
-    try:
-        return node.get(name, None)
-    except RuntimeError:  # raised by torch.stack
-        return None
 
 
 def _cells(value: Any, lead: torch.Size) -> Cells:

@@ -26,15 +26,10 @@ class TrajectoryBatch(NamedTuple):
 
     Attributes:
         td: "padded": [N, T_max] with ``("collector", "mask")``. "cat": [F], concatenated.
-        offsets: int64 [N + 1]; in the flat layout trajectory i is ``td[offsets[i]:offsets[i +
-            1]]``.
-        lengths: Lengths of the trajectories, int64 [N].
         frames: Number of frames of each worker; the sum is F.
     """
 
     td: TensorDictBase
-    offsets: torch.Tensor
-    lengths: torch.Tensor
     frames: dict[Any, int]
 
 
@@ -142,7 +137,6 @@ class TrajectoryQueue:
             return None
         taken = [self._complete[i] for i in range(count)]
         lengths = torch.tensor([trajectory.frames for trajectory in taken], device="cpu")
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), lengths.cumsum(0)])
         ids = torch.arange(self.next_id, self.next_id + count, device="cpu")
         pieces = [piece for trajectory in taken for piece in trajectory.pieces]
         td: TensorDictBase = _joined(pieces)
@@ -157,7 +151,7 @@ class TrajectoryQueue:
         self._held -= frames
         self.complete_frames -= frames.total()
         self.next_id += count
-        return TrajectoryBatch(td, offsets, lengths, dict(frames))
+        return TrajectoryBatch(td, dict(frames))
 
     def cut(self, worker: Worker) -> int:
         """Drop the worker's open trajectories, because it died or its environments were reset.
@@ -172,19 +166,13 @@ class TrajectoryQueue:
         self._count_open()
         return lost
 
-    def clear(self) -> dict[Any, int]:
-        """Drop all trajectories, at a new seed or at the end.
-
-        Returns:
-            Number of lost frames, by worker.
-        """
-        lost = self.held
+    def clear(self) -> None:
+        """Drop all trajectories, at a new seed or at the end."""
         self._open.clear()
         self._complete.clear()
         self.complete_frames = 0
         self._held.clear()
         self._count_open()
-        return lost
 
     def _count_open(self) -> None:
         self.open_frames = self._held.total() - self.complete_frames

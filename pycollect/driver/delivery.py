@@ -214,15 +214,22 @@ def pieces(
 ) -> Iterator[tuple[Mapping[int, int], TensorDictBase]]:
     """Split a batch into the pieces to write; yield each piece with its frames by worker.
 
-    A piece is one rollout, [T] or [*P, T]. A sync batch is written as a whole, flattened without a
-    copy, if the buffer stores single items and so cannot distinguish the two.
+    A piece is one rollout, [T] or [*P, T], without the empty cells at its end if it stopped early.
+    A sync batch is written as a whole, flattened without a copy, if the buffer stores single items
+    and so cannot distinguish the two.
     """
     if batch.joined == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
         td.names = None
         yield batch.frames_of, td.flatten(0, 2 if batch.stacked else 1)
         return
-    for worker, frames, rollout in _rollouts(td, batch):
-        yield {worker: frames}, rollout
+    for worker, _, rollout in rollouts_of(td, batch):
+        for part in rollout.unbind(0) if batch.stacked else (rollout,):
+            part.names = None  # the buffer's items have no time dimension
+            mask = part.get(MASK, None)
+            if mask is None:
+                yield {worker: part.numel()}, part
+            elif frames := int(mask.sum()):
+                yield {worker: frames}, _without_end(part, mask)
 
 
 def _takes_items(options: StreamOptions, td: TensorDictBase) -> bool:
@@ -235,21 +242,6 @@ def _takes_items(options: StreamOptions, td: TensorDictBase) -> bool:
         and (transform is not None and len(transform) == 0)
         and getattr(buffer.storage, "max_size", 0) >= td.numel()
     )
-
-
-def _rollouts(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
-    """Yield worker, number of frames, and frames of each rollout.
-
-    Empty cells at the end of a rollout that stopped early are removed.
-    """
-    for worker, _, rollout in rollouts_of(td, batch):
-        for part in rollout.unbind(0) if batch.stacked else (rollout,):
-            part.names = None  # the buffer's items have no time dimension
-            mask = part.get(MASK, None)
-            if mask is None:
-                yield worker, part.numel(), part
-            elif frames := int(mask.sum()):
-                yield worker, frames, _without_end(part, mask)
 
 
 def extend(td: TensorDictBase, options: StreamOptions) -> None:

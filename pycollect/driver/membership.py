@@ -50,8 +50,6 @@ class Membership:
         """Start the first workers and check them."""
         self._group.start(plans, self._place.check_alive)
         self._next_index = len(plans)
-        if self._options.sync:
-            check_alike(self._group.infos)
         self._check(self._group.present)
         frames = [info.frames for info in self._group.infos.values()]
         self.batch_frames = sum(frames) if self._options.sync else max(frames)
@@ -66,6 +64,8 @@ class Membership:
         self._assembly.prepare(self._group.infos, in_place, uploaders)
 
     def _check(self, workers: Sequence[WorkerRecord]) -> None:
+        if self._options.sync:
+            check_alike(self._group.infos)
         for worker in workers:
             info = worker.info
             check_uneven(self._options.joined, self._options.ragged, bool(info.batch_size))
@@ -92,8 +92,6 @@ class Membership:
             return [worker.index for worker in workers]
 
     def _accept(self, workers: Sequence[WorkerRecord]) -> None:
-        if self._options.sync:
-            check_alike(self._group.infos)
         self._check(workers)
         self._place.check_new(workers)
         if not self._options.sync:

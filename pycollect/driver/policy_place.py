@@ -302,10 +302,9 @@ class InDriver(LivePolicy):
         self._sending = threading.Lock()
         self._sent_after = 0  # delivered batches at the last update of copies
         self._server = server
-        server.count_by(flow.version)
+        server.version = flow.version
         server.count_pending_by(group.pending)
-        flow.policy_stream = PolicyStream(server.device)
-        server.call_on(flow.policy_stream)
+        server.stream = flow.policy_stream = PolicyStream(server.device)
 
     def send_first(self) -> None:
         """Send the weights to copies, because a factory may have made them with others."""

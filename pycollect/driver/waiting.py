@@ -84,7 +84,8 @@ class WorkerWaiter:
         except Exception as error:
             if is_interrupt(error):
                 raise
-            if self._is_server_failure(worker, error):
+            memory_gone = worker.starting and isinstance(error, SharedMemoryError)
+            if memory_gone and self._place.has_died():
                 return None  # the next wait replaces the worker together with its server
             if not self._options.restart_on_error:
                 self._flow.ledger.lose(worker.index, worker.frames_in_flight, "env_error")
@@ -92,11 +93,6 @@ class WorkerWaiter:
             text = f"worker {worker.index} raised {described(error)}"
             self._group.replace(worker, _end_of(worker, text, error), "env_error")
         return None
-
-    def _is_server_failure(self, worker: WorkerRecord, error: Exception) -> bool:
-        """Return whether a worker could not be built because the memory of its server was gone."""
-        starting = worker.starting is not None
-        return starting and isinstance(error, SharedMemoryError) and self._place.has_died()
 
     def _give_up(self, worker: WorkerRecord) -> None:
         """End a stalled worker and replace it."""

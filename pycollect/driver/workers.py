@@ -336,6 +336,7 @@ def with_log(death: WorkerDied, text: str, log: str) -> WorkerError:
 def check_alike(infos: Mapping[int, WorkerInfo]) -> None:
     """Raise ValueError if the workers' rollouts cannot be joined into one batch."""
     (first, reference), *others = infos.items()
+    expected = _entries(reference)
     for index, info in others:
         if info.batch_size != reference.batch_size:
             raise ValueError(
@@ -343,17 +344,15 @@ def check_alike(infos: Mapping[int, WorkerInfo]) -> None:
                 f"collector; the batch size is {list(reference.batch_size)} in worker {first} and "
                 f"{list(info.batch_size)} in worker {index}"
             )
-        expected: tuple[Leaf | Extra, ...] = (
-            *reference.leaves.layout().leaves,
-            *reference.leaves.extras,
-        )
-        found: tuple[Leaf | Extra, ...] = (*info.leaves.layout().leaves, *info.leaves.extras)
+        found = _entries(info)
         if expected != found:
-            differing = [
-                leaf for leaf in [*expected, *found] if (leaf in expected) != (leaf in found)
-            ]
+            differing = {dotted(entry.key) for entry in set(expected) ^ set(found)}
             raise ValueError(
                 "create_env_fn: expected the same keys, dtypes and shapes from all workers of a "
                 f"sync collector; worker {index} differs from worker {first} in "
-                f"{sorted({dotted(leaf.key) for leaf in differing})}"
+                f"{sorted(differing)}"
             )
+
+
+def _entries(info: WorkerInfo) -> list[Leaf | Extra]:
+    return [*info.leaves.layout().leaves, *info.leaves.extras]

@@ -61,6 +61,8 @@ class InferenceServer:
 
     Attributes:
         policy: The policy that is called, perhaps a copy.
+        version: Its version; frames record its value at the time of the call.
+        stream: Stream on which it is called.
     """
 
     def __init__(
@@ -73,8 +75,8 @@ class InferenceServer:
         self.is_owned = is_owned
         self._exploration = settings.exploration
         self._slots, self._parts = slots, settings.groups
-        self._version = PolicyVersion()
-        self._stream = PolicyStream(CPU)
+        self.version = PolicyVersion()
+        self.stream = PolicyStream(CPU)
         device = settings.device
         place = indexed(device or device_of(policy) or CPU)
         self.policy = moved_to(policy, place)
@@ -91,14 +93,6 @@ class InferenceServer:
     def device(self) -> torch.device:
         """Device on which the policy is called."""
         return self._served.device
-
-    def count_by(self, version: PolicyVersion) -> None:
-        """Use this policy version; frames record its value at the time of the call."""
-        self._version = version
-
-    def call_on(self, stream: PolicyStream) -> None:
-        """Call the policy on this stream instead of the current stream of the calling thread."""
-        self._stream = stream
 
     def count_pending_by(self, count: Callable[[], int]) -> None:
         """Set the method that counts the workers that may send a request. Keeps no reference."""
@@ -121,7 +115,7 @@ class InferenceServer:
 
     def refresh(self) -> None:
         """Check before the next calls whether the policy has changed."""
-        with self._stream.on_stream():
+        with self.stream.on_stream():
             for scheduler in self._schedulers:
                 scheduler.refresh()
 
@@ -225,7 +219,7 @@ class InferenceServer:
         self._answer(client, answer)
 
     def _call(self, batch: InferenceBatch) -> None:
-        version = self._version.number  # read first, because new weights may arrive during the call
+        version = self.version.number  # read first, because new weights may arrive during the call
         began = time.monotonic()
         with self._settings():
             try:
@@ -253,7 +247,7 @@ class InferenceServer:
         """
         generators = self._generators
         with (
-            self._stream.on_stream(),
+            self.stream.on_stream(),
             torch.no_grad(),
             set_interaction_type(self._exploration),
             nullcontext() if generators is None else generators.active(),
@@ -289,8 +283,6 @@ class PolicyWorker(Hosted):
         self._server = InferenceServer(settings, module, ServerSlots(slots), is_owned=True)
         self._bell = Bell(bell)
         self._knocks, self._awaited = 0, 1
-        self._version = PolicyVersion()
-        self._server.count_by(self._version)
 
     def info(self) -> WorkerInfo:
         """Return the form of the policy's weights, and the device on which it is called."""
@@ -309,7 +301,7 @@ class PolicyWorker(Hosted):
         self._knocks = self._bell.knocks
 
         def load() -> None:
-            self._version.number = load_newest()
+            self._server.version.number = load_newest()
 
         self._awaited = self._server.serve(before_call=load)
 

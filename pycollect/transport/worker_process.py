@@ -162,11 +162,9 @@ def _pids() -> list[int]:
 def _stat(pid: int) -> _Stat | None:
     """Return some fields of a process, or ``None`` if it does not exist."""
     fields = _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
-    return (
-        _Stat(fields[0], int(fields[1]), int(fields[11]) + int(fields[12]), fields[19])
-        if fields
-        else None
-    )
+    if not fields:
+        return None
+    return _Stat(fields[0], int(fields[1]), int(fields[11]) + int(fields[12]), fields[19])
 
 
 def _identity(pid: int) -> str:

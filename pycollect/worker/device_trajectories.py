@@ -230,9 +230,10 @@ class DeviceBatches:
                 values = self._constants.get(leaf.key, self._no_flag).expand(*shape, *leaf.shape)
             if leaf.shape == (1,) and values.ndim == 2:
                 values = values.unsqueeze(-1)
-            result[leaf.key] = (
-                values if valid is None else _without_dummies(values, leaf.key, valid)
-            )
+            if valid is not None:  # dummy steps are not frames
+                empty = -1 if leaf.key == TRAJ_IDS else 0
+                values = values.masked_fill(~rows_like(valid.t(), values), empty)
+            result[leaf.key] = values
         return result
 
 
@@ -246,8 +247,3 @@ def _flag_last_frames(batch: dict[Key, torch.Tensor], valid: torch.Tensor | None
         batch[key][-1] |= valid[-1]
         if len(valid) > 1:  # the frame before a dummy step
             batch[key][-2] |= ~valid[-1]
-
-
-def _without_dummies(values: torch.Tensor, key: Key, valid: torch.Tensor) -> torch.Tensor:
-    """Clear the cells of dummy steps, because they are not frames."""
-    return values.masked_fill(~rows_like(valid.t(), values), -1 if key == TRAJ_IDS else 0)

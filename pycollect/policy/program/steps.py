@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -282,8 +283,8 @@ def preserve_state(policy: Any, device: torch.device) -> Iterator[None]:
     numpy_state = np.random.get_state(legacy=False)
     python_state = random.getstate()
     modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
-    generators = [
-        (generator, _state(generator))
+    restorers = [
+        _restorer(generator)
         for module in modules
         for generator in vars(module).values()
         if isinstance(generator, torch.Generator | np.random.Generator)
@@ -301,22 +302,16 @@ def preserve_state(policy: Any, device: torch.device) -> Iterator[None]:
         set_generator_state(device, device_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
-        for generator, state in generators:
-            _restore(generator, state)
+        for restore in restorers:
+            restore()
         with torch.no_grad():
             for module, name, buffer, contents in buffers:
                 overwrite(buffer, contents)
                 module._buffers[name] = buffer
 
 
-def _state(generator: torch.Generator | np.random.Generator) -> Any:
+def _restorer(generator: torch.Generator | np.random.Generator) -> Callable[[], object]:
+    """Return a function that brings the generator back into its present state."""
     if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    return generator.bit_generator.state
-
-
-def _restore(generator: torch.Generator | np.random.Generator, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    else:
-        generator.bit_generator.state = state
+        return partial(generator.set_state, generator.get_state())
+    return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)

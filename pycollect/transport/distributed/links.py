@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -33,6 +34,15 @@ from pycollect.transport.messages import Buffer
 
 class LinkBrokenError(Exception):
     """The link can no longer send or receive."""
+
+
+@contextmanager
+def broken_by(*errors: type[Exception]) -> Iterator[None]:
+    """Raise these errors as LinkBrokenError. Torch raises RuntimeError if the other end is gone."""
+    try:
+        yield
+    except errors as error:
+        raise LinkBrokenError(str(error)) from error
 
 
 Sent: TypeAlias = Callable[[], None]
@@ -86,17 +96,14 @@ def packed(value: Any) -> tuple[bytes, list[Buffer]]:
     except Exception:  # cloudpickle can pickle more, but takes ten times as long
         buffers = []
         data = cloudpickle.dumps(value, 5, buffer_callback=buffers.append)
-    return data, [_writable(np.frombuffer(buffer.raw(), np.uint8)) for buffer in buffers]
+    arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    # Torch warns about read-only arrays.
+    return data, [array if array.flags.writeable else array.copy() for array in arrays]
 
 
 def unpacked(data: bytes | memoryview, arrays: Sequence[Buffer]) -> Any:
     """Unpickle a value. Unpickling runs code, so the caller must have checked the signature."""
     return pickle.loads(data, buffers=arrays)
-
-
-def _writable(array: Buffer) -> Buffer:
-    """Return the array, or a copy if it is read-only, which torch would warn about."""
-    return array if array.flags.writeable else array.copy()
 
 
 _HEAD_BYTES = 1024  # size of a message's first part; most messages have no second part
@@ -194,16 +201,12 @@ class GroupLink:
 
     def _post(self, array: Buffer) -> tuple[Any, Any]:
         tensor = torch.from_numpy(array)
-        try:
+        with broken_by(RuntimeError):
             return self._group.send([tensor], self._peer, 0), tensor
-        except RuntimeError as error:
-            raise LinkBrokenError(str(error)) from error
 
     def receive(self) -> Any:
-        try:
+        with broken_by(ForgedError):
             return unpacked(*self._receive_parts())
-        except ForgedError as error:
-            raise LinkBrokenError(str(error)) from error
 
     def _receive_parts(self) -> tuple[memoryview, list[Buffer]]:
         """Receive a pickled value and its arrays; check the signature of each size before use."""
@@ -233,21 +236,12 @@ class GroupLink:
         """Do nothing: the group ends with its last reference, and the other end notices that."""
 
     def _fill(self, tensor: torch.Tensor) -> None:
-        try:
-            work = self._group.recv([tensor], self._peer, 0)
-        except RuntimeError as error:
-            raise LinkBrokenError(str(error)) from error
-        _wait(work)
-
-
-def _wait(work: Any) -> None:
-    try:
-        work.wait(_FOREVER)
-    except RuntimeError as error:
-        raise LinkBrokenError(str(error)) from error
+        with broken_by(RuntimeError):
+            self._group.recv([tensor], self._peer, 0).wait(_FOREVER)
 
 
 def _wait_all(works: Sequence[tuple[Any, Any]]) -> None:
     """Wait until the other end has these messages; each has a work and its tensor."""
-    for work, _ in works:
-        _wait(work)
+    with broken_by(RuntimeError):
+        for work, _ in works:
+            work.wait(_FOREVER)

@@ -18,7 +18,7 @@ import torch
 from torch.distributed import rpc
 from torch.futures import Future
 
-from pycollect.transport.distributed.links import LinkBrokenError, Sent, packed, unpacked
+from pycollect.transport.distributed.links import LinkBrokenError, Sent, broken_by, packed, unpacked
 from pycollect.transport.distributed.meeting import (
     DRIVER,
     WORKER,
@@ -55,11 +55,9 @@ def value_of(parts: Parts, seal: Seal) -> Any:
     arrays = [tensor.numpy() for tensor in tensors]
     signed: list[bytes | Buffer] = [data, *arrays]
     seal.advance()
-    try:
+    with broken_by(ForgedError, ValueError):
         for number, (given, part) in enumerate(zip(signatures, signed, strict=True)):
             seal.check(number, given, part)
-    except (ForgedError, ValueError) as error:
-        raise LinkBrokenError(str(error)) from error
     return unpacked(data, arrays)
 
 
@@ -229,10 +227,8 @@ class DriverLink:
     def send(self, value: Any) -> Sent:
         parts = parts_of(value, self._outgoing)
         self._pushed += 1
-        try:
+        with broken_by(RuntimeError):  # for example, because the agent has ended
             call = AGENT.call(self._rank, self._calls_key, push, self._pushed, parts)
-        except RuntimeError as error:  # torch raises it, for example, if the agent has ended
-            raise LinkBrokenError(str(error)) from error
         call.add_done_callback(self._note_failure)
         return partial(_await, call)
 
@@ -244,15 +240,13 @@ class DriverLink:
 
     def receive(self) -> Any:
         self._pulled += 1
-        try:
+        with broken_by(RuntimeError):
             call = AGENT.call(self._rank, self._calls_key, pull, self._pulled, timeout=_NO_TIMEOUT)
             call.add_done_callback(self._events.put)
             event = self._events.get()
             if isinstance(event, str):
                 raise LinkBrokenError(event)
             parts: Parts | None = event.value()
-        except RuntimeError as error:
-            raise LinkBrokenError(str(error)) from error
         if parts is None:
             raise LinkBrokenError("the rank has closed the connection")
         return value_of(parts, self._incoming)
@@ -267,7 +261,5 @@ class DriverLink:
 
 def _await(call: Future[None]) -> None:
     """Wait until the rank has a value that the call pushes."""
-    try:
+    with broken_by(RuntimeError):
         call.wait()
-    except RuntimeError as error:
-        raise LinkBrokenError(str(error)) from error
