@@ -162,9 +162,6 @@ def pack(value: Any) -> Packed:
     Args:
         value: Any nesting of dicts, lists and tuples.
 
-    Returns:
-        The compressed value.
-
     Raises:
         ImportError: LZ4 is not installed.
     """
@@ -173,14 +170,7 @@ def pack(value: Any) -> Packed:
 
 
 def unpack(packed: Any) -> Any:
-    """Restore the value that was passed to :func:`pack`; return other values unchanged.
-
-    Args:
-        packed: A :class:`Packed`, or any other value.
-
-    Returns:
-        The value, with tensors on the CPU.
-    """
+    """Restore a value passed to :func:`pack`, with tensors on the CPU; return others unchanged."""
     return _each(packed.content, _opened) if isinstance(packed, Packed) else packed
 
 

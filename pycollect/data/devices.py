@@ -204,14 +204,7 @@ class Accelerator:
         return _Done()
 
     def pin(self, pool: SharedSlabPool) -> bool:
-        """Pin the memory of shared slabs, so that the device reads it directly.
-
-        Returns:
-            ``False`` if this kind of device does not support it.
-
-        Raises:
-            CudaError: The driver refuses to pin the memory.
-        """
+        """Pin the memory of shared slabs; return ``False`` if the device does not support it."""
         return False
 
 

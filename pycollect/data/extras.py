@@ -122,12 +122,7 @@ class ExtrasBatch:
         return bool(self.extras or self.classes)
 
     def moved(self, cells: torch.Tensor, mask: torch.Tensor | None = None) -> ExtrasBatch:
-        """Return the extras of selected cells.
-
-        Args:
-            cells: Row-major indices of cells in the batch, in the shape of the result.
-            mask: ``False`` in cells without a frame.
-        """
+        """Return the extras of cells (row-major indices); ``None`` where `mask` is ``False``."""
         indices = cells.numpy()
         empty = None if mask is None else ~mask.numpy()
         extras = {}
@@ -199,12 +194,7 @@ def _filled(
 def _ragged(node: TensorDictBase, name: str, cells: Cells, lazily: bool) -> TensorDictBase:
     """Return the node with a ragged entry, as a lazy stack over the last dimension.
 
-    Args:
-        node: The TensorDict.
-        name: Name of the entry.
-        cells: Values of the entry.
-        lazily: Make a lazy stack even if all shapes are equal, so that the class of a batch does
-            not depend on its values.
+    If `lazily`, also for equal shapes, so that the class of a batch does not depend on its values.
     """
     if cells.ndim == 0:
         return node.set(name, cells.item())
@@ -217,13 +207,9 @@ def _ragged(node: TensorDictBase, name: str, cells: Cells, lazily: bool) -> Tens
 
 
 def _nodes(cells: Cells, dense: TensorDictBase | None) -> TensorDictBase | None:
-    """Stack nested TensorDicts, and add the leaves that were recorded in the slab.
+    """Stack nested TensorDicts, and add the `dense` leaves that were recorded in the slab.
 
     Rows with different entries, such as different agents, remain a lazy stack.
-
-    Args:
-        cells: The TensorDicts.
-        dense: The leaves from the slab, or ``None``.
     """
     first = next((cell for cell in cells.flat if cell is not None), None)
     if first is None:

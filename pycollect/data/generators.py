@@ -113,11 +113,7 @@ class NestState:
 
 
 def from_plain(plain: Any, place: str) -> GeneratorState | NestState:
-    """Return the state of a worker from its plain form.
-
-    Raises:
-        ValueError: An entry is missing or invalid.
-    """
+    """Return the state of a worker from its plain form."""
     if isinstance(plain, Mapping) and isinstance(plain.get("processes"), list):
         return NestState(
             tuple(

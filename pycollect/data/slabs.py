@@ -118,12 +118,7 @@ def _tensordict(
 def unchecked_tensordict(
     entries: dict[str, torch.Tensor], like: TensorDict, device: Any = ...
 ) -> TensorDict:
-    """Return a TensorDict with the batch size and names of `like`, without validation.
-
-    Args:
-        entries: Tensors that are known to have matching shapes.
-        device: Device of the TensorDict (default: that of `like`).
-    """
+    """Return an unchecked TensorDict of these entries with the batch size and names of `like`."""
     names = like.names
     td: TensorDict = _new_unsafe(
         entries,
@@ -138,9 +133,6 @@ def set_unchecked(td: TensorDict, name: str, value: Any) -> None:
     """Set an entry that is known to match the TensorDict's batch size and device.
 
     A checked `set` takes ten times as long. TorchRL's environments call the same private method.
-
-    Raises:
-        RuntimeError: The TensorDict is locked.
     """
     td._set_str(name, value, inplace=False, validated=True, non_blocking=False)
 

@@ -50,12 +50,7 @@ def flatten(td: TensorDictBase) -> tuple[dict[Key, torch.Tensor], dict[Key, torc
 def restore_nested(
     result: TensorDict, nested: dict[Key, torch.Size], lead: tuple[int, ...], ndim: int
 ) -> None:
-    """Restore the batch dimensions that nested TensorDicts had after those of the root.
-
-    Args:
-        result: TensorDict in which nested batch sizes are set.
-        nested: Batch sizes of nested TensorDicts in the source, by key.
-    """
+    """Restore the batch dimensions that nested TensorDicts had after those of the root."""
     for key, size in nested.items():
         target = (*lead, *size[ndim:])
         if key not in result.keys(include_nested=True):
@@ -140,11 +135,7 @@ def overwrite(target: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:
-    """Return one flag per frame: whether any of its flags is set, such as one agent's.
-
-    Args:
-        done: Flags with `ndim` batch dimensions, then any number of further dimensions.
-    """
+    """Return one flag per frame: whether any of its flags is set, such as one agent's."""
     return done.flatten(ndim).any(-1) if done.shape[ndim:].numel() > 1 else done
 
 

@@ -127,11 +127,7 @@ class TrajectoryQueue:
         return lost
 
     def pop(self, count: int | None = None) -> TrajectoryBatch | None:
-        """Return the next N (or `count`) complete trajectories, or ``None`` if there are fewer.
-
-        Raises:
-            ValueError: Their entries differ; nothing was removed.
-        """
+        """Return the next N (or `count`) complete trajectories, or ``None`` if there are fewer."""
         count = self.trajectories if count is None else count
         if len(self._complete) < count:
             return None
@@ -154,11 +150,7 @@ class TrajectoryQueue:
         return TrajectoryBatch(td, dict(frames))
 
     def cut(self, worker: Worker) -> int:
-        """Drop the worker's open trajectories, because it died or its environments were reset.
-
-        Returns:
-            Number of lost frames. The worker's complete trajectories are kept.
-        """
+        """Drop the open trajectories of a worker that died or was reset; return their frames."""
         lost = 0
         for key in [key for key in self._open if key[0] == worker]:
             lost += self._open.pop(key).frames

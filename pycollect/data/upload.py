@@ -218,13 +218,7 @@ class DeviceUploader:
         tensors: Mapping[Key, torch.Tensor],
         finish: Callable[[Tensors], Tensors] | None = None,
     ) -> Tensors:
-        """Return the tensors of a slab on the device, ready for its current stream.
-
-        Args:
-            slab: Slab that the caller must not write any more.
-            tensors: Contiguous views of the slab.
-            finish: Converts the tensors on the device, for example by casts.
-        """
+        """Return the tensors of a slab on the device, ready for its current stream."""
         self._retire()
         host = torch.from_numpy(slab.array())
         start = host.data_ptr()

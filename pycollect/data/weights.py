@@ -266,11 +266,7 @@ class WeightSpec:
         return bool(self.modules)
 
     def fitted(self, weights: Weights) -> Weights:
-        """Return weights under the first name of each, after checking names and shapes.
-
-        Raises:
-            ValueError: The policy has no weight with that name and shape.
-        """
+        """Return weights under the first name of each, after a check of names and shapes."""
         tied = dict(self.tied)
         tensors = {tied.get(name, name): value for name, value in weights.tensors.items()}
         extra = {tied.get(name, name): value for name, value in weights.extra.items()}

@@ -295,11 +295,7 @@ def count_slow_paths(workers: Iterable[Iterable[str]]) -> dict[str, int]:
 def flat(
     counts: Mapping[str, Any], report: Mapping[str, Any], workers: str
 ) -> dict[str, int | float | bool]:
-    """Return the statistics of a collector as numbers under TorchRL's names.
-
-    Args:
-        workers: "aggregate" for the collector, "per_worker" for its workers, or "both".
-    """
+    """Return statistics under TorchRL's names; `workers`: "aggregate", "per_worker" or "both"."""
     each: Mapping[Any, Mapping[str, Any]] = report["workers"]
     numbers: dict[str, Any] = {}
     if workers != "per_worker":

@@ -264,11 +264,7 @@ class Assembly:
         device: torch.device = CPU,
         reported_device: torch.device | None = None,
     ) -> Batch:
-        """Return the batch of rollouts that are all in their rows, for the user to keep.
-
-        Args:
-            reports: Report of each worker by its id, in the order of rows.
-        """
+        """Return the batch of complete rollouts, for the user; `reports` are in row order."""
         info, workers = pending.infos[0], list(reports)
         whole = self._whole(pending, workers)
         in_time = self.along_time(info)  # the dimension of concatenation

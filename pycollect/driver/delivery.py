@@ -112,11 +112,7 @@ def blank_batch(
 
 
 def assemble(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
-    """Return the batch as a TensorDict, with observations in the requested dtype.
-
-    Args:
-        uploads: Uploads the batch to its device; ``None`` if it stays on the host.
-    """
+    """Return the batch as a TensorDict with cast observations; on the host without `uploads`."""
     cast = partial(options.cast.apply, leaves=batch.leaves) if options.cast else None
     tensors, device = batch.tensors, batch.reported_device
     if batch.device.type == "cpu" or uploads is None:

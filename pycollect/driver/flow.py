@@ -191,11 +191,7 @@ class Flow:
         return TrajectoryQueue(self.options.trajectories, form, next_id)
 
     def resume(self, state: CollectorState, dropped: Mapping[int, int]) -> None:
-        """Continue from the state of another run.
-
-        Args:
-            dropped: Number of frames of this run that were in flight, by worker; they are lost.
-        """
+        """Continue from the state of another run; frames in flight, `dropped`, are lost."""
         self.ledger.restore(state.ledger)
         for worker, frames in dropped.items():
             self.ledger.issue(worker, frames)

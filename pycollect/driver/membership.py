@@ -72,11 +72,7 @@ class Membership:
             self._flow.check_environment(info.leaves, info.bounded)
 
     def add(self, plans: Callable[[int], Sequence[WorkerPlan]]) -> list[int]:
-        """Start more workers and return their ids.
-
-        Args:
-            plans: Makes their plans for ids from the argument on, and raises errors about them.
-        """
+        """Start more workers by `plans`, which gets their first id; return their ids."""
         with self._flow.moving:
             self._flow.check_not_collecting("add_collectors")
             self._flow.check_open()
@@ -145,15 +141,7 @@ class Membership:
         self.settle()
 
     def reset(self, flags: Sequence[bool] | None) -> None:
-        """Reset the environments of some workers and drop their rollouts.
-
-        Args:
-            flags: One flag per worker, by id; ``None`` means all workers.
-
-        Raises:
-            ValueError: The number of flags differs from the number of workers.
-            RuntimeError: Only some workers of a sync collector are reset while it prefetches.
-        """
+        """Reset the environments of some workers, by id, or of all; drop their rollouts."""
         flow = self._flow
         chosen = self._chosen(flags)
         if len(chosen) == len(self._group.present):

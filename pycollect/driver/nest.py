@@ -37,10 +37,6 @@ class Nest:
     Args:
         spec: Spec of the worker. Its `entry` has one entry per process.
         policy: The pickled policy or its factory, which is passed on without unpickling.
-
-    Raises:
-        SharedMemoryError: Processes cannot share memory here.
-        ValueError: The processes' rollouts differ in form, which is not allowed even if async.
     """
 
     # The processes call the hooks.
@@ -134,9 +130,6 @@ class Nest:
         """Collect one rollout into a row of a slab; see :meth:`Worker.collect`.
 
         Async processes may have requests from before, with other values of `random`.
-
-        Raises:
-            WorkerError: A process died too often.
         """
         if self._new_weights is not None or policy_version != self._version:
             self._flow.version.number = policy_version

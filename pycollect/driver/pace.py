@@ -103,11 +103,7 @@ class PolicyLagLimit:
 
 
 class Pacing:
-    """Limits the frames of a stream by the number of weight updates.
-
-    Args:
-        wake: Called after each update, because more frames are allowed.
-    """
+    """Limits the frames of a stream by the number of updates, and calls `wake` after each."""
 
     def __init__(self, flow: Flow, wake: Callable[[], None]) -> None:
         self._flow, self._wake = flow, wake

@@ -69,12 +69,7 @@ class PolicyPlace(ABC):
 
     @abstractmethod
     def update(self, source: Any, worker_ids: WorkerIds, wait: bool) -> None:
-        """Send weights from a source, or from a dict by worker, to workers.
-
-        Args:
-            source: Source of the weights; ``None`` sends the policy's own weights.
-            wait: Whether to wait until the workers have received the weights.
-        """
+        """Send workers weights from a source or a dict by worker; ``None``: the policy's own."""
 
     @abstractmethod
     def receive(self, source: Any) -> None:

@@ -185,12 +185,7 @@ class InWorkers(PolicyPlace):
     def _push(
         self, targets: Sequence[TargetedWeights], acknowledge: bool, individual: bool = False
     ) -> SentWeights:
-        """Count a new version and send it; return the workers and calls that can be awaited.
-
-        Args:
-            acknowledge: Whether the workers must confirm that they have the weights.
-            individual: Whether each of the workers has its own weights.
-        """
+        """Count a new version and send it; return the workers and calls that can be awaited."""
         version = self._flow.version
         with self._pushing:
             if not self._shared_version:
@@ -341,9 +336,6 @@ class InPolicyProcess(InWorkers):
         """Start a replacement with the same weights, and wait until it serves.
 
         It may be called again after an interrupt, and then continues.
-
-        Raises:
-            WorkerError: The process died too often.
         """
         record = self._record
         self._stalls.note_progress(record)

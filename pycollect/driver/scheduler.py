@@ -242,10 +242,6 @@ class Scheduler:
         """Request rollouts until each worker has `depth` of them, one per worker in turn.
 
         Sync rounds are requested from all workers or from none.
-
-        Args:
-            depth: Number of requests per worker.
-            learner_waits: No weights arrive before the next batch is delivered.
         """
         if self._flow.failing is not None:
             return

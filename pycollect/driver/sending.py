@@ -49,12 +49,7 @@ class HookSender:
     def send(
         self, name: str, hook: Any, workers: Sequence[WorkerRecord], alone: bool = False
     ) -> None:
-        """Send a hook to workers.
-
-        Args:
-            alone: Whether only these workers use it. If ``False``, workers that start later also
-                get it.
-        """
+        """Send a hook to these workers; unless `alone`, also to workers that start later."""
         try:
             pickled = cloudpickle.dumps(hook)
         except Exception as error:

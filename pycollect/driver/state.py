@@ -104,12 +104,7 @@ class CollectorState:
 
     @classmethod
     def from_dict(cls, source: Any, workers: Iterable[int]) -> CollectorState:
-        """Return the state from a dict of `to_dict`, or from a state of TorchRL.
-
-        Raises:
-            TypeError: The source is neither a dict nor a list of dicts.
-            ValueError: Entries are missing, of a wrong type, or of other workers.
-        """
+        """Return the state from a dict of `to_dict`, or from a state of TorchRL."""
         ids = sorted(workers)
         if isinstance(source, Sequence) and not isinstance(source, str):
             return _from_torchrl(list(source), ids)
@@ -211,11 +206,7 @@ def _checked_ledger(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_torchrl(sources: Sequence[Any], ids: list[int]) -> CollectorState:
-    """Return weights, policy versions and counters; TorchRL has no generators or ids.
-
-    Args:
-        sources: State of one collector, which may contain one dict per worker, or a list of states.
-    """
+    """Return weights, versions and counters of one TorchRL collector, or of a list of them."""
     for source in sources:
         if not (isinstance(source, Mapping) and "iter" in source):
             raise TypeError(

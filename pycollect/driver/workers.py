@@ -85,11 +85,7 @@ class WorkerGroup:
     def start(
         self, plans: Sequence[WorkerPlan], check: Callable[[], None] | None = None
     ) -> list[WorkerRecord]:
-        """Start workers and wait until they are built; if one of them fails, end them all.
-
-        Args:
-            check: Called during the wait; raises an exception to end it (default: ``None``).
-        """
+        """Start workers and `check` until all are built; if one of them fails, end them all."""
         all_plans = [*(worker.plan for worker in self.present), *plans]
         self._engine.check_resources([plan.options for plan in all_plans])
         workers: list[WorkerRecord] = []
@@ -120,13 +116,7 @@ class WorkerGroup:
     def _await_built(
         self, workers: Sequence[WorkerRecord], check: Callable[[], None] | None
     ) -> None:
-        """Wait until these started workers are built; see `start`.
-
-        Raises:
-            ValueError: They take too long.
-            WorkerError: One of them died.
-            Exception: Building a worker raised it.
-        """
+        """Wait until these started workers are built; raise if one fails; see `start`."""
         waiting = list(workers)
         while waiting:
             ready = self.wait_any(waiting, CHECK_SECONDS)
@@ -225,11 +215,7 @@ class WorkerGroup:
         worker.started, worker.overdue = time.monotonic(), ""
 
     def await_replaced(self, worker: WorkerRecord, reason: str) -> None:
-        """Wait until a restarted worker is built; restart it again if it dies before that.
-
-        Raises:
-            WorkerError: It died too often.
-        """
+        """Wait until a restarted worker is built; restart it again if it dies before that."""
         while worker.starting:
             self._flow.check_not_closed()
             if self.wait_any([worker], CHECK_SECONDS) is None:

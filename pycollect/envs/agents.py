@@ -372,11 +372,7 @@ def _described(values: Any) -> Any:
 
 
 def _make_act(group: AgentGroup, place: int) -> Callable[[Sequence[Array]], Iterable[Any]]:
-    """Return `GroupRow.actions_of`.
-
-    Args:
-        place: Index of the group's first array.
-    """
+    """Return `GroupRow.actions_of`."""
     space, count, end = group.action_space, len(group.agents), place + len(group.action)
     if isinstance(space, spaces.Dict | spaces.Tuple):
         act = make_act(space)

@@ -181,11 +181,7 @@ class EnvBatch(ABC):
         return self.spec.num_envs
 
     def truncate_after(self, frames: int) -> bool:
-        """Truncate trajectories after `frames` frames; call this before the first reset.
-
-        Returns:
-            ``False`` if the environment cannot do this; the recorder must then truncate.
-        """
+        """Truncate trajectories from the first reset on; return ``False`` if only recorders can."""
         return False
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
@@ -252,14 +248,7 @@ class EnvBatch(ABC):
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset every environment and return the observations.
-
-        Args:
-            seeds: `num_seeds` seeds, or ``None`` to reset without a seed.
-
-        Raises:
-            ValueError: The number of seeds is not `num_seeds`.
-        """
+        """Reset every environment, with `num_seeds` seeds if any; return the observations."""
 
     @abstractmethod
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
@@ -277,13 +266,10 @@ class EnvBatch(ABC):
 
     @abstractmethod
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset exactly the environments selected by `done` (bool [P]).
+        """Reset exactly the rows of `done` (bool [P]); return observations, defined only there.
 
         Call this after each `step` in which an episode ended or, if `can_reset`, in which the
         collector cuts a trajectory.
-
-        Returns:
-            Observations; only the rows of reset environments are defined.
         """
 
     def send(self, action: Arrays) -> None:

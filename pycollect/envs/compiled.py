@@ -21,11 +21,6 @@ class CompiledEnvBatch(EnvBatch):
 
     Args:
         env: Object of the extension module, with environments that have been reset.
-
-    Raises:
-        ValueError: The module was compiled against another version of the header, there is no
-            environment or no action, an observation key is reserved, or `action_space` does not
-            match the action's leaves.
     """
 
     def __init__(self, env: Any) -> None:

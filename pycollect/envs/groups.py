@@ -59,12 +59,7 @@ def _parts(entry: list[Any], count: int) -> list[Any]:
 
 
 class EnvGroups:
-    """The environments of one worker, in groups that are stepped separately.
-
-    Attributes:
-        groups: P environments in all, one group after the other.
-        num_seeds: Total number of seeds; see `EnvBatch.num_seeds`.
-    """
+    """The environments of one worker, in groups that are stepped separately."""
 
     def __init__(self, groups: Sequence[EnvBatch]) -> None:
         self.groups = tuple(groups)
@@ -110,12 +105,7 @@ class EnvGroups:
                 )
 
     def rows_at(self, index: Any) -> list[int]:
-        """Return which of the P environments an index into their batch dimensions selects.
-
-        Raises:
-            RuntimeError: There is no batch of environments, or they cannot be reset one by one.
-            IndexError: The index is out of range.
-        """
+        """Return which of the P environments an index into their batch dimensions selects."""
         spec = self.spec
         if not spec.batch_size:
             raise RuntimeError("index: expected None because there is a single environment")

@@ -186,10 +186,6 @@ class PettingZooEnvs(EnvBatch):
     An episode ends when no agent is left. It has `terminated` if all agents of its last step have
     terminated, otherwise `truncated`. An absent agent has zero observations, all flags set, and a
     mask of ``False``.
-
-    Raises:
-        ValueError: The groups of the environments differ, or `as_parallel` or `agent_groups`
-            raises.
     """
 
     def __init__(self, envs: Sequence[Any], batched: bool) -> None:

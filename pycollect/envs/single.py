@@ -134,10 +134,6 @@ class CallablesEnv(EnvBatch):
 
     Args:
         envs: Environments with equal action spaces and equal observation leaves.
-
-    Raises:
-        ValueError: An environment's spaces differ from those of the first one, or a space is not
-            supported.
     """
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:

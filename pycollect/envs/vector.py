@@ -88,11 +88,7 @@ class VectorEnvBatch(EnvBatch):
         return self._result(self.api.step_rows(leaves, rows))
 
     def _result(self, step: VectorStep) -> tuple[Arrays, Any, Any, Any]:
-        """Check a step's result and return its `Arrays`, reward and flags.
-
-        Raises:
-            ValueError: The first end of an episode contradicts the autoreset mode.
-        """
+        """Check a step's result and return its `Arrays`, reward and flags."""
         observation, reward, terminated, truncated, info = step
         self._info = info
         if self._watches_mode:
@@ -185,11 +181,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         return self._reset_arrays(self._after)
 
     def _result(self, step: VectorStep) -> tuple[Arrays, Any, Any, Any]:
-        """Return a step's result with terminal observations in the rows that ended.
-
-        Raises:
-            ValueError: `info` lacks the terminal observation of an episode.
-        """
+        """Return a step's result with terminal observations in the rows that ended."""
         observation, reward, terminated, truncated, info = step
         self._info, self._final_extras = info, None
         self._after = observation
@@ -320,7 +312,7 @@ class SameStepEnvBatch(VectorEnvBatch):
             f"create_env_fn: final_obs of {self.api.env} equals the following reset "
             "observation, so ('next', observation) may be wrong at the end of episodes. If the "
             "environment reuses its observation buffer, return a copy, or use the autoreset "
-            "mode NEXT_STEP or DISABLED",
+            "mode NEXT_STEP or DISABLED"
         )
 
 

@@ -66,10 +66,6 @@ class VectorApi:
             set it before `reset`, unless `reset_clears`.
         reset_info: Info of the last `reset` of all rows.
         extra_values: Extras of the last observation: a list of P values for each of `extras`.
-
-    Raises:
-        ValueError: `num_envs` is not positive, the environment steps only some of its rows at a
-            time (`batch_size`), or a space is not supported.
     """
 
     def __init__(self, env: Any) -> None:
@@ -174,7 +170,7 @@ class VectorApi:
         warn_user(
             f"create_env_fn: {self.env} may skip the first step of some rows after this reset, "
             f"because an episode ended in each of the {_SETTLE_STEPS} steps before it. Use "
-            "AsyncVectorEnv with shared_memory=True, or the autoreset mode DISABLED",
+            "AsyncVectorEnv with shared_memory=True, or the autoreset mode DISABLED"
         )
 
     def _seeded_reset(self, seeds: list[int]) -> Any:
@@ -195,9 +191,6 @@ class VectorApi:
         """Reset the rows selected by `mask` (bool [P]); only these rows of the result are defined.
 
         If the environment honors the mask and returns all rows, the other rows are unchanged.
-
-        Raises:
-            ValueError: The environment returned neither all rows nor exactly the requested rows.
         """
         if mask.all():
             return self.reset()  # equivalent, and correct even if the environment ignores masks

@@ -193,11 +193,7 @@ class JoinReply:
 
 
 class PolicyClient(RemotePolicy):
-    """Stands for the policy in one worker and in its replacements.
-
-    Args:
-        slot: Number of the worker's slot, or of the first one of several.
-    """
+    """Stands for the policy in one worker and its replacements; `slot` is its first slot."""
 
     def __init__(self, slots: MemoryAddress, slot: int, bell: MemoryAddress) -> None:
         self._slots, self._slot, self._bell = slots, slot, bell
@@ -323,10 +319,6 @@ class ClientSlots:
         self.bell, self.groups = bell, groups
 
     def policies(self, count: int) -> list[PolicyClient]:
-        """Return the policy clients of new workers.
-
-        Raises:
-            ValueError: More than 1024 slots are needed.
-        """
+        """Return the policy clients of new workers."""
         each = [[self.slots.add() for _ in range(self.groups)] for _ in range(count)]
         return [PolicyClient(self.slots.address, slots[0], self.bell.address) for slots in each]

@@ -75,12 +75,6 @@ class PolicyGroup:
         needs: Requirements of the first client.
         rows: Maximum number of clients.
         first: Current observation of the first client, ``[P, *frame]`` by key.
-
-    Raises:
-        ValueError: The policy does not fit, or does not accept a batch of environments.
-        TypeError: The policy does not fit.
-        NotImplementedError: The policy keeps a state that cannot be kept for workers in other
-            processes.
     """
 
     def __init__(

@@ -66,11 +66,7 @@ class InferenceServer:
     """
 
     def __init__(
-        self,
-        settings: ServerSettings,
-        policy: Any,
-        slots: ServerSlots,
-        is_owned: bool = False,
+        self, settings: ServerSettings, policy: Any, slots: ServerSlots, is_owned: bool = False
     ) -> None:
         self.is_owned = is_owned
         self._exploration = settings.exploration

@@ -267,11 +267,7 @@ class _Failure(NamedTuple):
 def _failure(
     raised: Exception, policy: Any, read: Mapping[Key, torch.Tensor], inputs: PolicyInputs
 ) -> _Failure:
-    """Return the explanation of an error of a policy's first call.
-
-    Args:
-        read: Inputs that the policy may have read, by key.
-    """
+    """Return the explanation of an error of a first call that read these inputs, by key."""
     text = str(raised).rstrip(".")
     pattern = _OF_FORM.get(type(raised))
     if pattern is None or not pattern.search(text):

@@ -148,9 +148,6 @@ class PolicyRunner:
         """Prepare for a rollout of at most `steps` steps.
 
         Rebuilds `act` if the policy has changed: its parameters, hooks, layers or training mode.
-
-        Raises:
-            ValueError: The policy's output keys have changed.
         """
         is_current = self._fingerprint.is_current() and all(
             call.is_current() for call in self._tensor_calls

@@ -89,12 +89,9 @@ class ThreadBell:
 
 
 def wait_for(bell: AnyBell, look: Callable[[], T], seconds: float = math.inf) -> T:
-    """Call `look` whenever the bell rings, until it returns a true value or the time is over.
+    """Call `look` at each ring until it is true or the time is over; return its last result.
 
     It is also called at intervals, because some events ring no bell.
-
-    Returns:
-        The last result of `look`.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -235,13 +232,9 @@ class CallChannel:
     def publish(
         self, weights: SentWeights | None, hooks: SentHooks, acknowledge: bool = False
     ) -> Future[Any] | None:
-        """See `MailboxChannel`. Weights travel with the next rollout if nothing is queued.
+        """See `MailboxChannel`. Return ``None`` if the weights travel with the next rollout.
 
-        If `acknowledge` is true, they are sent now in any case.
-
-        Returns:
-            Call that is done when the worker has the weights. ``None`` if they travel with the next
-            request.
+        They do if nothing is queued, unless `acknowledge` is true.
         """
         for name, (serial, hook) in hooks.items():
             if serial > self._hook_serials.get(name, 0):

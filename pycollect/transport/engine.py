@@ -44,11 +44,7 @@ class Engine(ABC):
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
     ) -> WorkerHandle:
-        """Start a worker, which builds its environments at once.
-
-        Args:
-            options: Options of this kind of worker, such as an actor's.
-        """
+        """Start a worker with `options` of its kind; it builds its environments at once."""
 
     @abstractmethod
     def leave(self) -> None:
@@ -107,11 +103,7 @@ class AnswerWaiter:
             self._bell.wait_ring(seen, min(deadline - now, pause))
 
     def wait_closed(self, handles: Sequence[AnyHandle], timeout: float | None = None) -> None:
-        """Let workers close their environments, then kill the remaining processes.
-
-        Args:
-            timeout: Seconds that the workers have. ``None`` means the usual time.
-        """
+        """Let workers close for `timeout` seconds or the usual time, then kill those left."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         asked = [handle for handle in handles if handle.ask_close()]
         self._wait_dead(asked, min(_RESPOND_SECONDS, deadline - time.monotonic()))

@@ -144,11 +144,7 @@ class WorkerHandle:
         return self.process.cpu_delay
 
     def built(self) -> WorkerInfo:
-        """Wait until the worker is built; return its description.
-
-        Raises:
-            Exception: The exception that building the worker raised.
-        """
+        """Wait until the worker is built; return its description, or raise its exception."""
         wait_for(self._bell, lambda: self.has_answer or self.is_dead)
         if self._failure is not None:
             raise without_frames(self._failure)
@@ -239,11 +235,7 @@ class WorkerHandle:
         return self._ask(GetSteps())
 
     def await_answer(self, number: int, seconds: float) -> bool:
-        """Wait for the answer to a request, at most for the given seconds.
-
-        Returns:
-            Whether the request has an answer or can no longer get one.
-        """
+        """Wait for the answer to a request; return whether it has come or can no longer come."""
 
         def is_settled() -> bool:
             self._take_answers()

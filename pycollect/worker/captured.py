@@ -50,11 +50,7 @@ class KeptSteps:
         self._versions.append([version_of(value) for value in values])
 
     def take(self) -> list[tuple[torch.Tensor, ...]]:
-        """Return the values of the rollout by place, and drop them.
-
-        Raises:
-            RuntimeError: `are_known`, but a tensor at another place was written again.
-        """
+        """Return the values of the rollout by place, and drop them."""
         rewritten = self._find_rewritten()
         steps, self._steps, self._versions = self._steps, [], []
         if self.are_known and rewritten:

@@ -207,13 +207,7 @@ class DeviceBatches:
     def batch_of(
         self, memory: Mapping[Key, torch.Tensor], valid: torch.Tensor | None
     ) -> dict[Key, torch.Tensor]:
-        """Return the leaves by key, perhaps as views of the memory.
-
-        Args:
-            memory: Recorded leaves by key, [T, P, *frame].
-            valid: Whether a cell is a frame and not a dummy step, bool [T, P]. ``None`` if no cell
-                is a dummy step.
-        """
+        """Return the leaves by key, perhaps as views of the `memory` [T, P, *frame]."""
         batch = dict(memory)
         if _STEP_COUNT in batch:
             batch["next", "step_count"] = batch[_STEP_COUNT] + 1

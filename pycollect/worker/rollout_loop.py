@@ -167,9 +167,7 @@ class PhaseSchedule(NamedTuple):
             )
         if not remote_policy:  # one group steps while the policy is called here for the other
             return cls(
-                [a.choose, b.choose],
-                [a.finish, a.choose, b.finish, b.choose],
-                [a.finish, b.finish],
+                [a.choose, b.choose], [a.finish, a.choose, b.finish, b.choose], [a.finish, b.finish]
             )
         return cls(
             [a.request, b.request, a.choose],

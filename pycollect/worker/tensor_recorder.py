@@ -284,12 +284,7 @@ class TensorRecorder:
     def finish(
         self, worker: int, incarnation: int, sequence: int, others: Sequence[Any] = ()
     ) -> RolloutHeader:
-        """Complete the rollout; see :class:`Recorder`.
-
-        Raises:
-            ValueError: The environment reset itself in the step in which an episode ended, without
-                returning the last observation; or it does not follow its autoreset mode.
-        """
+        """Complete the rollout; see :class:`Recorder`."""
         assert self._slab is not None
         if not self._is_complete:
             self.complete()

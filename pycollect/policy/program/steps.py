@@ -78,11 +78,7 @@ class CallStep:
 
 @dataclass(frozen=True)
 class HeadStep:
-    """Sampling from the distribution of a ProbabilisticTensorDictModule.
-
-    Attributes:
-        default: Interaction type that applies if none is set.
-    """
+    """Sampling from the distribution of a ProbabilisticTensorDictModule."""
 
     head: ProbabilisticTensorDictModule
     in_keys: tuple[Key, ...]
@@ -189,12 +185,7 @@ def _name(name: Any) -> Key:
 
 
 def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
-    """Return one tensor per output key of a call.
-
-    Raises:
-        PolicyOutputError: The number of outputs, or their keys, do not fit.
-        CannotUnwrapError: An output is not a tensor, and the step is not lenient.
-    """
+    """Return one tensor per output key of a call."""
     keys = step.out_keys
     is_dict = isinstance(out, Mapping | TensorDictBase)
     if is_dict and step.lenient:

@@ -282,9 +282,6 @@ class DistributedEngine(Engine):
     Args:
         carrier: Carrier of messages to ranks that share no memory with this process.
         init_timeout: Seconds within which a rank must have connected.
-
-    Raises:
-        ValueError: The rendezvous cannot listen at that address.
     """
 
     def __init__(

@@ -86,10 +86,6 @@ def executor_of(name: str, parameters: Mapping[str, Any] | None) -> Any:
         parameters: Checked parameters of the executor; ``None`` means DEFAULT_SLURM_CONF. Two of
             them are pycollect's: "folder", for the executor's files, and "cluster", which is
             "slurm", "local", "debug" or ``None`` for the cluster that submitit finds.
-
-    Raises:
-        ImportError: Submitit is not installed.
-        ValueError: A parameter is unknown, or the cluster cannot be used.
     """
     submitit = import_submitit()
     remaining = dict(DEFAULT_SLURM_CONF if parameters is None else parameters)
@@ -174,11 +170,7 @@ def submit(executor: Any, function: Callable[..., Any], *arguments: Any) -> JobM
 
 
 class JobPoller(WorkerProcess):
-    """Detects whether a job has ended: by its process if that is on this machine, else by polling.
-
-    Args:
-        seconds: Interval between two calls of this function.
-    """
+    """Detects the end of a job: by its process if that is on this machine, else by polling."""
 
     def __init__(self, has_ended: Callable[[], bool], seconds: float) -> None:
         self._has_ended, self._seconds = has_ended, seconds

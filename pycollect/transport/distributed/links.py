@@ -56,19 +56,10 @@ class Link(Protocol):
     """One end of a link. One thread may receive while others send, one at a time."""
 
     def send(self, value: Any) -> Sent:
-        """Send a value without waiting.
-
-        Raises:
-            LinkBrokenError: The other end is gone.
-            Exception: The value does not pickle.
-        """
+        """Send a value without waiting; raise LinkBrokenError if the other end is gone."""
 
     def receive(self) -> Any:
-        """Wait for the next value. Its arrays have memory of their own.
-
-        Raises:
-            LinkBrokenError: No value can come any more.
-        """
+        """Wait for the next value, with arrays of its own; raise LinkBrokenError if none comes."""
 
     def close(self) -> None:
         """Release this end's resources and notify the waiting other end. Idempotent."""
@@ -134,12 +125,9 @@ def check_backend(name: Any) -> str:
 
 
 def group_of_two(backend: str, store: Any, rank: int, host: str) -> Any:
-    """Return the process group of the driver and one worker. Waits for the other process.
+    """Return the process group of driver and worker; raise RuntimeError if the other is missing.
 
     Both find each other through the store, which must reject other processes.
-
-    Raises:
-        RuntimeError: The other process did not connect.
     """
     limit = timedelta(seconds=_CONNECT_SECONDS)
     if backend == "ucc":

@@ -61,9 +61,6 @@ class Rendezvous:
         host: Name or address of the only interface on which to listen.
         port: Port number; 0 for any free port.
         timeout: Seconds within which a rank must have connected.
-
-    Raises:
-        ValueError: The address cannot be used.
     """
 
     def __init__(self, host: str, port: int, timeout: float) -> None:

@@ -74,22 +74,15 @@ def push(number: int, parts: Parts) -> None:
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator] # of torch
 def pull(number: int) -> Future[Parts | None]:
-    """Return a future of the rank's value of that number, for the driver.
+    """Return a future of the rank's value of that number, or of ``None`` if no more come.
 
     The driver calls this when it has all earlier values.
-
-    Returns:
-        Future of the value, or of ``None`` if no more values come.
     """
     return _end().pull(number)
 
 
 class RankLink:
-    """The rank's end of a link; the driver calls it.
-
-    Args:
-        meeting: Meeting with the driver. The link ends with it.
-    """
+    """The rank's end of a link, which the driver calls; the link ends with the meeting."""
 
     def __init__(self, meeting: Meeting, name: str, options: Mapping[str, Any]) -> None:
         self._outgoing, self._incoming = Seal(meeting.key, WORKER), Seal(meeting.key, DRIVER)

@@ -47,11 +47,7 @@ _FORBIDDEN = (errno.ENOSYS, errno.EPERM, errno.EACCES)  # memfd_create is missin
 
 
 def unnamed_file(name: str) -> int:
-    """Open a new file that is freed with its last descriptor; return the descriptor.
-
-    Raises:
-        OSError: No descriptor or no memory is free.
-    """
+    """Open a new file that is freed with its last descriptor; return the descriptor."""
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
@@ -242,9 +238,5 @@ class SpawnedChild(ChildProcess):
             kill_group(self.native.pid, is_unreaped=False)
 
     def _end(self) -> Any:
-        """Return how the process ended, or ``None`` while it runs. Does not reap it.
-
-        Raises:
-            ChildProcessError: The process was reaped already.
-        """
+        """Return how the process ended, without reaping it, or ``None`` while it runs."""
         return os.waitid(os.P_PID, self.native.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

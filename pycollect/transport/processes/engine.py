@@ -181,10 +181,6 @@ def start_child(
         target: Main function. It gets `args` and the descriptor of its standard error.
         start_method: "forkserver" forks this program's fork server, and spawns if that is
             impossible. "spawn" starts a new interpreter.
-
-    Raises:
-        ValueError: A new interpreter cannot import the program, because it is no file.
-        RuntimeError: This process is a worker that imports a module.
     """
     check_not_importing()
     log = WorkerLog()

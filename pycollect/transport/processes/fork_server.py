@@ -92,9 +92,6 @@ class ForkServer:
 
     It ends with this process, after `leave` once its workers have ended, and after a minute without
     workers.
-
-    Raises:
-        OSError: The process cannot be started.
     """
 
     def __init__(self, environment: Hashable) -> None:
@@ -172,11 +169,7 @@ class ForkServer:
         return pid, ours
 
     def read_number(self, status: socket.socket, flags: int = 0) -> int:
-        """Wait for a number from a worker's status socket, and return it.
-
-        Raises:
-            ForkServerError: The fork server is gone, or was killed because it does not answer.
-        """
+        """Return the next number of a status socket; raise ForkServerError if none comes."""
         with self._killed_on_error():
             self._await(status)
             number: int = NUMBER.unpack(_received(status, flags))[0]
@@ -244,12 +237,7 @@ class ForkServers:
         self._at_exit = util.Finalize(None, self._end, exitpriority=50)
 
     def ready(self) -> ForkServer:
-        """Return a fork server that is ready to fork; start one if necessary.
-
-        Raises:
-            ForkServerError: There can be none, or its forks could not do all that a new process
-                can.
-        """
+        """Return a fork server that is ready to fork, or raise a ForkServerError; see `prepare`."""
         if getattr(sys, "frozen", False):
             raise ForkServerError("this program is frozen into an executable")
         if not has_pidfd():
