@@ -49,19 +49,12 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Extra:
-    """An entry that cannot be recorded in a slab.
+    """An entry that cannot be recorded in a slab."""
 
-    Attributes:
-        key: Key path, as for a Leaf.
-        kind: Kind of the values.
-        dtype: Dtype of a ragged extra.
-        shape: Frame shape of a ragged extra, with -1 for a varying extent.
-    """
-
-    key: Key
+    key: Key  # key path, as for a Leaf
     kind: Kind = Kind.OBJECT
-    dtype: torch.dtype = torch.float32
-    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32  # dtype of a ragged extra
+    shape: tuple[int, ...] = ()  # frame shape of a ragged extra, with -1 for a varying extent
 
     def under_next(self) -> Extra:
         """Return the same extra under "next"."""
@@ -106,17 +99,11 @@ def joined(rollouts: Sequence[Extras], join: str | int, envs: Sequence[int]) -> 
 
 @dataclass
 class ExtrasBatch:
-    """The extras of a batch, with the information to deliver them.
+    """The extras of a batch, with the information to deliver them."""
 
-    Attributes:
-        extras: Cells by key, in the shape of the batch.
-        kinds: Description of each extra, by key.
-        classes: Tensorclasses of nested TensorDicts, by key.
-    """
-
-    extras: Extras = field(default_factory=dict)
-    kinds: dict[Key, Extra] = field(default_factory=dict)
-    classes: dict[Key, Any] = field(default_factory=dict)
+    extras: Extras = field(default_factory=dict)  # cells by key, in the shape of the batch
+    kinds: dict[Key, Extra] = field(default_factory=dict)  # description of each extra, by key
+    classes: dict[Key, Any] = field(default_factory=dict)  # tensorclasses of nested TensorDicts
 
     def __bool__(self) -> bool:
         return bool(self.extras or self.classes)

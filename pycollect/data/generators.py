@@ -295,17 +295,12 @@ class Generators:
 
 
 class _Globals(NamedTuple):
-    """States of the global generators at one moment.
-
-    Attributes:
-        python: As ``random.getstate()`` returns it.
-        device: State of a device's generator; ``None`` for the CPU.
-    """
+    """States of the global generators at one moment."""
 
     cpu: torch.Tensor
     numpy: _Numpy
-    python: Any
-    device: torch.Tensor | None
+    python: Any  # as ``random.getstate()`` returns it
+    device: torch.Tensor | None  # state of a device's generator; ``None`` for the CPU
 
     @classmethod
     def now(cls, device: torch.device) -> _Globals:
@@ -325,12 +320,9 @@ class _Numpy(NamedTuple):
 
     The whole bit generator is replaced, because writing a state into one takes 40 us. Code that
     holds the bit generator object, instead of using ``np.random``, keeps drawing from the caller's.
-
-    Attributes:
-        state: As ``np.random.get_state(legacy=False)`` returns it.
     """
 
-    state: Any
+    state: Any  # as ``np.random.get_state(legacy=False)`` returns it
     bits: Any
 
     @classmethod

@@ -146,16 +146,11 @@ _MAX_MAPPINGS = 64
 
 @dataclass(frozen=True)
 class SlabRows:
-    """The rows of a slab into which one worker writes its rollout.
-
-    Attributes:
-        row: Index of the worker in the slab.
-        order: Order of the slab's placement: "stack" or "time".
-    """
+    """The rows of a slab into which one worker writes its rollout."""
 
     slab: Slab
-    row: int = 0
-    order: str = "stack"
+    row: int = 0  # index of the worker in the slab
+    order: str = "stack"  # order of the slab's placement: "stack" or "time"
 
     @property
     def address(self) -> RowsAddress:

@@ -22,15 +22,10 @@ Worker = Hashable
 
 
 class TrajectoryBatch(NamedTuple):
-    """N complete trajectories, ordered by the rollout in which they end, then by their start.
+    """N complete trajectories, ordered by the rollout in which they end, then by their start."""
 
-    Attributes:
-        td: "padded": [N, T_max] with ``("collector", "mask")``. "cat": [F], concatenated.
-        frames: Number of frames of each worker; the sum is F.
-    """
-
-    td: TensorDictBase
-    frames: dict[Any, int]
+    td: TensorDictBase  # [N, T_max] with ("collector", "mask") if "padded", else [F]
+    frames: dict[Any, int]  # number of frames of each worker; the sum is F
 
 
 class TrajectoryQueue:
@@ -205,15 +200,11 @@ class _Piece(NamedTuple):
 
 @dataclass
 class _Trajectory:
-    """The collected part of a trajectory.
-
-    Attributes:
-        begun: Number of earlier frames in its row, and the row.
-    """
+    """The collected part of a trajectory."""
 
     worker: Worker
     id: int | None
-    begun: tuple[int, int]
+    begun: tuple[int, int]  # number of earlier frames in its row, and the row
     pieces: list[_Piece] = field(default_factory=list)
     frames: int = 0
 

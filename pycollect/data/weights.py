@@ -24,17 +24,11 @@ _EXTRA_STATE = "_extra_state"  # the last part of such a key, as in `nn.Module.s
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a policy at one moment, or some of them.
+    """The weights of a policy at one moment, or some of them."""
 
-    Attributes:
-        tensors: Parameters and buffers by name ("module.0.weight").
-        extra: Serialized extra state by key ("module.0._extra_state").
-        modes: Training mode by module name ("module.0"); the policy itself has the name "".
-    """
-
-    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    extra: Mapping[str, bytes] = field(default_factory=dict)
-    modes: Mapping[str, bool] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name ("module.0.weight")
+    extra: Mapping[str, bytes] = field(default_factory=dict)  # pickled, by "module.0._extra_state"
+    modes: Mapping[str, bool] = field(default_factory=dict)  # by module; "" is the policy itself
 
     def __bool__(self) -> bool:
         return bool(self.tensors or self.extra or self.modes)
@@ -230,19 +224,12 @@ def named_tensors(policy: Any, argument: str = "policy") -> Iterator[tuple[str, 
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """Names and shapes of a policy's weights. Hashable; false for a policy that is no module.
+    """Names and shapes of a policy's weights. Hashable; false for a policy that is no module."""
 
-    Attributes:
-        leaves: Names, dtypes and shapes of parameters and buffers.
-        extra: Keys of the modules that take an extra state.
-        modules: Names of all modules, which have training modes.
-        tied: Further names of the same parameters, buffers or modules, each with the first name.
-    """
-
-    leaves: tuple[Leaf, ...] = ()
-    extra: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    tied: tuple[tuple[str, str], ...] = ()
+    leaves: tuple[Leaf, ...] = ()  # names, dtypes and shapes of parameters and buffers
+    extra: tuple[str, ...] = ()  # keys of the modules that take an extra state
+    modules: tuple[str, ...] = ()  # names of all modules, which have training modes
+    tied: tuple[tuple[str, str], ...] = ()  # further names of the same, each with the first name
 
     @classmethod
     def of(cls, policy: Any) -> WeightSpec:

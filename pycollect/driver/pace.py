@@ -13,15 +13,10 @@ _UPDATES_REMEMBERED = 8
 
 
 class Pace(NamedTuple):
-    """How the learner alternates between batches and weight updates.
+    """How the learner alternates between batches and weight updates."""
 
-    Attributes:
-        batches: Minimum number of batches that it takes between two updates, at least 1.
-        versions: Maximum number of policy versions that it then counts at once, at least 1.
-    """
-
-    batches: int = 1
-    versions: int = 1
+    batches: int = 1  # minimum number of batches that it takes between two updates, at least 1
+    versions: int = 1  # maximum number of policy versions that it then counts at once, at least 1
 
 
 def first_too_late(slacks: Iterable[int], before_update: int, pace: Pace) -> int | None:

@@ -77,17 +77,12 @@ class HookSender:
 
 @dataclass(frozen=True)
 class Assignment:
-    """All weights of a worker, because a later update may contain only some names.
+    """All weights of a worker, because a later update may contain only some names."""
 
-    Attributes:
-        serial: Number of the update; 0 before the first one.
-        packed: Weights as one buffer, by the layout of a worker's weights.
-    """
-
-    serial: int = 0
+    serial: int = 0  # number of the update; 0 before the first one
     version: int = 0
     weights: Weights = NO_WEIGHTS
-    packed: dict[WeightSpec, SharedValue] = field(default_factory=dict)
+    packed: dict[WeightSpec, SharedValue] = field(default_factory=dict)  # weights as one buffer
 
 
 _NOTHING = Assignment()

@@ -18,18 +18,11 @@ _FORMAT = "pycollect 1"
 
 @dataclass(frozen=True)
 class WorkerState:
-    """State of one worker at the end of its last delivered rollout.
+    """State of one worker at the end of its last delivered rollout."""
 
-    Attributes:
-        generators: States of the worker's random generators; ``None`` if it draws from generators
-            of the program.
-        policy: Individual weights of the worker; empty if it has the weights of all workers.
-        version: Policy version of the individual weights.
-    """
-
-    generators: GeneratorState | NestState | None = None
-    policy: Weights = NO_WEIGHTS
-    version: int = 0
+    generators: GeneratorState | NestState | None = None  # ``None``: it draws from the program's
+    policy: Weights = NO_WEIGHTS  # individual weights; empty: those of all workers
+    version: int = 0  # policy version of the individual weights
 
 
 def check_generators(worker: int, state: WorkerState, processes: int, envs: int) -> None:
@@ -61,25 +54,17 @@ def check_generators(worker: int, state: WorkerState, processes: int, envs: int)
 
 @dataclass(frozen=True)
 class CollectorState:
-    """State of a collector's stream after a delivered batch.
+    """State of a collector's stream after a delivered batch."""
 
-    Attributes:
-        entropy: Root of the random streams that do not come from a worker's generators.
-        trajectories: Number of trajectory ids assigned.
-        progress: Counters by the names in PROGRESS.
-        policy: Weights by name; empty if the collector does not know them.
-        workers: State of each worker, by id.
-    """
-
-    entropy: int
+    entropy: int  # root of the random streams that do not come from a worker's generators
     batches: int
     episodes: int
-    trajectories: int
+    trajectories: int  # number of trajectory ids assigned
     policy_version: int
-    progress: dict[str, int]
-    policy: Weights
+    progress: dict[str, int]  # counters by the names in PROGRESS
+    policy: Weights  # weights by name; empty if the collector does not know them
     ledger: dict[str, Any]
-    workers: dict[int, WorkerState]
+    workers: dict[int, WorkerState]  # state of each worker, by id
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict of tensors, numbers, strings, lists and dicts, all copied.

@@ -23,22 +23,14 @@ _MASKS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
 
 @dataclass(frozen=True)
 class AgentGroup:
-    """Agents with equal leaves and action spaces, stacked in the first dimension of the leaves.
+    """Agents with equal leaves and action spaces, stacked in the first dimension of the leaves."""
 
-    Attributes:
-        name: First part of the keys.
-        agents: Names of the agents, in the order of `possible_agents`.
-        observation_space: Observation space of the first agent, without its action mask.
-        mask_space: Space of the entry "action_mask" of one agent's observation, or ``None``.
-        reward_shape: Shape of one agent's reward.
-    """
-
-    name: str
-    agents: tuple[Hashable, ...]
-    observation_space: Space
-    mask_space: Space | None
+    name: str  # first part of the keys
+    agents: tuple[Hashable, ...]  # names of the agents, in the order of `possible_agents`
+    observation_space: Space  # observation space of the first agent, without its action mask
+    mask_space: Space | None  # of one agent's entry "action_mask", or ``None``
     action_space: Space
-    reward_shape: tuple[int, ...]
+    reward_shape: tuple[int, ...]  # shape of one agent's reward
 
     @property
     def observation(self) -> tuple[Leaf, ...]:

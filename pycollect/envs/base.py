@@ -33,33 +33,20 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 class FastStep(NamedTuple):
-    """A step without conversions; the caller converts an observation only if it must.
+    """A step without conversions; the caller converts an observation only if it must."""
 
-    Attributes:
-        step: The environment's own `step`: an observation, a reward, two flags, perhaps more.
-        convert: Returns `Arrays` for an observation that is not yet the expected array.
-        scalars: Whether `step` takes an action of shape () as a numpy scalar instead of an array.
-        names: If an observation is a dict that is not nested, the keys of its leaves, in order.
-        extra_names: The keys of its extras, in the order of `EnvSpec.extras`.
-    """
-
-    step: Callable[[Any], Sequence[Any]]
-    convert: Callable[[Any], Arrays]
-    scalars: bool
-    names: tuple[Any, ...] = ()
-    extra_names: tuple[Any, ...] = ()
+    step: Callable[[Any], Sequence[Any]]  # its own `step`: observation, reward, two flags or more
+    convert: Callable[[Any], Arrays]  # for an observation that is not yet the expected array
+    scalars: bool  # whether `step` takes an action of shape () as a numpy scalar
+    names: tuple[Any, ...] = ()  # keys of the leaves, if an observation is a flat dict
+    extra_names: tuple[Any, ...] = ()  # keys of its extras, in the order of `EnvSpec.extras`
 
 
 class AutoresetCalls(NamedTuple):
-    """A step of environments that reset themselves in the same step.
+    """A step of environments that reset themselves in the same step."""
 
-    Attributes:
-        step: The environment's own `step`.
-        record: Records the result of `step`; returns how many environments have to be reset.
-    """
-
-    step: Callable[[Arrays], Any]
-    record: Callable[[Any], int]
+    step: Callable[[Arrays], Any]  # the environment's own `step`
+    record: Callable[[Any], int]  # records its result; returns how many environments to reset
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,19 +50,12 @@ FRESH = Leaf(("_pycollect_fresh",), "bool", (1,))
 
 @dataclass(frozen=True)
 class IOLayout:
-    """Layout of a SharedIO: a slab of one step with a row per client; can be pickled.
+    """Layout of a SharedIO: a slab of one step with a row per client; can be pickled."""
 
-    Attributes:
-        read: Leaves that workers write and the policy reads.
-        written: Leaves that the policy writes.
-        rows: Maximum number of clients.
-        envs: Number of environments of each client, P.
-    """
-
-    read: tuple[Leaf, ...]
-    written: tuple[Leaf, ...]
-    rows: int
-    envs: int
+    read: tuple[Leaf, ...]  # leaves that workers write and the policy reads
+    written: tuple[Leaf, ...]  # leaves that the policy writes
+    rows: int  # maximum number of clients
+    envs: int  # number of environments of each client, P
 
     def _placement(self) -> Placement:
         leaves = [
@@ -157,39 +150,25 @@ def _same(first: Any, second: Any) -> bool:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """Sent by a worker that is built except for its policy.
+    """Sent by a worker that is built except for its policy."""
 
-    Attributes:
-        needs: Requirements of the worker; `env` is its spec, as far as a policy reads it.
-        first: Its current observation, ``[P, *frame]`` by key, pickled.
-    """
-
-    needs: PolicyNeeds
-    first: bytes
+    needs: PolicyNeeds  # requirements of the worker; `env` is its spec, as far as a policy reads it
+    first: bytes  # its current observation, ``[P, *frame]`` by key, pickled
 
 
 @dataclass(frozen=True)
 class JoinReply:
-    """The worker's row in shared memory, and the properties of the policy.
-
-    Attributes:
-        inputs: As in PolicyRunner.
-        outputs: As in PolicyRunner.
-        states: Leaf and initial value of each recorded state.
-        through_env: As in PolicyRunner.
-        reads: Entries of the collector that the policy reads, such as "is_init".
-        numbered: Whether states stay with the policy and answers have numbers; see `ANSWER`.
-    """
+    """The worker's row in shared memory, and the properties of the policy."""
 
     memory: MemoryAddress
     layout: IOLayout
     row: int
-    inputs: tuple[Key, ...]
-    outputs: tuple[Leaf, ...]
-    states: tuple[tuple[Leaf, torch.Tensor], ...]
-    through_env: tuple[Leaf, ...]
-    reads: tuple[Key, ...]
-    numbered: bool
+    inputs: tuple[Key, ...]  # as in PolicyRunner
+    outputs: tuple[Leaf, ...]  # as in PolicyRunner
+    states: tuple[tuple[Leaf, torch.Tensor], ...]  # leaf and initial value of each recorded state
+    through_env: tuple[Leaf, ...]  # as in PolicyRunner
+    reads: tuple[Key, ...]  # entries of the collector that the policy reads, such as "is_init"
+    numbered: bool  # whether states stay with the policy and answers have numbers; see `ANSWER`
 
 
 class PolicyClient(RemotePolicy):

@@ -38,17 +38,11 @@ class ServedPolicy(NamedTuple):
 
 
 class KeptValues(NamedTuple):
-    """Values that a call of the policy wrote for the next call of one client.
+    """Values that a call of the policy wrote for the next call of one client."""
 
-    Attributes:
-        values: Values of all rows of that call, ``[rows * P, *value]`` by key.
-        place: Position of the client in that call.
-        rows: Number of rows in that call.
-    """
-
-    values: Mapping[Key, torch.Tensor]
-    place: int
-    rows: int
+    values: Mapping[Key, torch.Tensor]  # of all rows of that call, ``[rows * P, *value]`` by key
+    place: int  # position of the client in that call
+    rows: int  # number of rows in that call
 
 
 def _joined(kept: Sequence[KeptValues], envs: int) -> Mapping[Key, torch.Tensor]:

@@ -19,16 +19,12 @@ from pycollect.policy.program.steps import PolicyOutputError
 
 
 class RawOutput(NamedTuple):
-    """Properties of an output at the policy's first call.
-
-    Attributes:
-        lazy: Whether torch negates or conjugates the tensor only when it is read.
-    """
+    """Properties of an output at the policy's first call."""
 
     dtype: torch.dtype
     shape: torch.Size
     requires_grad: bool
-    lazy: bool
+    lazy: bool  # whether torch negates or conjugates the tensor only when it is read
 
     @classmethod
     def of(cls, value: torch.Tensor) -> RawOutput:

@@ -280,13 +280,9 @@ class _ErrorPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """An exception that is sent to the caller.
+    """An exception that is sent to the caller."""
 
-    Attributes:
-        pickled: The pickled exception, or ``None`` if it does not survive pickling.
-    """
-
-    pickled: bytes | None
+    pickled: bytes | None  # the pickled exception, or ``None`` if it does not survive pickling
     text: str
     remote_traceback: str
 

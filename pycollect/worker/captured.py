@@ -79,17 +79,12 @@ class KeptSteps:
 
 
 class PackedBatch(NamedTuple):
-    """A batch in one block of bytes.
-
-    Attributes:
-        packing: Positions of its tensors in the block.
-        numbers: Numbers of the rollout, see `DeviceTrajectories.number`.
-    """
+    """A batch in one block of bytes."""
 
     keys: list[Key]
-    packing: Packing
+    packing: Packing  # positions of its tensors in the block
     block: torch.Tensor
-    numbers: torch.Tensor
+    numbers: torch.Tensor  # numbers of the rollout, see `DeviceTrajectories.number`
 
     def copies(self) -> tuple[dict[Key, torch.Tensor], torch.Tensor]:
         """Return copies of the tensors by key, and of the numbers."""

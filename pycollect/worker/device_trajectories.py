@@ -20,32 +20,19 @@ _VALUES = 3  # of an episode: index of its last frame in [T * P], return, length
 
 
 class RolloutCounts(NamedTuple):
-    """The numbers of a rollout that the host needs.
+    """The numbers of a rollout that the host needs."""
 
-    Attributes:
-        frames: Number of frames, without dummy steps.
-        episodes: Episodes that ended, by time, then by environment.
-        flags: Values of the flags passed to `DeviceTrajectories.number`.
-    """
-
-    frames: int
-    episodes: list[Episode]
-    flags: list[bool]
+    frames: int  # number of frames, without dummy steps
+    episodes: list[Episode]  # episodes that ended, by time, then by environment
+    flags: list[bool]  # values of the flags passed to `DeviceTrajectories.number`
 
 
 class Rollout(NamedTuple):
-    """The flags and rewards of a rollout.
+    """The flags and rewards of a rollout."""
 
-    Attributes:
-        done: Whether an episode ends with the frame, bool [T, P].
-        rewards: Rewards, float32 [T, P].
-        valid: Whether a cell is a frame and not a dummy step, bool [T, P]. ``None`` if no cell is a
-            dummy step.
-    """
-
-    done: torch.Tensor
-    rewards: torch.Tensor
-    valid: torch.Tensor | None
+    done: torch.Tensor  # whether an episode ends with the frame, bool [T, P]
+    rewards: torch.Tensor  # rewards, float32 [T, P]
+    valid: torch.Tensor | None  # whether a cell is no dummy step, bool [T, P]; ``None``: all
 
     def among(self, cells: torch.Tensor) -> torch.Tensor:
         """Return the cells (bool [T, P]) that have frames."""
@@ -53,17 +40,11 @@ class Rollout(NamedTuple):
 
 
 class PendingCounts(NamedTuple):
-    """The numbers of a rollout while they are copied to the host.
+    """The numbers of a rollout while they are copied to the host."""
 
-    Attributes:
-        numbers: The numbers on the device, float64: see `DeviceTrajectories.number`.
-        fetched: The first of them on the host, valid after `ready`.
-        ready: The end of the copy.
-    """
-
-    numbers: torch.Tensor
-    fetched: torch.Tensor
-    ready: Event
+    numbers: torch.Tensor  # the numbers on the device, float64: see `DeviceTrajectories.number`
+    fetched: torch.Tensor  # the first of them on the host, valid after `ready`
+    ready: Event  # the end of the copy
 
 
 class DeviceTrajectories:

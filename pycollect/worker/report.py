@@ -51,19 +51,12 @@ _GAPS = (37, 61, 43, 83, 47, 67)
 
 
 class WorkerSeconds(NamedTuple):
-    """Seconds of wall time of a worker since its first rollout began.
+    """Seconds of wall time of a worker since its first rollout began."""
 
-    Attributes:
-        env: Stepping and resetting environments.
-        policy: Calling the policy.
-        record: Writing into slabs, and all other parts of a rollout.
-        idle: Between rollouts.
-    """
-
-    env: float = 0.0
-    policy: float = 0.0
-    record: float = 0.0
-    idle: float = 0.0
+    env: float = 0.0  # stepping and resetting environments
+    policy: float = 0.0  # calling the policy
+    record: float = 0.0  # writing into slabs, and all other parts of a rollout
+    idle: float = 0.0  # between rollouts
 
     def report(self) -> dict[str, float]:
         """Return the seconds by name, for JSON."""

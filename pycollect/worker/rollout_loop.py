@@ -135,17 +135,11 @@ def _split_step(calls: Calls) -> tuple[Callable[[Any], Any], Callable[[], Sequen
 
 
 class PhaseSchedule(NamedTuple):
-    """The order of the phases of two alternating groups.
+    """The order of the phases of two alternating groups."""
 
-    Attributes:
-        first: Phases until each group has started its first step.
-        repeat: Phases that finish one step of each group and start the next.
-        last: Phases that finish the started steps.
-    """
-
-    first: Sequence[Phase]
-    repeat: Sequence[Phase]
-    last: Sequence[Phase]
+    first: Sequence[Phase]  # phases until each group has started its first step
+    repeat: Sequence[Phase]  # phases that finish one step of each group and start the next
+    last: Sequence[Phase]  # phases that finish the started steps
 
     @classmethod
     def of(

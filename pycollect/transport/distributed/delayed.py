@@ -45,18 +45,12 @@ _INTERRUPTED_SECONDS = 10.0  # grace period of the main job's program after an i
 
 @dataclass(frozen=True)
 class JobFolder:
-    """A shared folder with one numbered place for each waiting job.
-
-    Attributes:
-        places: Number of waiting jobs.
-        one_machine: Whether all jobs run on this machine.
-        port: Port on which the collector listens; 0 for any free port.
-    """
+    """A shared folder with one numbered place for each waiting job."""
 
     folder: Path
-    places: int
-    one_machine: bool
-    port: int
+    places: int  # number of waiting jobs
+    one_machine: bool  # whether all jobs run on this machine
+    port: int  # port on which the collector listens; 0 for any free port
 
     @classmethod
     def create(cls, executor: Any, places: int, port: int) -> JobFolder:

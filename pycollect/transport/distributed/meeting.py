@@ -28,20 +28,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Invitation:
-    """The driver's message to a rank that has connected.
+    """The driver's message to a rank that has connected."""
 
-    Attributes:
-        node: Node of the driver; see `this_node`.
-        driver: Pid of the driver.
-        mailbox: Addresses of a mailbox and the driver's bell; ``None`` if the driver cannot share
-            memory.
-        carrier: Carrier of messages if the rank cannot share memory.
-    """
-
-    node: str
-    driver: int
-    mailbox: tuple[MemoryAddress, MemoryAddress] | None
-    carrier: Any
+    node: str  # node of the driver; see `this_node`
+    driver: int  # pid of the driver
+    mailbox: tuple[MemoryAddress, MemoryAddress] | None  # mailbox and bell, if memory can be shared
+    carrier: Any  # carrier of messages if the rank cannot share memory
 
 
 @dataclass(frozen=True)
