@@ -13,7 +13,7 @@ from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.policy_place import SERVER_DIED, PolicyPlace
 from pycollect.driver.records import StallDetector, WorkerRecord
-from pycollect.driver.workers import WorkerGroup
+from pycollect.driver.workers import WorkerGroup, with_log
 from pycollect.errors import (
     WorkerDied,
     WorkerError,
@@ -151,12 +151,8 @@ class WorkerWaiter:
             return answer
         except WorkerDied as death:
             self._group.replace(worker, death, "worker_died")
-            raise WorkerError(
-                f"{death}, before it answered a call; it is being replaced",
-                death.worker,
-                death.incarnation,
-                death.remote_traceback,
-            ) from death
+            text = f"{death}, before it answered a call; it is being replaced"
+            raise with_log(death, text) from death
 
     def _replaced(self, worker: WorkerRecord) -> Exception:
         """Return the error for a worker that was replaced before it answered a call."""

@@ -309,8 +309,8 @@ def _take_handle(worker: WorkerRecord) -> None:
         worker.starting = None
 
 
-def with_log(death: WorkerDied, text: str, log: str) -> WorkerError:
-    """Return the error for a death, with the worker's last log lines."""
+def with_log(death: WorkerDied, text: str, log: str = "") -> WorkerError:
+    """Return the error for a death, with the worker's last log lines if there are any."""
     return WorkerError(
         f"{text}\nits last log lines:\n{log}" if log else text,
         death.worker,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 
@@ -332,17 +332,10 @@ def _connect(meeting: Meeting, seconds: float) -> None:
     meeting.join(connection, signature(address.token, b"link", nonce, named), WORKER)
 
 
-class Admitted(NamedTuple):
-    """Name of a rank that has connected, and the key of its connection."""
-
-    rank: str
-    key: bytes
-
-
-def admitted(token: bytes, nonce: bytes, hello: bytes) -> Admitted | None:
-    """Return the rank that sent this hello, or ``None`` if the sender does not know the token."""
+def admitted(token: bytes, nonce: bytes, hello: bytes) -> tuple[str, bytes] | None:
+    """Return the rank that sent this hello and the connection's key; ``None`` for a stranger."""
     named, given = hello[:-SIGNATURE_BYTES], hello[-SIGNATURE_BYTES:]
     if not is_signed(given, token, b"hello", nonce, named):
         return None
     name = named[NONCE_BYTES:].rstrip(b"\0").decode()
-    return Admitted(name, signature(token, b"link", nonce, named))
+    return name, signature(token, b"link", nonce, named)

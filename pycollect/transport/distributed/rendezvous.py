@@ -163,14 +163,14 @@ class Acceptor(threading.Thread):
     def _admit(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         """Pass a connection to its meeting, or refuse it if its hello is wrong."""
         nonce, hello = self._pending[connection]
-        known = admitted(self._token, nonce, bytes(hello))
-        meeting = None if known is None else self.expected.pop(known.rank, None)
-        if known is None or meeting is None:
+        rank, key = admitted(self._token, nonce, bytes(hello)) or (None, b"")
+        meeting = self.expected.pop(rank, None) if rank is not None else None
+        if meeting is None:
             self._refuse(selector, connection)
             return
         selector.unregister(connection)
         del self._pending[connection]
-        meeting.join(connection, known.key, DRIVER)
+        meeting.join(connection, key, DRIVER)
 
     def _refuse(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         selector.unregister(connection)
