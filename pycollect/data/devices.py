@@ -191,11 +191,7 @@ class Accelerator:
         """Wait for all requested copies, and release the host memory that they read."""
 
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> Event:
-        """Let the current stream use tensors of the copying stream after the event `ready`.
-
-        Returns:
-            An event at the end of the current stream's earlier work.
-        """
+        """Let the current stream use tensors after `ready`; return an event of its prior work."""
         return _Done()
 
     def pin(self, pool: SharedSlabPool) -> bool:

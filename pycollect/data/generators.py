@@ -222,12 +222,7 @@ def _action_generator(state: Mapping[str, Any]) -> np.random.Generator:
 
 
 class Generators:
-    """Generators of a worker, which temporarily replace those of torch, numpy and Python.
-
-    Args:
-        sequence: Seed of all generators.
-        device: Device whose global generator is replaced, too (default: the CPU).
-    """
+    """Generators of a worker, which temporarily replace those of torch, numpy and Python."""
 
     def __init__(self, sequence: np.random.SeedSequence, device: torch.device = CPU) -> None:
         torch_seed, numpy_seed, python_seed, device_seed = sequence.generate_state(4, np.uint64)

@@ -140,11 +140,7 @@ def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:
 
 
 def any_done(leaves: dict[Key, torch.Tensor], ndim: int) -> torch.Tensor | None:
-    """Return the batch's done flags, or ``None`` if there are none.
-
-    Args:
-        leaves: Leaves under "next". Without a "done" at the top, all nested ones are combined.
-    """
+    """Return the done flags among leaves under "next", perhaps of nested ones, or ``None``."""
     if ("done",) in leaves:
         return any_of(leaves["done",], ndim)
     found: torch.Tensor | None = None

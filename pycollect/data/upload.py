@@ -23,12 +23,7 @@ _ALIGNMENT = 64  # bytes; enough for any dtype, a device's widest loads, and a c
 
 
 class Packing:
-    """Layout of several tensors in one block of bytes.
-
-    Attributes:
-        forms: Shape and dtype of each tensor.
-        offsets: Offset of each tensor in bytes.
-    """
+    """Layout of tensors in one block of bytes: shapes with dtypes (`forms`), and `offsets`."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.forms = forms_of(tensors)
@@ -313,9 +308,6 @@ class Uploads:
 
         Args:
             reported: Value of ``td.device`` of the result.
-
-        Raises:
-            TypeError: An entry is neither a strided tensor nor an extra.
         """
         if place.type == "cpu":
             return td

@@ -124,12 +124,7 @@ def _gather(
 
 
 def weights_of(policy: Any, argument: str = "policy") -> Weights:
-    """Return the weights of a policy, sharing memory with it; none for a plain callable.
-
-    Raises:
-        TypeError: An extra state cannot be pickled.
-        ValueError: A lazy parameter has no shape yet, or a tensor is on the meta device.
-    """
+    """Return the weights of a policy, sharing memory with it; none for a plain callable."""
     if not isinstance(policy, nn.Module):
         return Weights()
     modules = list(policy.named_modules())

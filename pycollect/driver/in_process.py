@@ -74,12 +74,7 @@ class OwnStreams:
 
 
 class InProcess:
-    """A source with one worker, which collects when a batch is requested.
-
-    Args:
-        policy: The caller's policy, or the one that a factory made.
-        is_owned: Whether a factory made the policy. Then the worker has it on its device.
-    """
+    """A source with one worker, which collects when a batch is requested."""
 
     is_remote = False
 

@@ -130,11 +130,7 @@ class SingleEnv(EnvBatch):
 
 
 class CallablesEnv(EnvBatch):
-    """P single environments in this process, with observations in reused buffers [P, *frame].
-
-    Args:
-        envs: Environments with equal action spaces and equal observation leaves.
-    """
+    """P single environments with equal spaces in this process; observations in reused buffers."""
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
         self._rows = [SingleEnv(env, f"environment {i}") for i, env in enumerate(envs)]

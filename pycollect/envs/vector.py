@@ -114,11 +114,7 @@ class VectorEnvBatch(EnvBatch):
                 refuse_mode(self.api.env, OTHER_FINAL)
 
     def _final_leaves(self, final: Any, rows: Array) -> list[Any]:
-        """Return the terminal values of `rows` for each leaf.
-
-        Args:
-            final: Array of P observations of one environment each, or one batched observation.
-        """
+        """Return terminal values of `rows` by leaf; `final` is one batch or an array of P."""
         if isinstance(final, np.ndarray) and final.dtype == object:
             by_row = [self._flatten(final[row]) for row in rows]
             return list(zip(*by_row, strict=True))

@@ -79,13 +79,7 @@ class CallTiming:
                 self._clients.setdefault(client, _Client()).answered = ended
 
     def wait(self, asking: int, others: Iterable[int], most: int | None, now: float) -> Wait:
-        """Return how long a call should wait for further requests.
-
-        Args:
-            asking: Number of clients with a request, at least 1.
-            others: Clients that may send one.
-            most: Maximum number of clients in a call. ``None`` means no limit.
-        """
+        """Return how long a call waits for requests of `others`, until it serves `most`."""
         alone = self._seconds_of(asking)
         if alone < _SHORTEST_CALL:
             return Wait()

@@ -88,11 +88,7 @@ class Probed(NamedTuple):
 
 
 class Probe:
-    """Calls a policy for the first time.
-
-    Args:
-        inputs: Inputs to copy. States and missing entries of the policy are added to them.
-    """
+    """Calls a policy for the first time; adds its states and missing entries to `inputs`."""
 
     def __init__(
         self, policy: Any, inputs: PolicyInputs, transfer: DeviceTransfer, call: TensorDictCall

@@ -19,11 +19,7 @@ _CLOSE_SECONDS = 30.0  # for its environments to close, which may have processes
 
 
 class Engine(ABC):
-    """Starts workers of one kind.
-
-    Attributes:
-        bell: Bell that rings when a worker may have answered.
-    """
+    """Starts workers of one kind, which ring its `bell` when they may have answered."""
 
     bell: AnyBell
 

@@ -21,12 +21,7 @@ T = TypeVar("T")
 
 
 class Lazy(Generic[T]):
-    """A value that is pickled and unpickled on first use.
-
-    Args:
-        value: The value, or its pickled bytes.
-        pickle: Function that pickles the value (default: ``cloudpickle.dumps``).
-    """
+    """A value, or its pickled bytes, that is pickled or unpickled on first use."""
 
     def __init__(self, value: T | bytes, pickle: Callable[[T], bytes] = cloudpickle.dumps) -> None:
         if isinstance(value, bytes):

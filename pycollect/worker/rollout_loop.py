@@ -145,13 +145,7 @@ class PhaseSchedule(NamedTuple):
     def of(
         cls, groups: Sequence[StepPhases], remote_envs: bool, remote_policy: bool
     ) -> PhaseSchedule:
-        """Return the schedule that starts remote steps and calls as early as possible.
-
-        Args:
-            groups: Phases of the two groups.
-            remote_envs: Whether environments step in other threads or processes.
-            remote_policy: Whether the policy is called in another process.
-        """
+        """Return the schedule that starts remote environments and policies the earliest."""
         a, b = groups
         if not remote_envs:  # the policy is called for one group while the other steps here
             return cls(

@@ -277,12 +277,7 @@ class Launcher(ABC):
 
 
 class DistributedEngine(Engine):
-    """Starts ranks. Each has a connection of its own to this process.
-
-    Args:
-        carrier: Carrier of messages to ranks that share no memory with this process.
-        init_timeout: Seconds within which a rank must have connected.
-    """
+    """Starts ranks. Each has a connection of its own to this process."""
 
     def __init__(
         self, launcher: Launcher, host: str, port: int, carrier: Carrier, init_timeout: float

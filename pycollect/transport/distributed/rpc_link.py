@@ -196,11 +196,7 @@ class RpcCarrier:
 
 
 class DriverLink:
-    """The driver's end of a link, which calls the rank. Waits for the rank when it is created.
-
-    Args:
-        options: TensorPipe options of a new agent, if this process has none.
-    """
+    """The driver's end of a link, which calls the rank. Waits for the rank when it is created."""
 
     def __init__(self, meeting: Meeting, options: Mapping[str, Any]) -> None:
         name, url = meeting.read(RPC)

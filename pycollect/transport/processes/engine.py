@@ -115,11 +115,7 @@ def _written(data: bytes, sent: contextlib.ExitStack) -> int:
 
 
 class ForkedProcess(BaseProcess):
-    """A process of multiprocessing that starts as a fork of this program's fork server.
-
-    Raises:
-        ForkServerError: By `start`, if there is no fork server.
-    """
+    """A process of multiprocessing that starts as a fork of this program's fork server."""
 
     _Popen = _ForkedPopen
     _popen: _ForkedPopen | None

@@ -42,9 +42,6 @@ class ActorProcess(WorkerProcess):
 
     The actor ends when this object is garbage-collected. Ray alone would keep a serving actor
     forever. On this node, the process itself shows whether it has ended; Ray reports the cause.
-
-    Args:
-        bell: Bell to ring when a call is answered or can no longer be answered.
     """
 
     transport: ClassVar[str] = "object store"
@@ -179,9 +176,6 @@ def driver_address(ray: Any, bell: AnyBell | None) -> tuple[str, AnyBell]:
     """Return Ray's id of this node, and the bell that rings when there may be an answer.
 
     It is a ThreadBell if this process cannot share memory.
-
-    Raises:
-        SharedMemoryError: Workers cannot ring the bell.
     """
     why_not = shared_memory_why_not()
     if not why_not and not has_pidfd():
