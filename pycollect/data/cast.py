@@ -35,12 +35,7 @@ class ObservationCast:
 
     @classmethod
     def checked(cls, dtype: Any, scale: Any) -> ObservationCast | None:
-        """Check both arguments; return ``None`` if neither is given.
-
-        Raises:
-            TypeError, ValueError: A dtype is not numeric, a scale is not finite, or the dtype of a
-                scaled observation is an integer.
-        """
+        """Check both arguments; return ``None`` if neither is given."""
         dtypes = _by_key(_DTYPE, dtype, _checked_dtype)
         scales = _by_key(_SCALE, scale, _checked_scale)
         if not dtypes and not scales:

@@ -54,18 +54,12 @@ def decompress(data: Buffer, size: int) -> Buffer:
 
 @dataclass(frozen=True)
 class PackedArray:
-    """An array or a tensor that is compressed if that makes it smaller.
+    """An array or a tensor that is compressed if that makes it smaller."""
 
-    Attributes:
-        dtype: Dtype of numpy for an array, of torch for a tensor.
-        size: Number of bytes before compression.
-        data: The bytes, possibly compressed.
-    """
-
-    dtype: np.dtype[Any] | torch.dtype
+    dtype: np.dtype[Any] | torch.dtype  # dtype of numpy for an array, of torch for a tensor
     shape: tuple[int, ...]
-    size: int
-    data: Buffer
+    size: int  # number of bytes before compression
+    data: Buffer  # the bytes, possibly compressed
 
     @classmethod
     def of(cls, value: npt.NDArray[Any] | Tensor) -> PackedArray:
@@ -85,17 +79,11 @@ class PackedArray:
 
 @dataclass(frozen=True)
 class PackedBuffer:
-    """A block of memory in which each part is compressed if that makes it smaller.
+    """A block of memory in which each part is compressed if that makes it smaller."""
 
-    Attributes:
-        sizes: Number of bytes of each part before compression.
-        lengths: Number of bytes of each part after compression.
-        data: Concatenated parts, because one array is sent faster than many.
-    """
-
-    sizes: tuple[int, ...]
-    lengths: tuple[int, ...]
-    data: Buffer
+    sizes: tuple[int, ...]  # number of bytes of each part before compression
+    lengths: tuple[int, ...]  # number of bytes of each part after compression
+    data: Buffer  # concatenated parts, because one array is sent faster than many
 
     @classmethod
     def of(cls, slab: Slab) -> PackedBuffer:
@@ -142,12 +130,9 @@ class Packed:
     """A value with compressed arrays and tensors; :func:`unpack` restores it.
 
     Tuple unpacking also restores it: ``data, info = packed``.
-
-    Attributes:
-        content: The value, with a PackedArray in place of each array and tensor.
     """
 
-    content: Any
+    content: Any  # the value, with a PackedArray in place of each array and tensor
 
     def __iter__(self) -> Iterator[Any]:
         return iter(unpack(self))
@@ -162,9 +147,6 @@ def pack(value: Any) -> Packed:
     Args:
         value: Any nesting of dicts, lists and tuples.
 
-    Returns:
-        The compressed value.
-
     Raises:
         ImportError: LZ4 is not installed.
     """
@@ -173,14 +155,7 @@ def pack(value: Any) -> Packed:
 
 
 def unpack(packed: Any) -> Any:
-    """Restore the value that was passed to :func:`pack`; return other values unchanged.
-
-    Args:
-        packed: A :class:`Packed`, or any other value.
-
-    Returns:
-        The value, with tensors on the CPU.
-    """
+    """Restore a value passed to :func:`pack`, with tensors on the CPU; return others unchanged."""
     return _each(packed.content, _opened) if isinstance(packed, Packed) else packed
 
 

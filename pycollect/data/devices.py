@@ -102,15 +102,10 @@ class Event(Protocol):
 
 @dataclass
 class PartialUpload:
-    """A slab that has been uploaded in part.
+    """A slab that has been uploaded in part."""
 
-    Attributes:
-        target: Bytes of the whole slab on the device.
-        sent: Start and end of the ranges that were sent; never the whole slab.
-    """
-
-    target: torch.Tensor
-    sent: list[tuple[int, int]] = field(default_factory=list)
+    target: torch.Tensor  # bytes of the whole slab on the device
+    sent: list[tuple[int, int]] = field(default_factory=list)  # ranges sent; never the whole slab
 
     def left(self) -> list[slice]:
         """Return the ranges that were not sent yet."""
@@ -196,22 +191,11 @@ class Accelerator:
         """Wait for all requested copies, and release the host memory that they read."""
 
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> Event:
-        """Let the current stream use tensors of the copying stream after the event `ready`.
-
-        Returns:
-            An event at the end of the current stream's earlier work.
-        """
+        """Let the current stream use tensors after `ready`; return an event of its prior work."""
         return _Done()
 
     def pin(self, pool: SharedSlabPool) -> bool:
-        """Pin the memory of shared slabs, so that the device reads it directly.
-
-        Returns:
-            ``False`` if this kind of device does not support it.
-
-        Raises:
-            CudaError: The driver refuses to pin the memory.
-        """
+        """Pin the memory of shared slabs; return ``False`` if the device does not support it."""
         return False
 
 
@@ -353,13 +337,9 @@ def _kind_of(device: torch.device) -> Callable[[torch.device], Accelerator]:
 
 @dataclass(frozen=True)
 class Devices:
-    """Requested devices of one worker; ``None`` if a device was not requested.
+    """Requested devices of one worker; ``None`` if a device was not requested."""
 
-    Attributes:
-        default: The argument `device`, the default of the others.
-    """
-
-    default: torch.device | None = None
+    default: torch.device | None = None  # the argument `device`, the default of the others
     storing: torch.device | None = None
     env: torch.device | None = None
     policy: torch.device | None = None

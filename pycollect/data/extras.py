@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -26,6 +27,7 @@ from pycollect.data.objects import (
     private_copies,
     value_of,
 )
+from pycollect.data.slabs import set_unchecked
 
 Extras: TypeAlias = dict[Key, Cells]
 """Extras of a rollout or a batch by key, including "next"; ``None`` in cells without a frame."""
@@ -47,19 +49,12 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Extra:
-    """An entry that cannot be recorded in a slab.
+    """An entry that cannot be recorded in a slab."""
 
-    Attributes:
-        key: Key path, as for a Leaf.
-        kind: Kind of the values.
-        dtype: Dtype of a ragged extra.
-        shape: Frame shape of a ragged extra, with -1 for a varying extent.
-    """
-
-    key: Key
+    key: Key  # key path, as for a Leaf
     kind: Kind = Kind.OBJECT
-    dtype: torch.dtype = torch.float32
-    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32  # dtype of a ragged extra
+    shape: tuple[int, ...] = ()  # frame shape of a ragged extra, with -1 for a varying extent
 
     def under_next(self) -> Extra:
         """Return the same extra under "next"."""
@@ -104,28 +99,17 @@ def joined(rollouts: Sequence[Extras], join: str | int, envs: Sequence[int]) -> 
 
 @dataclass
 class ExtrasBatch:
-    """The extras of a batch, with the information to deliver them.
+    """The extras of a batch, with the information to deliver them."""
 
-    Attributes:
-        extras: Cells by key, in the shape of the batch.
-        kinds: Description of each extra, by key.
-        classes: Tensorclasses of nested TensorDicts, by key.
-    """
-
-    extras: Extras = field(default_factory=dict)
-    kinds: dict[Key, Extra] = field(default_factory=dict)
-    classes: dict[Key, Any] = field(default_factory=dict)
+    extras: Extras = field(default_factory=dict)  # cells by key, in the shape of the batch
+    kinds: dict[Key, Extra] = field(default_factory=dict)  # description of each extra, by key
+    classes: dict[Key, Any] = field(default_factory=dict)  # tensorclasses of nested TensorDicts
 
     def __bool__(self) -> bool:
         return bool(self.extras or self.classes)
 
     def moved(self, cells: torch.Tensor, mask: torch.Tensor | None = None) -> ExtrasBatch:
-        """Return the extras of selected cells.
-
-        Args:
-            cells: Row-major indices of cells in the batch, in the shape of the result.
-            mask: ``False`` in cells without a frame.
-        """
+        """Return the extras of cells (row-major indices); ``None`` where `mask` is ``False``."""
         indices = cells.numpy()
         empty = None if mask is None else ~mask.numpy()
         extras = {}
@@ -181,7 +165,11 @@ def _filled(
     node: TensorDictBase, name: str, cells: Cells, extra: Extra, lazily: bool = True
 ) -> TensorDictBase:
     if extra.kind is Kind.OBJECT:
-        return _set(node, name, object_stack(cells, node.names, node.device))
+        stack = object_stack(cells, node.names, node.device)
+        if type(node) is not TensorDict or not isinstance(stack, NonTensorStack):
+            return node.set(name, stack)
+        set_unchecked(node, name, stack)  # `set` copies each object, because objects have no names
+        return node
     if extra.kind is Kind.RAGGED:
         for index in np.ndindex(cells.shape):
             if cells[index] is None:
@@ -190,26 +178,10 @@ def _filled(
     return node.set(name, _nodes(cells, node.get(name, None)))
 
 
-def _set(node: TensorDictBase, name: str, stack: Any) -> TensorDictBase:
-    """Set a stack that has the node's shape and names.
-
-    `TensorDict.set` would copy each object of the stack, because objects have no names.
-    """
-    if type(node) is not TensorDict or not isinstance(stack, NonTensorStack):
-        return node.set(name, stack)
-    node._set_str(name, stack, validated=True, inplace=False, non_blocking=False)
-    return node
-
-
 def _ragged(node: TensorDictBase, name: str, cells: Cells, lazily: bool) -> TensorDictBase:
     """Return the node with a ragged entry, as a lazy stack over the last dimension.
 
-    Args:
-        node: The TensorDict.
-        name: Name of the entry.
-        cells: Values of the entry.
-        lazily: Make a lazy stack even if all shapes are equal, so that the class of a batch does
-            not depend on its values.
+    If `lazily`, also for equal shapes, so that the class of a batch does not depend on its values.
     """
     if cells.ndim == 0:
         return node.set(name, cells.item())
@@ -222,13 +194,9 @@ def _ragged(node: TensorDictBase, name: str, cells: Cells, lazily: bool) -> Tens
 
 
 def _nodes(cells: Cells, dense: TensorDictBase | None) -> TensorDictBase | None:
-    """Stack nested TensorDicts, and add the leaves that were recorded in the slab.
+    """Stack nested TensorDicts, and add the `dense` leaves that were recorded in the slab.
 
     Rows with different entries, such as different agents, remain a lazy stack.
-
-    Args:
-        cells: The TensorDicts.
-        dense: The leaves from the slab, or ``None``.
     """
     first = next((cell for cell in cells.flat if cell is not None), None)
     if first is None:
@@ -328,7 +296,9 @@ def _dense(node: TensorDictBase, path: Key, ndim: int, extras_batch: ExtrasBatch
     lead = node.batch_size[:ndim]
     for name in _names(node):
         key = (*path, name)
-        value = _get(node, name)
+        value = None
+        with suppress(RuntimeError):  # of torch.stack, for a ragged entry
+            value = node.get(name, None)
         if value is None:
             cells = _ragged_cells(node, name)
             extras_batch.extras[key], extras_batch.kinds[key] = cells, _ragged_extra(key, cells)
@@ -354,14 +324,6 @@ def _names(node: TensorDictBase) -> list[str]:
     if not isinstance(node, LazyStackedTensorDict):
         return list(node.keys())
     return list(dict.fromkeys(name for part in node.tensordicts for name in _names(part)))
-
-
-def _get(node: TensorDictBase, name: str) -> Any:
-    """Return an entry, or ``None`` if it is ragged."""
-    try:
-        return node.get(name, None)
-    except RuntimeError:  # raised by torch.stack
-        return None
 
 
 def _cells(value: Any, lead: torch.Size) -> Cells:

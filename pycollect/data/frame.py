@@ -28,7 +28,6 @@ class NoLeaves:
     keys: tuple[Key | None, ...] = (None,)
 
     def layout(self) -> Layout:
-        """Return the layout of the slab."""
         return Layout(self.all)
 
 
@@ -81,7 +80,6 @@ class BatchLeaves:
         return replace(self, observation=rest, outputs=(), states=())
 
     def layout(self) -> Layout:
-        """Return the layout of a slab with all leaves."""
         return Layout(self.all)
 
     @cached_property

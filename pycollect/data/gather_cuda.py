@@ -63,12 +63,7 @@ def ahead_on_device(
     summed: Mapping[Key, torch.Tensor],
     ndim: int,
 ) -> dict[Key, torch.Tensor]:
-    """Return the target frame of each frame of `moved`, and discounted sums of `summed`.
-
-    Args:
-        moved: [*batch, *frame] with `ndim` batch dimensions, from `on_one_device`.
-        summed: The same, on the same device, float32 or float64.
-    """
+    """Return the target frame of each frame of `moved`, and discounted sums of `summed`."""
     both = {**moved, **summed}
     targets = {key: leaf.new_empty(leaf.shape) for key, leaf in both.items()}
     gather, workspace, stream = _call(plan, list(targets.values()))

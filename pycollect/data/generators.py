@@ -79,14 +79,7 @@ class GeneratorState:
 
     @classmethod
     def from_plain(cls, plain: Any, place: str = "generators") -> GeneratorState:
-        """Return the state that `plain` describes.
-
-        Args:
-            place: Name of the entry in the collector's state, for errors.
-
-        Raises:
-            ValueError: An entry is missing or invalid.
-        """
+        """Return the state that `plain` describes."""
         if not isinstance(plain, Mapping):
             raise ValueError(
                 f"state_dict: expected a dict of generator states in {place}, got "
@@ -120,14 +113,7 @@ class NestState:
 
 
 def from_plain(plain: Any, place: str) -> GeneratorState | NestState:
-    """Return the state of a worker from its plain form.
-
-    Args:
-        place: Name of the entry in the collector's state, for errors.
-
-    Raises:
-        ValueError: An entry is missing or invalid.
-    """
+    """Return the state of a worker from its plain form."""
     if isinstance(plain, Mapping) and isinstance(plain.get("processes"), list):
         return NestState(
             tuple(
@@ -236,12 +222,7 @@ def _action_generator(state: Mapping[str, Any]) -> np.random.Generator:
 
 
 class Generators:
-    """Generators of a worker, which temporarily replace those of torch, numpy and Python.
-
-    Args:
-        sequence: Seed of all generators.
-        device: Device whose global generator is replaced, too (default: the CPU).
-    """
+    """Generators of a worker, which temporarily replace those of torch, numpy and Python."""
 
     def __init__(self, sequence: np.random.SeedSequence, device: torch.device = CPU) -> None:
         torch_seed, numpy_seed, python_seed, device_seed = sequence.generate_state(4, np.uint64)
@@ -309,19 +290,12 @@ class Generators:
 
 
 class _Globals(NamedTuple):
-    """States of the global generators at one moment.
-
-    Attributes:
-        cpu: State of torch's generator on the CPU.
-        numpy: State of numpy's generator.
-        python: As ``random.getstate()`` returns it.
-        device: State of a device's generator; ``None`` for the CPU.
-    """
+    """States of the global generators at one moment."""
 
     cpu: torch.Tensor
     numpy: _Numpy
-    python: Any
-    device: torch.Tensor | None
+    python: Any  # as ``random.getstate()`` returns it
+    device: torch.Tensor | None  # state of a device's generator; ``None`` for the CPU
 
     @classmethod
     def now(cls, device: torch.device) -> _Globals:
@@ -341,12 +315,9 @@ class _Numpy(NamedTuple):
 
     The whole bit generator is replaced, because writing a state into one takes 40 us. Code that
     holds the bit generator object, instead of using ``np.random``, keeps drawing from the caller's.
-
-    Attributes:
-        state: As ``np.random.get_state(legacy=False)`` returns it.
     """
 
-    state: Any
+    state: Any  # as ``np.random.get_state(legacy=False)`` returns it
     bits: Any
 
     @classmethod

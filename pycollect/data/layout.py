@@ -39,15 +39,10 @@ NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
 
 @dataclass(frozen=True)
 class Node:
-    """A nested TensorDict with its own batch dimensions or class.
+    """A nested TensorDict with its own batch dimensions or class."""
 
-    Attributes:
-        shape: Batch dimensions after those of the batch, such as agents.
-        data_cls: The tensorclass, or ``None`` for a TensorDict.
-    """
-
-    shape: tuple[int, ...] = ()
-    data_cls: Any = None
+    shape: tuple[int, ...] = ()  # batch dimensions after those of the batch, such as agents
+    data_cls: Any = None  # the tensorclass, or ``None`` for a TensorDict
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -56,11 +51,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype | np.dtype | type) -> str:
-    """Return the name of a torch or numpy dtype in a :class:`Leaf`.
-
-    Raises:
-        ValueError: The dtype is not numeric.
-    """
+    """Return the name of a torch or numpy dtype in a :class:`Leaf`."""
     name = NAMES.get(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
     if name not in _TORCH_DTYPES:
         raise ValueError(f"dtype: expected a numeric dtype, got {dtype}")

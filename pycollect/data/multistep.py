@@ -218,11 +218,7 @@ class MultiStep(torch.nn.Module):
         return keys
 
     def _segments(self, td: TensorDictBase, leaves: dict[Key, torch.Tensor]) -> SplitPlan:
-        """Return the segments within which a frame looks ahead.
-
-        Args:
-            leaves: Leaves under "next".
-        """
+        """Return the segments within which a frame looks ahead."""
         ids_key, mask_key = meta_keys(td, None, None)
         ids = td.get(ids_key, None)
         done = self._done(leaves, td.ndim)

@@ -22,11 +22,7 @@ def make_pool(
     max_free: int,
     allocate: Callable[[int], npt.NDArray[np.uint8]] | None = None,
 ) -> SlabPool:
-    """Make a pool of slabs; with ``PYCOLLECT_POISON=1``, returned slabs are filled with 0xA5.
-
-    Args:
-        allocate: Allocates the memory; see :class:`SlabPool`.
-    """
+    """Make a pool of slabs; with ``PYCOLLECT_POISON=1``, returned slabs are filled with 0xA5."""
     return SlabPool(placement, max_free, poisons(), allocate)
 
 
@@ -122,12 +118,7 @@ def _tensordict(
 def unchecked_tensordict(
     entries: dict[str, torch.Tensor], like: TensorDict, device: Any = ...
 ) -> TensorDict:
-    """Return a TensorDict with the batch size and names of `like`, without validation.
-
-    Args:
-        entries: Tensors that are known to have matching shapes.
-        device: Device of the TensorDict (default: that of `like`).
-    """
+    """Return an unchecked TensorDict of these entries with the batch size and names of `like`."""
     names = like.names
     td: TensorDict = _new_unsafe(
         entries,
@@ -142,9 +133,6 @@ def set_unchecked(td: TensorDict, name: str, value: Any) -> None:
     """Set an entry that is known to match the TensorDict's batch size and device.
 
     A checked `set` takes ten times as long. TorchRL's environments call the same private method.
-
-    Raises:
-        RuntimeError: The TensorDict is locked.
     """
     td._set_str(name, value, inplace=False, validated=True, non_blocking=False)
 
@@ -158,16 +146,11 @@ _MAX_MAPPINGS = 64
 
 @dataclass(frozen=True)
 class SlabRows:
-    """The rows of a slab into which one worker writes its rollout.
-
-    Attributes:
-        row: Index of the worker in the slab.
-        order: Order of the slab's placement: "stack" or "time".
-    """
+    """The rows of a slab into which one worker writes its rollout."""
 
     slab: Slab
-    row: int = 0
-    order: str = "stack"
+    row: int = 0  # index of the worker in the slab
+    order: str = "stack"  # order of the slab's placement: "stack" or "time"
 
     @property
     def address(self) -> RowsAddress:

@@ -29,12 +29,7 @@ from pycollect.data.tensordicts import (
 
 
 def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
-    """Return the requested layout of nested tensors, or ``None`` for no nested tensors.
-
-    Raises:
-        ValueError: Nested tensors do not support the layout.
-        NotImplementedError: This version of torch does not support it.
-    """
+    """Return the requested layout of nested tensors, or ``None`` for no nested tensors."""
     if isinstance(as_nested, bool):
         return torch.strided if as_nested else None
     if as_nested not in (torch.strided, torch.jagged):

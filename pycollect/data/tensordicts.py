@@ -25,11 +25,7 @@ def spare_memory() -> MemoryPool:
 
 
 def flatten(td: TensorDictBase) -> tuple[dict[Key, torch.Tensor], dict[Key, torch.Size]]:
-    """Return tensors, and the batch sizes of nested TensorDicts, by key path; without a copy.
-
-    Raises:
-        TypeError: An entry is neither a strided tensor nor a TensorDict.
-    """
+    """Return tensors, and the batch sizes of nested TensorDicts, by key path; without a copy."""
     leaves: dict[Key, torch.Tensor] = {}
     nested: dict[Key, torch.Size] = {}
 
@@ -54,12 +50,7 @@ def flatten(td: TensorDictBase) -> tuple[dict[Key, torch.Tensor], dict[Key, torc
 def restore_nested(
     result: TensorDict, nested: dict[Key, torch.Size], lead: tuple[int, ...], ndim: int
 ) -> None:
-    """Restore the batch dimensions that nested TensorDicts had after those of the root.
-
-    Args:
-        result: TensorDict in which nested batch sizes are set.
-        nested: Batch sizes of nested TensorDicts in the source, by key.
-    """
+    """Restore the batch dimensions that nested TensorDicts had after those of the root."""
     for key, size in nested.items():
         target = (*lead, *size[ndim:])
         if key not in result.keys(include_nested=True):
@@ -144,20 +135,12 @@ def overwrite(target: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:
-    """Return one flag per frame: whether any of its flags is set, such as one agent's.
-
-    Args:
-        done: Flags with `ndim` batch dimensions, then any number of further dimensions.
-    """
+    """Return one flag per frame: whether any of its flags is set, such as one agent's."""
     return done.flatten(ndim).any(-1) if done.shape[ndim:].numel() > 1 else done
 
 
 def any_done(leaves: dict[Key, torch.Tensor], ndim: int) -> torch.Tensor | None:
-    """Return the batch's done flags, or ``None`` if there are none.
-
-    Args:
-        leaves: Leaves under "next". Without a "done" at the top, all nested ones are combined.
-    """
+    """Return the done flags among leaves under "next", perhaps of nested ones, or ``None``."""
     if ("done",) in leaves:
         return any_of(leaves["done",], ndim)
     found: torch.Tensor | None = None

@@ -22,20 +22,10 @@ Worker = Hashable
 
 
 class TrajectoryBatch(NamedTuple):
-    """N complete trajectories, ordered by the rollout in which they end, then by their start.
+    """N complete trajectories, ordered by the rollout in which they end, then by their start."""
 
-    Attributes:
-        td: "padded": [N, T_max] with ``("collector", "mask")``. "cat": [F], concatenated.
-        offsets: int64 [N + 1]; in the flat layout trajectory i is ``td[offsets[i]:offsets[i +
-            1]]``.
-        lengths: Lengths of the trajectories, int64 [N].
-        frames: Number of frames of each worker; the sum is F.
-    """
-
-    td: TensorDictBase
-    offsets: torch.Tensor
-    lengths: torch.Tensor
-    frames: dict[Any, int]
+    td: TensorDictBase  # [N, T_max] with ("collector", "mask") if "padded", else [F]
+    frames: dict[Any, int]  # number of frames of each worker; the sum is F
 
 
 class TrajectoryQueue:
@@ -132,17 +122,12 @@ class TrajectoryQueue:
         return lost
 
     def pop(self, count: int | None = None) -> TrajectoryBatch | None:
-        """Return the next N (or `count`) complete trajectories, or ``None`` if there are fewer.
-
-        Raises:
-            ValueError: Their entries differ; nothing was removed.
-        """
+        """Return the next N (or `count`) complete trajectories, or ``None`` if there are fewer."""
         count = self.trajectories if count is None else count
         if len(self._complete) < count:
             return None
         taken = [self._complete[i] for i in range(count)]
         lengths = torch.tensor([trajectory.frames for trajectory in taken], device="cpu")
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), lengths.cumsum(0)])
         ids = torch.arange(self.next_id, self.next_id + count, device="cpu")
         pieces = [piece for trajectory in taken for piece in trajectory.pieces]
         td: TensorDictBase = _joined(pieces)
@@ -157,14 +142,10 @@ class TrajectoryQueue:
         self._held -= frames
         self.complete_frames -= frames.total()
         self.next_id += count
-        return TrajectoryBatch(td, offsets, lengths, dict(frames))
+        return TrajectoryBatch(td, dict(frames))
 
     def cut(self, worker: Worker) -> int:
-        """Drop the worker's open trajectories, because it died or its environments were reset.
-
-        Returns:
-            Number of lost frames. The worker's complete trajectories are kept.
-        """
+        """Drop the open trajectories of a worker that died or was reset; return their frames."""
         lost = 0
         for key in [key for key in self._open if key[0] == worker]:
             lost += self._open.pop(key).frames
@@ -172,19 +153,13 @@ class TrajectoryQueue:
         self._count_open()
         return lost
 
-    def clear(self) -> dict[Any, int]:
-        """Drop all trajectories, at a new seed or at the end.
-
-        Returns:
-            Number of lost frames, by worker.
-        """
-        lost = self.held
+    def clear(self) -> None:
+        """Drop all trajectories, at a new seed or at the end."""
         self._open.clear()
         self._complete.clear()
         self.complete_frames = 0
         self._held.clear()
         self._count_open()
-        return lost
 
     def _count_open(self) -> None:
         self.open_frames = self._held.total() - self.complete_frames
@@ -225,15 +200,11 @@ class _Piece(NamedTuple):
 
 @dataclass
 class _Trajectory:
-    """The collected part of a trajectory.
-
-    Attributes:
-        begun: Number of earlier frames in its row, and the row.
-    """
+    """The collected part of a trajectory."""
 
     worker: Worker
     id: int | None
-    begun: tuple[int, int]
+    begun: tuple[int, int]  # number of earlier frames in its row, and the row
     pieces: list[_Piece] = field(default_factory=list)
     frames: int = 0
 

@@ -23,13 +23,7 @@ _ALIGNMENT = 64  # bytes; enough for any dtype, a device's widest loads, and a c
 
 
 class Packing:
-    """Layout of several tensors in one block of bytes.
-
-    Attributes:
-        forms: Shape and dtype of each tensor.
-        offsets: Offset of each tensor in bytes.
-        bytes: Size of the block in bytes.
-    """
+    """Layout of tensors in one block of bytes: shapes with dtypes (`forms`), and `offsets`."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.forms = forms_of(tensors)
@@ -219,13 +213,7 @@ class DeviceUploader:
         tensors: Mapping[Key, torch.Tensor],
         finish: Callable[[Tensors], Tensors] | None = None,
     ) -> Tensors:
-        """Return the tensors of a slab on the device, ready for its current stream.
-
-        Args:
-            slab: Slab that the caller must not write any more.
-            tensors: Contiguous views of the slab.
-            finish: Converts the tensors on the device, for example by casts.
-        """
+        """Return the tensors of a slab on the device, ready for its current stream."""
         self._retire()
         host = torch.from_numpy(slab.array())
         start = host.data_ptr()
@@ -301,7 +289,6 @@ class Uploads:
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """Devices that have an uploader."""
         return tuple(self._by_device)
 
     def to(self, device: torch.device) -> DeviceUploader:
@@ -321,9 +308,6 @@ class Uploads:
 
         Args:
             reported: Value of ``td.device`` of the result.
-
-        Raises:
-            TypeError: An entry is neither a strided tensor nor an extra.
         """
         if place.type == "cpu":
             return td
@@ -337,6 +321,5 @@ class Uploads:
         return result if reported is not None else result.clear_device_()
 
     def close(self) -> None:
-        """Wait for all pending copies."""
         for uploader in self._by_device.values():
             uploader.close()

@@ -24,17 +24,11 @@ _EXTRA_STATE = "_extra_state"  # the last part of such a key, as in `nn.Module.s
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a policy at one moment, or some of them.
+    """The weights of a policy at one moment, or some of them."""
 
-    Attributes:
-        tensors: Parameters and buffers by name ("module.0.weight").
-        extra: Serialized extra state by key ("module.0._extra_state").
-        modes: Training mode by module name ("module.0"); the policy itself has the name "".
-    """
-
-    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    extra: Mapping[str, bytes] = field(default_factory=dict)
-    modes: Mapping[str, bool] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name ("module.0.weight")
+    extra: Mapping[str, bytes] = field(default_factory=dict)  # pickled, by "module.0._extra_state"
+    modes: Mapping[str, bool] = field(default_factory=dict)  # by module; "" is the policy itself
 
     def __bool__(self) -> bool:
         return bool(self.tensors or self.extra or self.modes)
@@ -130,12 +124,7 @@ def _gather(
 
 
 def weights_of(policy: Any, argument: str = "policy") -> Weights:
-    """Return the weights of a policy, sharing memory with it; none for a plain callable.
-
-    Raises:
-        TypeError: An extra state cannot be pickled.
-        ValueError: A lazy parameter has no shape yet, or a tensor is on the meta device.
-    """
+    """Return the weights of a policy, sharing memory with it; none for a plain callable."""
     if not isinstance(policy, nn.Module):
         return Weights()
     modules = list(policy.named_modules())
@@ -230,19 +219,12 @@ def named_tensors(policy: Any, argument: str = "policy") -> Iterator[tuple[str, 
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """Names and shapes of a policy's weights. Hashable; false for a policy that is no module.
+    """Names and shapes of a policy's weights. Hashable; false for a policy that is no module."""
 
-    Attributes:
-        leaves: Names, dtypes and shapes of parameters and buffers.
-        extra: Keys of the modules that take an extra state.
-        modules: Names of all modules, which have training modes.
-        tied: Further names of the same parameters, buffers or modules, each with the first name.
-    """
-
-    leaves: tuple[Leaf, ...] = ()
-    extra: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    tied: tuple[tuple[str, str], ...] = ()
+    leaves: tuple[Leaf, ...] = ()  # names, dtypes and shapes of parameters and buffers
+    extra: tuple[str, ...] = ()  # keys of the modules that take an extra state
+    modules: tuple[str, ...] = ()  # names of all modules, which have training modes
+    tied: tuple[tuple[str, str], ...] = ()  # further names of the same, each with the first name
 
     @classmethod
     def of(cls, policy: Any) -> WeightSpec:
@@ -266,11 +248,7 @@ class WeightSpec:
         return bool(self.modules)
 
     def fitted(self, weights: Weights) -> Weights:
-        """Return weights under the first name of each, after checking names and shapes.
-
-        Raises:
-            ValueError: The policy has no weight with that name and shape.
-        """
+        """Return weights under the first name of each, after a check of names and shapes."""
         tied = dict(self.tied)
         tensors = {tied.get(name, name): value for name, value in weights.tensors.items()}
         extra = {tied.get(name, name): value for name, value in weights.extra.items()}
@@ -393,7 +371,6 @@ class PolicyVersion:
         return max(self.number - max(version, self.first), 0)
 
     def count(self) -> None:
-        """Increment the version."""
         self.number += 1
         if self._tracker is not None:
             self._tracker.increment_version()

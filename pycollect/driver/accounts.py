@@ -154,7 +154,6 @@ class Ledger:
             self._accounts = accounts
 
     def _of(self, worker: int) -> Account:
-        """Return a worker's account, which is created if it does not exist."""
         return self._accounts.setdefault(worker, Account())
 
 
@@ -165,9 +164,6 @@ class Statistics:
     """Counts of frames, batches and recent episodes, and the seconds spent in each phase.
 
     One thread counts; any thread may read.
-
-    Attributes:
-        progress: Counters by the names in PROGRESS.
     """
 
     def __init__(self) -> None:
@@ -187,7 +183,6 @@ class Statistics:
         return _Timed(self, phase)
 
     def add_seconds(self, phase: str, seconds: float) -> None:
-        """Add seconds to a phase."""
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def entered(self) -> None:
@@ -204,7 +199,6 @@ class Statistics:
         self._returned = time.perf_counter()
 
     def count_batch(self, frames: int) -> None:
-        """Count a delivered batch with this number of frames."""
         self.frames += frames
         self.batches += 1
 
@@ -213,7 +207,6 @@ class Statistics:
         self._lags[lag] += frames
 
     def count_episodes(self, episodes: Sequence[Episode]) -> None:
-        """Count episodes that ended."""
         self.episodes += len(episodes)
         self._recent.extend(episodes)
 
@@ -302,13 +295,7 @@ def count_slow_paths(workers: Iterable[Iterable[str]]) -> dict[str, int]:
 def flat(
     counts: Mapping[str, Any], report: Mapping[str, Any], workers: str
 ) -> dict[str, int | float | bool]:
-    """Return the statistics of a collector as numbers under TorchRL's names.
-
-    Args:
-        counts: Limits of the stream.
-        report: Report of the source.
-        workers: "aggregate" for the collector, "per_worker" for its workers, or "both".
-    """
+    """Return statistics under TorchRL's names; `workers`: "aggregate", "per_worker" or "both"."""
     each: Mapping[Any, Mapping[str, Any]] = report["workers"]
     numbers: dict[str, Any] = {}
     if workers != "per_worker":

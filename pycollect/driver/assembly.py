@@ -124,25 +124,15 @@ _PROCESSES = 2**32  # ids of workers are smaller
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch with incomplete rollouts, and all views that can be made in advance.
+    """A batch with incomplete rollouts, and all views that can be made in advance."""
 
-    Attributes:
-        slab: Memory of the rollouts.
-        infos: Properties of the workers, in the order of their rows.
-        uploader: Uploads the batch to its device; ``None`` if it stays on the host.
-        steps: Number of steps of each worker, if no rollout ends early.
-        shape: Batch dimensions for these steps.
-        tensors: Tensors in the slab, by key.
-        ids: Each worker's part of the trajectory ids, [P, T].
-    """
-
-    slab: Slab
-    infos: Sequence[WorkerInfo]
-    uploader: DeviceUploader | None
-    steps: Sequence[int]
-    shape: Sequence[int]
-    tensors: dict[Key, torch.Tensor]
-    ids: Sequence[torch.Tensor]
+    slab: Slab  # memory of the rollouts
+    infos: Sequence[WorkerInfo]  # properties of the workers, in the order of their rows
+    uploader: DeviceUploader | None  # ``None`` if the batch stays on the host
+    steps: Sequence[int]  # number of steps of each worker, if no rollout ends early
+    shape: Sequence[int]  # batch dimensions for these steps
+    tensors: dict[Key, torch.Tensor]  # tensors in the slab, by key
+    ids: Sequence[torch.Tensor]  # each worker's part of the trajectory ids, [P, T]
 
 
 class Assembly:
@@ -264,15 +254,7 @@ class Assembly:
         device: torch.device = CPU,
         reported_device: torch.device | None = None,
     ) -> Batch:
-        """Return the batch of rollouts that are all in their rows, for the user to keep.
-
-        Args:
-            pending: The batch with its rollouts.
-            reports: Report of each worker by its id, in the order of rows.
-            ids: Assigns trajectory ids that are unique over all workers.
-            device: Device to deliver the batch to.
-            reported_device: Value of ``td.device``; ``None`` if no device was requested.
-        """
+        """Return the batch of complete rollouts, for the user; `reports` are in row order."""
         info, workers = pending.infos[0], list(reports)
         whole = self._whole(pending, workers)
         in_time = self.along_time(info)  # the dimension of concatenation

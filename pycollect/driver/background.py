@@ -56,7 +56,6 @@ class Background:
         """Start the thread; do nothing if it is running, or after `end`.
 
         Args:
-            step: Function to call until it returns False.
             at_exit: Called if the program ends while the thread runs. It must call `end`.
             is_due: Returns whether `step` may be called now. If not, the thread sleeps until
                 `wake`.

@@ -113,13 +113,7 @@ def blank_batch(
 
 
 def assemble(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
-    """Return the batch as a TensorDict, with observations in the requested dtype.
-
-    Args:
-        batch: The collected batch.
-        options: Options of the stream.
-        uploads: Uploads the batch to its device; ``None`` if it stays on the host.
-    """
+    """Return the batch as a TensorDict with cast observations; on the host without `uploads`."""
     cast = partial(options.cast.apply, leaves=batch.leaves) if options.cast else None
     tensors, device = batch.tensors, batch.reported_device
     if batch.device.type == "cpu" or uploads is None:
@@ -172,8 +166,6 @@ def finish(
     """Return the batch for the caller: split, without ids if not requested, post-processed.
 
     Args:
-        td: The batch, or a part of it.
-        options: Options of the stream.
         host: Entries of the batch that are also in host memory, by key, to find trajectories.
     """
     if options.split_trajs and not options.trajectories:
@@ -219,15 +211,22 @@ def pieces(
 ) -> Iterator[tuple[Mapping[int, int], TensorDictBase]]:
     """Split a batch into the pieces to write; yield each piece with its frames by worker.
 
-    A piece is one rollout, [T] or [*P, T]. A sync batch is written as a whole, flattened without a
-    copy, if the buffer stores single items and so cannot distinguish the two.
+    A piece is one rollout, [T] or [*P, T], without the empty cells at its end if it stopped early.
+    A sync batch is written as a whole, flattened without a copy, if the buffer stores single items
+    and so cannot distinguish the two.
     """
     if batch.joined == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
         td.names = None
         yield batch.frames_of, td.flatten(0, 2 if batch.stacked else 1)
         return
-    for worker, frames, rollout in _rollouts(td, batch):
-        yield {worker: frames}, rollout
+    for worker, _, rollout in rollouts_of(td, batch):
+        for part in rollout.unbind(0) if batch.stacked else (rollout,):
+            part.names = None  # the buffer's items have no time dimension
+            mask = part.get(MASK, None)
+            if mask is None:
+                yield {worker: part.numel()}, part
+            elif frames := int(mask.sum()):
+                yield {worker: frames}, _without_end(part, mask)
 
 
 def _takes_items(options: StreamOptions, td: TensorDictBase) -> bool:
@@ -240,21 +239,6 @@ def _takes_items(options: StreamOptions, td: TensorDictBase) -> bool:
         and (transform is not None and len(transform) == 0)
         and getattr(buffer.storage, "max_size", 0) >= td.numel()
     )
-
-
-def _rollouts(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
-    """Yield worker, number of frames, and frames of each rollout.
-
-    Empty cells at the end of a rollout that stopped early are removed.
-    """
-    for worker, _, rollout in rollouts_of(td, batch):
-        for part in rollout.unbind(0) if batch.stacked else (rollout,):
-            part.names = None  # the buffer's items have no time dimension
-            mask = part.get(MASK, None)
-            if mask is None:
-                yield worker, part.numel(), part
-            elif frames := int(mask.sum()):
-                yield worker, frames, _without_end(part, mask)
 
 
 def extend(td: TensorDictBase, options: StreamOptions) -> None:
@@ -368,9 +352,6 @@ class BufferWrite:
 
     At the end of the context, expected frames that were not written are counted as lost: an
     exception prevented it.
-
-    Attributes:
-        frames: Number of frames written to the buffer.
     """
 
     def __init__(self, ledger: Ledger) -> None:

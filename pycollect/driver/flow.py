@@ -39,7 +39,6 @@ class Flow:
     never holds its collector, so a collector without references is freed at once.
 
     Attributes:
-        options: Options of the stream.
         moving: Lock of the thread that advances the stream.
         ids: Assigns trajectory ids that are unique over all workers.
         entropy: Root of the random streams of a resumed or seeded run.
@@ -98,8 +97,11 @@ class Flow:
     @property
     def has_ended(self) -> bool:
         """Whether all requested frames were collected and no batch remains to be delivered."""
-        total = self.options.total_frames
-        return total is not None and self.frames_collected >= total and not self._has_batch
+        options, queue = self.options, self.queue
+        if options.total_frames is None or self.frames_collected < options.total_frames:
+            return False
+        least = options.trajectories if options.replay_buffer is None else 1  # of any number
+        return queue is None or queue.complete < least
 
     @property
     def more_needed(self) -> bool:
@@ -124,12 +126,6 @@ class Flow:
         """Number of frames that were delivered, wait in the queue, or were cut off there."""
         waiting = 0 if self.queue is None else sum(self.queue.held.values()) + self.cut_frames
         return self.ledger.delivered + waiting
-
-    @property
-    def _has_batch(self) -> bool:
-        """Whether the queue holds a complete batch; a buffer takes any number of trajectories."""
-        least = self.options.trajectories if self.options.replay_buffer is None else 1
-        return self.queue is not None and self.queue.complete >= least
 
     # Frames
 
@@ -195,12 +191,7 @@ class Flow:
         return TrajectoryQueue(self.options.trajectories, form, next_id)
 
     def resume(self, state: CollectorState, dropped: Mapping[int, int]) -> None:
-        """Continue from the state of another run.
-
-        Args:
-            state: State of the other run.
-            dropped: Number of frames of this run that were in flight, by worker; they are lost.
-        """
+        """Continue from the state of another run; frames in flight, `dropped`, are lost."""
         self.ledger.restore(state.ledger)
         for worker, frames in dropped.items():
             self.ledger.issue(worker, frames)
@@ -241,9 +232,9 @@ class Flow:
 
         Warn if a trajectory might never end, and about cells without a frame.
         """
-        if self.options.cast is not None:
-            self.options.cast.check_keys(leaves)
         options = self.options
+        if options.cast is not None:
+            options.cast.check_keys(leaves)
         omits = options.drop_uncollected or options.split_trajs or options.trajectories
         if leaves.dummies and not (self._warned_of_dummies or omits):
             self._warned_of_dummies = True
@@ -254,7 +245,7 @@ class Flow:
             )
         if self.queue is not None and not bounded and not self._warned_of_bounds:
             self._warned_of_bounds = True
-            name = "trajs_per_batch" if self.options.trajs_per_batch else "replay_write_mode"
+            name = "trajs_per_batch" if options.trajs_per_batch else "replay_write_mode"
             warn_user(
                 f"{name}: the environment has no known time limit, and each trajectory is kept in "
                 "memory until it ends; set max_frames_per_traj to limit it"

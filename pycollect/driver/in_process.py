@@ -35,18 +35,13 @@ _SLABS_KEPT = 3
 
 
 class OwnStreams:
-    """Random streams of the worker in this process.
-
-    Attributes:
-        report: Report of the last rollout in this run; ``None`` before it.
-    """
+    """Random streams of the worker in this process."""
 
     def __init__(self, worker: Worker, place: LivePolicy, settle: Callable[[], None]) -> None:
         self._worker, self._place, self._settle = worker, place, settle
         self.report: RolloutReport | None = None
 
     def seed(self, root: int, static: bool) -> int:
-        """Seed and reset everything; return the next seed of the chain."""
         seeds, following = seed_chain(root, self._worker.num_seeds, static)
         self._worker.set_seed(seeds, root)
         return following
@@ -57,7 +52,6 @@ class OwnStreams:
         return {0: WorkerState(self._worker.generator_state())}
 
     def check(self, states: Mapping[int, WorkerState]) -> None:
-        """Raise ValueError unless the state fits the worker."""
         check_generators(0, states[0], 0, self._worker.num_envs)
         if states[0].policy:
             raise ValueError(
@@ -80,21 +74,7 @@ class OwnStreams:
 
 
 class InProcess:
-    """A source with one worker, which collects when a batch is requested.
-
-    Args:
-        flow: Counters and ids of the stream.
-        worker: Steps the environments.
-        policy: The caller's policy, or the one that a factory made.
-        is_owned: Whether a factory made the policy. Then the worker has it on its device.
-        post_hook: Called with each batch before it is delivered.
-
-    Attributes:
-        worker: Steps the environments.
-        policy: The policy that is called.
-        place: The policy, which the worker calls.
-        streams: Random streams of the worker.
-    """
+    """A source with one worker, which collects when a batch is requested."""
 
     is_remote = False
 
@@ -125,7 +105,6 @@ class InProcess:
 
     @property
     def batch_frames(self) -> int:
-        """Number of frames in a batch."""
         return self.worker.num_envs * self.worker.steps
 
     # Collecting
@@ -224,7 +203,6 @@ class InProcess:
             self._issue_ids()
 
     def before_delivery(self, td: TensorDictBase) -> None:
-        """Call the user's hook."""
         if self._post_hook is not None:
             self._post_hook(td)
 
@@ -260,7 +238,6 @@ class InProcess:
             self._post_hook = hook
 
     def call(self, function: Callable[..., Any], calls: Mapping[int, Sequence[Any]]) -> list[Any]:
-        """Call a function with the worker."""
         return [function(self.worker, *arguments) for arguments in calls.values()]
 
     # Reports and shutdown

@@ -28,7 +28,6 @@ class Membership:
     frames of a batch anew.
 
     Attributes:
-        batch_frames: Number of frames in a full batch.
         changed: Whether the workers of a sync collector changed since they last shared the frames.
     """
 
@@ -51,8 +50,6 @@ class Membership:
         """Start the first workers and check them."""
         self._group.start(plans, self._place.check_alive)
         self._next_index = len(plans)
-        if self._options.sync:
-            check_alike(self._group.infos)
         self._check(self._group.present)
         frames = [info.frames for info in self._group.infos.values()]
         self.batch_frames = sum(frames) if self._options.sync else max(frames)
@@ -67,17 +64,15 @@ class Membership:
         self._assembly.prepare(self._group.infos, in_place, uploaders)
 
     def _check(self, workers: Sequence[WorkerRecord]) -> None:
+        if self._options.sync:
+            check_alike(self._group.infos)
         for worker in workers:
             info = worker.info
             check_uneven(self._options.joined, self._options.ragged, bool(info.batch_size))
             self._flow.check_environment(info.leaves, info.bounded)
 
     def add(self, plans: Callable[[int], Sequence[WorkerPlan]]) -> list[int]:
-        """Start more workers and return their ids.
-
-        Args:
-            plans: Makes their plans for ids from the argument on, and raises errors about them.
-        """
+        """Start more workers by `plans`, which gets their first id; return their ids."""
         with self._flow.moving:
             self._flow.check_not_collecting("add_collectors")
             self._flow.check_open()
@@ -93,8 +88,6 @@ class Membership:
             return [worker.index for worker in workers]
 
     def _accept(self, workers: Sequence[WorkerRecord]) -> None:
-        if self._options.sync:
-            check_alike(self._group.infos)
         self._check(workers)
         self._place.check_new(workers)
         if not self._options.sync:
@@ -114,11 +107,7 @@ class Membership:
             self._waiter.call_all({worker.index: worker.initial_call})
 
     def remove(self, worker_ids: int | Sequence[int]) -> None:
-        """End workers once they have delivered their requested rollouts.
-
-        Raises:
-            ValueError: An id is unknown, or no worker would be left.
-        """
+        """End workers once they have delivered their requested rollouts."""
         with self._flow.moving:
             self._flow.check_not_collecting("remove_collectors")
             self._flow.check_open()
@@ -152,15 +141,7 @@ class Membership:
         self.settle()
 
     def reset(self, flags: Sequence[bool] | None) -> None:
-        """Reset the environments of some workers and drop their rollouts.
-
-        Args:
-            flags: One flag per worker, by id; ``None`` means all workers.
-
-        Raises:
-            ValueError: The number of flags differs from the number of workers.
-            RuntimeError: Only some workers of a sync collector are reset while it prefetches.
-        """
+        """Reset the environments of some workers, by id, or of all; drop their rollouts."""
         flow = self._flow
         chosen = self._chosen(flags)
         if len(chosen) == len(self._group.present):
@@ -218,13 +199,7 @@ _PLACE = 2**32 - 1  # key of the place's seed; ids of workers are smaller
 
 
 class GroupStreams:
-    """Random streams of a group of workers, seeded or resumed while nothing is in flight.
-
-    Args:
-        group: The workers.
-        waiter: Waits for the workers.
-        place: Where the policy is called.
-    """
+    """Random streams of a group of workers, seeded or resumed while nothing is in flight."""
 
     def __init__(self, group: WorkerGroup, waiter: WorkerWaiter, place: PolicyPlace) -> None:
         self._group, self._waiter, self._place = group, waiter, place

@@ -37,15 +37,6 @@ class Nest:
     Args:
         spec: Spec of the worker. Its `entry` has one entry per process.
         policy: The pickled policy or its factory, which is passed on without unpickling.
-        options: How the processes collect.
-
-    Attributes:
-        size: Number of processes.
-        scheduler: The scheduler of the processes.
-
-    Raises:
-        SharedMemoryError: Processes cannot share memory here.
-        ValueError: The processes' rollouts differ in form, which is not allowed even if async.
     """
 
     # The processes call the hooks.
@@ -103,7 +94,6 @@ class Nest:
         self.placement = Placement(self.leaves.layout(), 1, math.prod(envs), steps)
 
     def info(self) -> WorkerInfo:
-        """Return a description of the nest, without its process."""
         infos = list(self._infos.values())
         return replace(
             infos[0],
@@ -118,12 +108,10 @@ class Nest:
 
     @property
     def _infos(self) -> dict[int, WorkerInfo]:
-        """Properties of each built process, by index."""
         return self.scheduler.group.infos
 
     @property
     def _present(self) -> list[WorkerRecord]:
-        """Records of the processes."""
         return self.scheduler.group.present
 
     @property
@@ -142,9 +130,6 @@ class Nest:
         """Collect one rollout into a row of a slab; see :meth:`Worker.collect`.
 
         Async processes may have requests from before, with other values of `random`.
-
-        Raises:
-            WorkerError: A process died too often.
         """
         if self._new_weights is not None or policy_version != self._version:
             self._flow.version.number = policy_version
@@ -218,11 +203,9 @@ class Nest:
         return {reason: frames for reason, frames in new.items() if frames}
 
     def load_weights(self, weights: Weights) -> None:
-        """Use these weights for the rollouts that start from the next `collect` on."""
         self._new_weights = weights
 
     def set_hook(self, name: str, hook: Any) -> None:
-        """Set a hook of all processes, from their next rollout on."""
         self.scheduler.set_hook(name, hook)
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
@@ -235,7 +218,6 @@ class Nest:
         self._begin({index: (set_seed, own, root << 32 | self.index) for index, own in each})
 
     def resume(self, state: GeneratorState | NestState, seeds: Sequence[int]) -> None:
-        """Reset, and continue with these generator states."""
         assert isinstance(state, NestState)
         split = self._split(seeds)
         self._begin(
@@ -258,17 +240,14 @@ class Nest:
         self.scheduler.waiter.begin_all(calls)
 
     def reset(self) -> None:
-        """Reset all environments, which ends open trajectories."""
         self.scheduler.members.reset(None)
 
     def generator_state(self) -> NestState | None:
-        """Return the states of the processes' generators, or ``None`` unless all are known."""
         states = [process.generators for process in self._present]
         known = tuple(state for state in states if isinstance(state, GeneratorState))
         return NestState(known) if len(known) == len(states) else None
 
     def set_share(self, frames: int) -> None:
-        """Collect this number of frames per rollout from now on."""
         if self._flow.ledger.in_flight:  # prefetched rollouts have the old size; drop them
             self.scheduler.members.reset(None)
         self.scheduler.waiter.resize(self._share(frames))
@@ -301,7 +280,6 @@ class _NestBell:
 
     @property
     def count(self) -> int:
-        """Number of rings so far."""
         return self._bell.count
 
     def wait_ring(self, seen: int, seconds: float) -> bool:

@@ -55,24 +55,14 @@ _ROUNDING = 1e-9  # 0.7 * 10 is a little more than 7
 
 @dataclass(frozen=True)
 class Preemption:
-    """Once enough workers are done, the others stop after their current step.
+    """Once enough workers are done, the others stop after their current step."""
 
-    Attributes:
-        threshold: Share of the workers that must be done, 0 to 1.
-        min_fraction: Share of its steps that every worker makes.
-    """
-
-    threshold: float
-    min_fraction: float = 0.0
+    threshold: float  # share of the workers that must be done, 0 to 1
+    min_fraction: float = 0.0  # share of its steps that every worker makes
 
     @classmethod
     def checked(cls, threshold: Any, min_fraction: Any, sync: bool) -> Preemption | None:
-        """Check both arguments; return None without preemption.
-
-        Raises:
-            ValueError: A number is out of range, the collector is async, or only `min_fraction` is
-                given.
-        """
+        """Check both arguments; return None without preemption."""
         if threshold is None:
             if min_fraction:
                 raise ValueError(
@@ -112,21 +102,12 @@ def _check_compress(name: str, value: Any) -> bool:
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """Management of workers in other processes, and the response to failures.
+    """Management of workers in other processes, and the response to failures."""
 
-    Attributes:
-        sync: Whether a batch needs a rollout of every worker.
-        built_by_workers: Whether a factory makes the policy in each worker, so that this process
-            has none.
-        uneven: Whether the rollouts of a batch may have different numbers of steps.
-        padded: Whether rollouts of different lengths all take the space of the longest in the
-            batch.
-    """
-
-    sync: bool
-    built_by_workers: bool = False
-    uneven: bool = False
-    padded: bool = False
+    sync: bool  # whether a batch needs a rollout of every worker
+    built_by_workers: bool = False  # a factory makes the policy in each worker; none is here
+    uneven: bool = False  # whether the rollouts of a batch may have different numbers of steps
+    padded: bool = False  # rollouts of different lengths all take the space of the longest
     joined: str | int | None = argument(
         None,
         check_joined,
@@ -254,12 +235,7 @@ class RemoteOptions:
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Options of the stream, for all collectors.
-
-    Attributes:
-        sends: Whether a weight update changes the workers' weights.
-        tracker: Object that counts policy versions too, such as TorchRL's PolicyVersion, or None.
-    """
+    """Options of the stream, for all collectors."""
 
     frames_per_batch: int = argument(
         REQUIRED,
@@ -373,8 +349,8 @@ class StreamOptions:
         ),
         in_kwargs=True,
     )
-    sends: bool = True
-    tracker: Any = None
+    sends: bool = True  # whether a weight update changes the workers' weights
+    tracker: Any = None  # counts policy versions too, such as TorchRL's PolicyVersion
 
     @property
     def trajectories(self) -> int:

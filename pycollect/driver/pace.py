@@ -13,15 +13,10 @@ _UPDATES_REMEMBERED = 8
 
 
 class Pace(NamedTuple):
-    """How the learner alternates between batches and weight updates.
+    """How the learner alternates between batches and weight updates."""
 
-    Attributes:
-        batches: Minimum number of batches that it takes between two updates, at least 1.
-        versions: Maximum number of policy versions that it then counts at once, at least 1.
-    """
-
-    batches: int = 1
-    versions: int = 1
+    batches: int = 1  # minimum number of batches that it takes between two updates, at least 1
+    versions: int = 1  # maximum number of policy versions that it then counts at once, at least 1
 
 
 def first_too_late(slacks: Iterable[int], before_update: int, pace: Pace) -> int | None:
@@ -45,10 +40,6 @@ class PolicyLagLimit:
 
     It assumes that the learner keeps the pace of its last updates. Until it has seen two of them,
     it assumes an update after every batch.
-
-    Args:
-        limit: Maximum lag.
-        version: The policy's.
     """
 
     def __init__(self, limit: int, version: PolicyVersion) -> None:
@@ -75,7 +66,6 @@ class PolicyLagLimit:
 
     @property
     def pace(self) -> Pace:
-        """Pace of the last updates."""
         return Pace(max(1, min(self._gaps, default=1)), max(self._jumps, default=1))
 
     def may_start(self, versions: Sequence[int], learner_waits: bool, at_once: int) -> bool:
@@ -108,11 +98,7 @@ class PolicyLagLimit:
 
 
 class Pacing:
-    """Limits the frames of a stream by the number of weight updates.
-
-    Args:
-        wake: Called after each update, because more frames are allowed.
-    """
+    """Limits the frames of a stream by the number of updates, and calls `wake` after each."""
 
     def __init__(self, flow: Flow, wake: Callable[[], None]) -> None:
         self._flow, self._wake = flow, wake
@@ -120,7 +106,6 @@ class Pacing:
         self._first: tuple[int, int] | None = None  # frames and updates when it began
 
     def count_update(self) -> None:
-        """Count an update of the weights."""
         self._updates += 1
         self._wake()
 

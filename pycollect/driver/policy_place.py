@@ -69,13 +69,7 @@ class PolicyPlace(ABC):
 
     @abstractmethod
     def update(self, source: Any, worker_ids: WorkerIds, wait: bool) -> None:
-        """Send weights from a source, or from a dict by worker, to workers.
-
-        Args:
-            source: Source of the weights; ``None`` sends the policy's own weights.
-            worker_ids: Ids of the workers; ``None`` means all.
-            wait: Whether to wait until the workers have received the weights.
-        """
+        """Send workers weights from a source or a dict by worker; ``None``: the policy's own."""
 
     @abstractmethod
     def receive(self, source: Any) -> None:
@@ -157,14 +151,7 @@ def by_worker(source: Any) -> dict[int, Any] | None:
 
 
 def for_all(source: Any, worker_ids: WorkerIds, workers: Sequence[int]) -> Any:
-    """Return the weights for all workers if one policy acts for them; None means the policy's.
-
-    Args:
-        workers: Ids of all workers.
-
-    Raises:
-        ValueError: Different weights are requested for some workers.
-    """
+    """Return the weights for all workers if one policy acts for them; None means the policy's."""
     known = sorted(workers)
     ids = check_worker_ids(worker_ids, known)
     each = by_worker(source)
@@ -233,11 +220,8 @@ class LivePolicy(PolicyPlace):
     """A policy that is called in the caller's process, so that it has new weights at once.
 
     Args:
-        flow: Counters and ids of the stream.
         caller: Calls the policy. It has a copy if that is on another device.
-        policy: The user's policy.
         is_owned: Whether a factory made the policy, so that only the collector has it.
-        workers: Returns the ids of the present workers.
     """
 
     def __init__(
@@ -253,11 +237,9 @@ class LivePolicy(PolicyPlace):
         self._sends = flow.options.sends
 
     def current(self) -> Weights:
-        """Return the weights of the user's policy."""
         return weights_of(self.policy)
 
     def check(self, weights: Weights) -> None:
-        """Raise ValueError unless the weights fit the policy."""
         check_loads(self.policy, weights)
 
     def update(self, source: Any, worker_ids: WorkerIds, wait: bool) -> None:
@@ -300,13 +282,6 @@ class InDriver(LivePolicy):
     """A policy that the driver calls for workers while it waits for them.
 
     Workers that share no memory with the driver call copies of it.
-
-    Args:
-        server: Calls the policy for all workers.
-        flow: Counters and ids of the stream.
-        group: The workers.
-        options: How workers are managed.
-        policy: The user's policy.
     """
 
     def __init__(
@@ -322,10 +297,9 @@ class InDriver(LivePolicy):
         self._sending = threading.Lock()
         self._sent_after = 0  # delivered batches at the last update of copies
         self._server = server
-        server.count_by(flow.version)
+        server.version = flow.version
         server.count_pending_by(group.pending)
-        flow.policy_stream = PolicyStream(server.device)
-        server.call_on(flow.policy_stream)
+        server.stream = flow.policy_stream = PolicyStream(server.device)
 
     def send_first(self) -> None:
         """Send the weights to copies, because a factory may have made them with others."""
@@ -371,7 +345,6 @@ class InDriver(LivePolicy):
             self._send_to_copies()
 
     def seed(self, root: int) -> None:
-        """Seed the random draws of the policy."""
         self._server.seed(root)
 
     def resume(self, state: CollectorState) -> None:

@@ -39,12 +39,6 @@ class InWorkers(PolicyPlace):
     """A policy that each worker calls, with weights that a caller passes or its policy has.
 
     Any thread may call `update` and `push_to_worker`, even while a batch is collected.
-
-    Args:
-        flow: Counters and ids of the stream.
-        group: The workers.
-        options: How workers are managed.
-        policy: The caller's policy; ``None`` for random actions, or if workers build the policy.
     """
 
     def __init__(self, flow: Flow, group: WorkerGroup, options: RemoteOptions, policy: Any) -> None:
@@ -81,7 +75,6 @@ class InWorkers(PolicyPlace):
         return weights.updated(newest) if self._sent_others or not weights else weights
 
     def check(self, weights: Weights) -> None:
-        """Raise ValueError unless a state's weights fit all workers' policies."""
         if not self._options.built_by_workers:
             check_loads(self.policy, weights)
         elif weights:
@@ -112,7 +105,6 @@ class InWorkers(PolicyPlace):
             await_weights(sent)
 
     def receive(self, source: Any) -> None:
-        """Send all workers the weights of a source."""
         self.update(source, None, False)
 
     def push_to_worker(self, worker: WorkerRecord, source: Any) -> None:
@@ -193,12 +185,7 @@ class InWorkers(PolicyPlace):
     def _push(
         self, targets: Sequence[TargetedWeights], acknowledge: bool, individual: bool = False
     ) -> SentWeights:
-        """Count a new version and send it; return the workers and calls that can be awaited.
-
-        Args:
-            acknowledge: Whether the workers must confirm that they have the weights.
-            individual: Whether each of the workers has its own weights.
-        """
+        """Count a new version and send it; return the workers and calls that can be awaited."""
         version = self._flow.version
         with self._pushing:
             if not self._shared_version:
@@ -220,14 +207,6 @@ class InPolicyProcess(InWorkers):
     """A policy that a process of this machine calls for workers. It is managed like a worker.
 
     Workers that share no memory with it call copies of the policy.
-
-    Args:
-        plan: Plan of the process.
-        engine: Starts the process. It is left when the place is closed.
-        flow: Counters and ids of the stream.
-        group: The workers.
-        options: How workers are managed.
-        policy: The caller's policy, or ``None``.
     """
 
     def __init__(
@@ -309,7 +288,6 @@ class InPolicyProcess(InWorkers):
 
     @property
     def failure(self) -> str | None:  # type: ignore[override]
-        """Reason for the last replacement of the process, or ``None``."""
         return self._record.failure
 
     def death(self) -> WorkerDied | None:
@@ -358,9 +336,6 @@ class InPolicyProcess(InWorkers):
         """Start a replacement with the same weights, and wait until it serves.
 
         It may be called again after an interrupt, and then continues.
-
-        Raises:
-            WorkerError: The process died too often.
         """
         record = self._record
         self._stalls.note_progress(record)
@@ -395,6 +370,5 @@ class InPolicyProcess(InWorkers):
         return {"server": entry}
 
     def close(self, timeout: float | None) -> None:
-        """End the process and leave its engine. Idempotent."""
         self._group.close(timeout)
         self._engine.leave()

@@ -22,8 +22,6 @@ class WorkerPlan:
     """Everything that a worker and its replacements are built from.
 
     Attributes:
-        spec: Environments and options of the worker.
-        policy: The pickled policy or factory.
         options: Options of the engine for the worker's process.
         copy: Function that pickles the policy for a worker that shares no memory with the driver,
             if `policy` is a client of central inference. Otherwise ``None``.
@@ -39,42 +37,25 @@ class WorkerPlan:
 class WorkerRecord:
     """The driver's view of one worker.
 
-    Attributes:
-        plan: Plan that the worker was built from.
-        starting: Handle of a worker that is not built yet; ``None`` once it is built.
-        handle: Handle of the built worker. While a replacement starts, that of its predecessor.
-        info: Properties of the built worker. While a replacement starts, those of its predecessor.
-        requests: Requested rollouts that are not part of a batch yet, oldest first.
-        initial_call: Function and arguments that the worker must run before its first rollout.
-        report: Report of the last rollout that became part of a batch; ``None`` before it, and
-            after seeding.
-        version: Policy version of that rollout.
-        frames: Number of frames that became part of a batch.
-        since_update: Number of batches since the worker last received weights.
-        deaths: Number of delivered batches at each recent death.
-        failure: Reason of the last replacement; ``None`` if the worker was never replaced.
-        leaving: Whether no more rollouts are requested from the worker.
-        started: Time at which the process was started, by the monotonic clock.
-        overdue: Reason for giving up the start; empty if it was not given up.
-        process_restarts: Number of replaced processes of the worker, by its incarnation.
+    While a replacement starts, `handle` and `info` are those of its predecessor.
     """
 
-    plan: WorkerPlan
-    starting: AnyHandle | None
-    handle: WorkerHandle = field(init=False)
-    info: WorkerInfo = field(init=False)
-    requests: deque[RolloutRequest] = field(default_factory=deque)
-    initial_call: tuple[Any, ...] | None = None
-    report: RolloutReport | None = None
-    version: int = 0
-    frames: int = 0
-    since_update: int = 0
-    deaths: list[int] = field(default_factory=list)
-    failure: str | None = None
-    leaving: bool = False
-    started: float = field(default_factory=time.monotonic)
-    overdue: str = ""
-    process_restarts: dict[int, int] = field(default_factory=dict)
+    plan: WorkerPlan  # plan that the worker was built from
+    starting: AnyHandle | None  # handle while it is not built yet; ``None`` once it is built
+    handle: WorkerHandle = field(init=False)  # handle of the built worker
+    info: WorkerInfo = field(init=False)  # properties of the built worker
+    requests: deque[RolloutRequest] = field(default_factory=deque)  # of no batch yet, oldest first
+    initial_call: tuple[Any, ...] | None = None  # function and arguments to run before a rollout
+    report: RolloutReport | None = None  # of the last rollout in a batch; ``None`` after seeding
+    version: int = 0  # policy version of that rollout
+    frames: int = 0  # number of frames that became part of a batch
+    since_update: int = 0  # number of batches since the worker last received weights
+    deaths: list[int] = field(default_factory=list)  # delivered batches at each recent death
+    failure: str | None = None  # reason of the last replacement
+    leaving: bool = False  # whether no more rollouts are requested from the worker
+    started: float = field(default_factory=time.monotonic)  # when the process was started
+    overdue: str = ""  # reason for giving up the start; empty if it was not given up
+    process_restarts: dict[int, int] = field(default_factory=dict)  # replaced, by incarnation
 
     @property
     def index(self) -> int:
@@ -167,11 +148,7 @@ class _Progress:
 
 
 class StallDetector:
-    """Detects workers that no longer make steps.
-
-    Args:
-        timeout: Number of seconds without a step; ``None`` disables the detection.
-    """
+    """Detects workers that no longer make steps."""
 
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
@@ -216,9 +193,6 @@ class StartTimer:
     The start time of a worker excludes the time in which its process was runnable but had no CPU.
     So a process that works is given enough time on a busy machine, and a process that hangs is late
     after the same time as on an idle machine.
-
-    Args:
-        limit: Maximum start time in seconds.
     """
 
     def __init__(self, limit: float) -> None:

@@ -27,24 +27,7 @@ from pycollect.worker.report import RolloutReport
 
 
 class Scheduler:
-    """Requests rollouts from workers, waits for them, and joins them into batches.
-
-    Args:
-        flow: Counters and ids of the stream.
-        options: How workers are managed.
-        plans: One plan per worker.
-        policy: The caller's policy; ``None`` for random actions, or if workers build the policy.
-        engine: Starts the workers. It is left when the scheduler is closed.
-        place: Makes the PolicyPlace. By default, workers call the policy.
-
-    Attributes:
-        group: The present workers.
-        members: Adds, removes and resets workers.
-        waiter: Waits for workers.
-        place: Where the policy is called, and how it gets new weights.
-        streams: Random streams of the workers.
-        assembly: Slabs and layout of the batches.
-    """
+    """Requests rollouts from workers, waits for them, and joins them into batches."""
 
     is_remote = True
 
@@ -219,7 +202,6 @@ class Scheduler:
         self.group.release(worker)
 
     def _pending(self, workers: Sequence[WorkerRecord]) -> PendingBatch:
-        """Return the pending batch of the workers' oldest rollouts."""
         infos = [worker.info for worker in workers]
         uploader = self._flow.uploads.uploader_for(workers[0].batch_device)
         return self.assembly.pending(workers[0].requests[0], infos, uploader)
@@ -260,10 +242,6 @@ class Scheduler:
         """Request rollouts until each worker has `depth` of them, one per worker in turn.
 
         Sync rounds are requested from all workers or from none.
-
-        Args:
-            depth: Number of requests per worker.
-            learner_waits: No weights arrive before the next batch is delivered.
         """
         if self._flow.failing is not None:
             return
@@ -323,8 +301,6 @@ class Scheduler:
         A worker process closes its copy of a hook that has a method `close`.
 
         Args:
-            name: Name of the hook.
-            hook: Function to call, or ``None`` to remove the hook.
             workers: Ids of the workers that call it. Defaults to ``None``: all, also later ones.
         """
         alone = workers is not None

@@ -22,10 +22,6 @@ class PolicyCopy:
     """The policy for workers that share no memory with this process, if others use a server.
 
     It is pickled for each of them, because its weights may have changed.
-
-    Args:
-        put: Method of the engine that shares bytes with several workers.
-        pickle: Pickles the policy.
     """
 
     def __init__(self, put: Callable[[bytes], SharedValue], pickle: Callable[[], bytes]) -> None:
@@ -42,11 +38,7 @@ class PolicyCopy:
 
 
 class HookSender:
-    """Sends hooks to workers, and keeps the newest for workers that start later.
-
-    Args:
-        put: Method of the engine that shares bytes with several workers.
-    """
+    """Sends hooks to workers, and keeps the newest for workers that start later."""
 
     def __init__(self, put: Callable[[bytes], SharedValue]) -> None:
         self._put = put
@@ -57,18 +49,7 @@ class HookSender:
     def send(
         self, name: str, hook: Any, workers: Sequence[WorkerRecord], alone: bool = False
     ) -> None:
-        """Send a hook to workers.
-
-        Args:
-            name: Name of the hook.
-            hook: Function to call, or ``None`` to remove the hook.
-            workers: Workers that receive it.
-            alone: Whether only these workers use it. If ``False``, workers that start later also
-                get it.
-
-        Raises:
-            TypeError: The hook cannot be pickled.
-        """
+        """Send a hook to these workers; unless `alone`, also to workers that start later."""
         try:
             pickled = cloudpickle.dumps(hook)
         except Exception as error:
@@ -96,30 +77,19 @@ class HookSender:
 
 @dataclass(frozen=True)
 class Assignment:
-    """All weights of a worker, because a later update may contain only some names.
+    """All weights of a worker, because a later update may contain only some names."""
 
-    Attributes:
-        serial: Number of the update; 0 before the first one.
-        version: Policy version of these weights.
-        weights: The weights by name.
-        packed: Weights as one buffer, by the layout of a worker's weights.
-    """
-
-    serial: int = 0
+    serial: int = 0  # number of the update; 0 before the first one
     version: int = 0
     weights: Weights = NO_WEIGHTS
-    packed: dict[WeightSpec, SharedValue] = field(default_factory=dict)
+    packed: dict[WeightSpec, SharedValue] = field(default_factory=dict)  # weights as one buffer
 
 
 _NOTHING = Assignment()
 
 
 class WeightSender:
-    """Sends weights to workers, and keeps them for replacements.
-
-    Args:
-        put: Method of the engine that shares a buffer with several workers.
-    """
+    """Sends weights to workers, and keeps them for replacements."""
 
     def __init__(self, put: Callable[[Memory | Buffer], SharedValue]) -> None:
         self._put = put
@@ -164,8 +134,6 @@ class WeightSender:
 
         Args:
             weights: New weights, perhaps only some of the names.
-            workers: Workers that receive them.
-            version: Policy version of the weights.
             acknowledge: Whether the workers must confirm that they have the weights.
             individual: Whether each of the workers has its own weights.
         """

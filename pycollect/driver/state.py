@@ -18,18 +18,11 @@ _FORMAT = "pycollect 1"
 
 @dataclass(frozen=True)
 class WorkerState:
-    """State of one worker at the end of its last delivered rollout.
+    """State of one worker at the end of its last delivered rollout."""
 
-    Attributes:
-        generators: States of the worker's random generators; ``None`` if it draws from generators
-            of the program.
-        policy: Individual weights of the worker; empty if it has the weights of all workers.
-        version: Policy version of the individual weights.
-    """
-
-    generators: GeneratorState | NestState | None = None
-    policy: Weights = NO_WEIGHTS
-    version: int = 0
+    generators: GeneratorState | NestState | None = None  # ``None``: it draws from the program's
+    policy: Weights = NO_WEIGHTS  # individual weights; empty: those of all workers
+    version: int = 0  # policy version of the individual weights
 
 
 def check_generators(worker: int, state: WorkerState, processes: int, envs: int) -> None:
@@ -61,29 +54,17 @@ def check_generators(worker: int, state: WorkerState, processes: int, envs: int)
 
 @dataclass(frozen=True)
 class CollectorState:
-    """State of a collector's stream after a delivered batch.
+    """State of a collector's stream after a delivered batch."""
 
-    Attributes:
-        entropy: Root of the random streams that do not come from a worker's generators.
-        batches: Number of delivered batches.
-        episodes: Number of episodes that ended.
-        trajectories: Number of trajectory ids assigned.
-        policy_version: Number of weight updates.
-        progress: Counters by the names in PROGRESS.
-        policy: Weights by name; empty if the collector does not know them.
-        ledger: Result of :meth:`Ledger.state`.
-        workers: State of each worker, by id.
-    """
-
-    entropy: int
+    entropy: int  # root of the random streams that do not come from a worker's generators
     batches: int
     episodes: int
-    trajectories: int
+    trajectories: int  # number of trajectory ids assigned
     policy_version: int
-    progress: dict[str, int]
-    policy: Weights
+    progress: dict[str, int]  # counters by the names in PROGRESS
+    policy: Weights  # weights by name; empty if the collector does not know them
     ledger: dict[str, Any]
-    workers: dict[int, WorkerState]
+    workers: dict[int, WorkerState]  # state of each worker, by id
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict of tensors, numbers, strings, lists and dicts, all copied.
@@ -108,15 +89,7 @@ class CollectorState:
 
     @classmethod
     def from_dict(cls, source: Any, workers: Iterable[int]) -> CollectorState:
-        """Return the state from a dict of `to_dict`, or from a state of TorchRL.
-
-        Args:
-            workers: Ids of the collector's workers, which the state must have.
-
-        Raises:
-            TypeError: The source is neither a dict nor a list of dicts.
-            ValueError: Entries are missing, of a wrong type, or of other workers.
-        """
+        """Return the state from a dict of `to_dict`, or from a state of TorchRL."""
         ids = sorted(workers)
         if isinstance(source, Sequence) and not isinstance(source, str):
             return _from_torchrl(list(source), ids)
@@ -218,11 +191,7 @@ def _checked_ledger(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_torchrl(sources: Sequence[Any], ids: list[int]) -> CollectorState:
-    """Return weights, policy versions and counters; TorchRL has no generators or ids.
-
-    Args:
-        sources: State of one collector, which may contain one dict per worker, or a list of states.
-    """
+    """Return weights, versions and counters of one TorchRL collector, or of a list of them."""
     for source in sources:
         if not (isinstance(source, Mapping) and "iter" in source):
             raise TypeError(

@@ -68,10 +68,6 @@ class Stream:
 
     A batch is delivered as it was collected, as complete trajectories, or by writes to the replay
     buffer. Its frames are counted in the ledger.
-
-    Args:
-        flow: Accounts of the stream.
-        source: Fills them.
     """
 
     def __init__(self, flow: Flow, source: Source) -> None:

@@ -13,7 +13,7 @@ from pycollect.driver.flow import Flow
 from pycollect.driver.options import RemoteOptions
 from pycollect.driver.policy_place import SERVER_DIED, PolicyPlace
 from pycollect.driver.records import StallDetector, WorkerRecord
-from pycollect.driver.workers import WorkerGroup
+from pycollect.driver.workers import WorkerGroup, with_log
 from pycollect.errors import (
     WorkerDied,
     WorkerError,
@@ -28,14 +28,7 @@ _SILENCE_SECONDS = 60.0
 
 
 class WorkerWaiter:
-    """Waits for workers; replaces dead or stalled workers, and their inference process.
-
-    Args:
-        flow: Counters and ids of the stream.
-        group: The workers.
-        options: How workers are managed.
-        place: Place of the policy of the workers.
-    """
+    """Waits for workers; replaces dead or stalled workers, and their inference process."""
 
     def __init__(
         self, flow: Flow, group: WorkerGroup, options: RemoteOptions, place: PolicyPlace
@@ -91,7 +84,8 @@ class WorkerWaiter:
         except Exception as error:
             if is_interrupt(error):
                 raise
-            if self._is_server_failure(worker, error):
+            memory_gone = worker.starting and isinstance(error, SharedMemoryError)
+            if memory_gone and self._place.has_died():
                 return None  # the next wait replaces the worker together with its server
             if not self._options.restart_on_error:
                 self._flow.ledger.lose(worker.index, worker.frames_in_flight, "env_error")
@@ -99,11 +93,6 @@ class WorkerWaiter:
             text = f"worker {worker.index} raised {described(error)}"
             self._group.replace(worker, _end_of(worker, text, error), "env_error")
         return None
-
-    def _is_server_failure(self, worker: WorkerRecord, error: Exception) -> bool:
-        """Return whether a worker could not be built because the memory of its server was gone."""
-        starting = worker.starting is not None
-        return starting and isinstance(error, SharedMemoryError) and self._place.has_died()
 
     def _give_up(self, worker: WorkerRecord) -> None:
         """End a stalled worker and replace it."""
@@ -162,12 +151,8 @@ class WorkerWaiter:
             return answer
         except WorkerDied as death:
             self._group.replace(worker, death, "worker_died")
-            raise WorkerError(
-                f"{death}, before it answered a call; it is being replaced",
-                death.worker,
-                death.incarnation,
-                death.remote_traceback,
-            ) from death
+            text = f"{death}, before it answered a call; it is being replaced"
+            raise with_log(death, text) from death
 
     def _replaced(self, worker: WorkerRecord) -> Exception:
         """Return the error for a worker that was replaced before it answered a call."""

@@ -38,17 +38,9 @@ class WorkerGroup:
 
     A worker's death is recorded in the flow: ledger, trajectories and their ids.
 
-    Args:
-        flow: Counters and ids of the stream.
-        engine: Starts the workers.
-        options: How workers are managed.
-
     Attributes:
         present: Workers in the order in which they were added.
         queue: The same workers; the first was served longest ago.
-        former: Released workers.
-        weights: Sends weights to the workers.
-        hooks: Sends hooks to the workers.
     """
 
     def __init__(self, flow: Flow, engine: Engine, options: RemoteOptions) -> None:
@@ -71,7 +63,6 @@ class WorkerGroup:
         return sorted(self.present, key=lambda worker: worker.index)
 
     def ids(self) -> list[int]:
-        """Return the ids of the present workers."""
         return [worker.index for worker in self.present]
 
     @property
@@ -94,12 +85,7 @@ class WorkerGroup:
     def start(
         self, plans: Sequence[WorkerPlan], check: Callable[[], None] | None = None
     ) -> list[WorkerRecord]:
-        """Start workers and wait until they are built; if one of them fails, end them all.
-
-        Args:
-            plans: One plan per worker.
-            check: Called during the wait; raises an exception to end it (default: ``None``).
-        """
+        """Start workers and `check` until all are built; if one of them fails, end them all."""
         all_plans = [*(worker.plan for worker in self.present), *plans]
         self._engine.check_resources([plan.options for plan in all_plans])
         workers: list[WorkerRecord] = []
@@ -130,13 +116,7 @@ class WorkerGroup:
     def _await_built(
         self, workers: Sequence[WorkerRecord], check: Callable[[], None] | None
     ) -> None:
-        """Wait until these started workers are built; see `start`.
-
-        Raises:
-            ValueError: They take too long.
-            WorkerError: One of them died.
-            Exception: Building a worker raised it.
-        """
+        """Wait until these started workers are built; raise if one fails; see `start`."""
         waiting = list(workers)
         while waiting:
             ready = self.wait_any(waiting, CHECK_SECONDS)
@@ -235,11 +215,7 @@ class WorkerGroup:
         worker.started, worker.overdue = time.monotonic(), ""
 
     def await_replaced(self, worker: WorkerRecord, reason: str) -> None:
-        """Wait until a restarted worker is built; restart it again if it dies before that.
-
-        Raises:
-            WorkerError: It died too often.
-        """
+        """Wait until a restarted worker is built; restart it again if it dies before that."""
         while worker.starting:
             self._flow.check_not_closed()
             if self.wait_any([worker], CHECK_SECONDS) is None:
@@ -255,7 +231,6 @@ class WorkerGroup:
         """Let a built replacement continue the work of its predecessor.
 
         Args:
-            worker: The replacement.
             initialize: Sends it what it needs besides `send_all`, before its requests.
 
         Raises:
@@ -334,8 +309,8 @@ def _take_handle(worker: WorkerRecord) -> None:
         worker.starting = None
 
 
-def with_log(death: WorkerDied, text: str, log: str) -> WorkerError:
-    """Return the error for a death, with the worker's last log lines."""
+def with_log(death: WorkerDied, text: str, log: str = "") -> WorkerError:
+    """Return the error for a death, with the worker's last log lines if there are any."""
     return WorkerError(
         f"{text}\nits last log lines:\n{log}" if log else text,
         death.worker,
@@ -347,6 +322,7 @@ def with_log(death: WorkerDied, text: str, log: str) -> WorkerError:
 def check_alike(infos: Mapping[int, WorkerInfo]) -> None:
     """Raise ValueError if the workers' rollouts cannot be joined into one batch."""
     (first, reference), *others = infos.items()
+    expected = _entries(reference)
     for index, info in others:
         if info.batch_size != reference.batch_size:
             raise ValueError(
@@ -354,17 +330,15 @@ def check_alike(infos: Mapping[int, WorkerInfo]) -> None:
                 f"collector; the batch size is {list(reference.batch_size)} in worker {first} and "
                 f"{list(info.batch_size)} in worker {index}"
             )
-        expected: tuple[Leaf | Extra, ...] = (
-            *reference.leaves.layout().leaves,
-            *reference.leaves.extras,
-        )
-        found: tuple[Leaf | Extra, ...] = (*info.leaves.layout().leaves, *info.leaves.extras)
+        found = _entries(info)
         if expected != found:
-            differing = [
-                leaf for leaf in [*expected, *found] if (leaf in expected) != (leaf in found)
-            ]
+            differing = {dotted(entry.key) for entry in set(expected) ^ set(found)}
             raise ValueError(
                 "create_env_fn: expected the same keys, dtypes and shapes from all workers of a "
                 f"sync collector; worker {index} differs from worker {first} in "
-                f"{sorted({dotted(leaf.key) for leaf in differing})}"
+                f"{sorted(differing)}"
             )
+
+
+def _entries(info: WorkerInfo) -> list[Leaf | Extra]:
+    return [*info.leaves.layout().leaves, *info.leaves.extras]

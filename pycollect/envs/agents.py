@@ -23,26 +23,17 @@ _MASKS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
 
 @dataclass(frozen=True)
 class AgentGroup:
-    """Agents with equal leaves and action spaces, stacked in the first dimension of the leaves.
+    """Agents with equal leaves and action spaces, stacked in the first dimension of the leaves."""
 
-    Attributes:
-        name: First part of the keys.
-        agents: Names of the agents, in the order of `possible_agents`.
-        observation_space: Observation space of the first agent, without its action mask.
-        mask_space: Space of the entry "action_mask" of one agent's observation, or ``None``.
-        reward_shape: Shape of one agent's reward.
-    """
-
-    name: str
-    agents: tuple[Hashable, ...]
-    observation_space: Space
-    mask_space: Space | None
+    name: str  # first part of the keys
+    agents: tuple[Hashable, ...]  # names of the agents, in the order of `possible_agents`
+    observation_space: Space  # observation space of the first agent, without its action mask
+    mask_space: Space | None  # of one agent's entry "action_mask", or ``None``
     action_space: Space
-    reward_shape: tuple[int, ...]
+    reward_shape: tuple[int, ...]  # shape of one agent's reward
 
     @property
     def observation(self) -> tuple[Leaf, ...]:
-        """Leaves of the agents' observations."""
         key = (self.name, "observation")
         return self._stacked(self.observation_space, key, "observation_space")
 
@@ -62,17 +53,14 @@ class AgentGroup:
 
     @property
     def flags(self) -> tuple[Leaf, ...]:
-        """Leaves of the agents' done, terminated and truncated flags."""
         return tuple(Leaf((self.name, flag), "bool", (len(self.agents), 1)) for flag in FLAGS)
 
     @property
     def reward(self) -> Leaf:
-        """The leaf of the agents' rewards."""
         return Leaf((self.name, "reward"), "float32", (len(self.agents), *self.reward_shape))
 
     @property
     def action(self) -> tuple[Leaf, ...]:
-        """Leaves of the agents' actions."""
         return self._stacked(self.action_space, (self.name, "action"), "action_space")
 
     @property
@@ -346,11 +334,9 @@ class GroupRow:
             ) from None
 
     def write_mask(self, alive: Sequence[Hashable]) -> None:
-        """Write which agents act."""
         self._mask[:] = [agent in alive for agent in self.agents]
 
     def clear_flags(self) -> None:
-        """Clear the flags of all agents after a reset."""
         for flag in self._flags:
             flag[:] = False
 
@@ -378,11 +364,7 @@ def _described(values: Any) -> Any:
 
 
 def _make_act(group: AgentGroup, place: int) -> Callable[[Sequence[Array]], Iterable[Any]]:
-    """Return `GroupRow.actions_of`.
-
-    Args:
-        place: Index of the group's first array.
-    """
+    """Return `GroupRow.actions_of`."""
     space, count, end = group.action_space, len(group.agents), place + len(group.action)
     if isinstance(space, spaces.Dict | spaces.Tuple):
         act = make_act(space)

@@ -33,33 +33,20 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 class FastStep(NamedTuple):
-    """A step without conversions; the caller converts an observation only if it must.
+    """A step without conversions; the caller converts an observation only if it must."""
 
-    Attributes:
-        step: The environment's own `step`: an observation, a reward, two flags, perhaps more.
-        convert: Returns `Arrays` for an observation that is not yet the expected array.
-        scalars: Whether `step` takes an action of shape () as a numpy scalar instead of an array.
-        names: If an observation is a dict that is not nested, the keys of its leaves, in order.
-        extra_names: The keys of its extras, in the order of `EnvSpec.extras`.
-    """
-
-    step: Callable[[Any], Sequence[Any]]
-    convert: Callable[[Any], Arrays]
-    scalars: bool
-    names: tuple[Any, ...] = ()
-    extra_names: tuple[Any, ...] = ()
+    step: Callable[[Any], Sequence[Any]]  # its own `step`: observation, reward, two flags or more
+    convert: Callable[[Any], Arrays]  # for an observation that is not yet the expected array
+    scalars: bool  # whether `step` takes an action of shape () as a numpy scalar
+    names: tuple[Any, ...] = ()  # keys of the leaves, if an observation is a flat dict
+    extra_names: tuple[Any, ...] = ()  # keys of its extras, in the order of `EnvSpec.extras`
 
 
 class AutoresetCalls(NamedTuple):
-    """A step of environments that reset themselves in the same step.
+    """A step of environments that reset themselves in the same step."""
 
-    Attributes:
-        step: The environment's own `step`.
-        record: Records the result of `step`; returns how many environments have to be reset.
-    """
-
-    step: Callable[[Arrays], Any]
-    record: Callable[[Any], int]
+    step: Callable[[Arrays], Any]  # the environment's own `step`
+    record: Callable[[Any], int]  # records its result; returns how many environments to reset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,11 +168,7 @@ class EnvBatch(ABC):
         return self.spec.num_envs
 
     def truncate_after(self, frames: int) -> bool:
-        """Truncate trajectories after `frames` frames; call this before the first reset.
-
-        Returns:
-            ``False`` if the environment cannot do this; the recorder must then truncate.
-        """
+        """Truncate trajectories from the first reset on; return ``False`` if only recorders can."""
         return False
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
@@ -252,14 +235,7 @@ class EnvBatch(ABC):
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset every environment and return the observations.
-
-        Args:
-            seeds: `num_seeds` seeds, or ``None`` to reset without a seed.
-
-        Raises:
-            ValueError: The number of seeds is not `num_seeds`.
-        """
+        """Reset every environment, with `num_seeds` seeds if any; return the observations."""
 
     @abstractmethod
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
@@ -277,13 +253,10 @@ class EnvBatch(ABC):
 
     @abstractmethod
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset exactly the environments selected by `done` (bool [P]).
+        """Reset exactly the rows of `done` (bool [P]); return observations, defined only there.
 
         Call this after each `step` in which an episode ended or, if `can_reset`, in which the
         collector cuts a trajectory.
-
-        Returns:
-            Observations; only the rows of reset environments are defined.
         """
 
     def send(self, action: Arrays) -> None:
@@ -335,9 +308,6 @@ def reset_env(env: Any, seed: Any) -> Any:
     """Reset an environment, with a seed unless that is ``None``.
 
     If `reset` has no parameter `seed`, call the environment's method `seed`, as TorchRL does.
-
-    Raises:
-        TypeError: A seed is given, but the environment takes none.
     """
     if seed is None:
         return env.reset()
@@ -388,11 +358,7 @@ def close_quietly(env: Any) -> None:
 
 
 def seed_each(seeds: Sequence[int] | None, count: int) -> list[Any]:
-    """Return one seed per environment, a Python int as Gymnasium requires, or ``None`` for each.
-
-    Raises:
-        ValueError: The number of seeds is not `count`.
-    """
+    """Return one seed per environment, a Python int as Gymnasium requires, or ``None`` for each."""
     if seeds is None:
         return [None] * count
     if len(seeds) != count:

@@ -17,16 +17,7 @@ def is_compiled_env(value: Any) -> bool:
 
 
 class CompiledEnvBatch(EnvBatch):
-    """P environments that a recorder steps without Python; batched even if P is 1.
-
-    Args:
-        env: Object of the extension module, with environments that have been reset.
-
-    Raises:
-        ValueError: The module was compiled against another version of the header, there is no
-            environment or no action, an observation key is reserved, or `action_space` does not
-            match the action's leaves.
-    """
+    """P environments that a recorder steps without Python; batched even if P is 1."""
 
     def __init__(self, env: Any) -> None:
         self.compiled: CompiledEnv = CompiledEnv(env)

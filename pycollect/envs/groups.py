@@ -26,9 +26,6 @@ def group_entries(entry: Any, count: int, remote_policy: bool = False) -> list[A
     Args:
         remote_policy: Whether the policy runs in another process. Environments may then step in
             this thread, and a longer list is split into `count` parts.
-
-    Raises:
-        ValueError: The list has the wrong length, or the entry is an environment.
     """
     entry = check_entry(entry)
     if is_env(entry):
@@ -62,12 +59,7 @@ def _parts(entry: list[Any], count: int) -> list[Any]:
 
 
 class EnvGroups:
-    """The environments of one worker, in groups that are stepped separately.
-
-    Attributes:
-        groups: P environments in all, one group after the other.
-        num_seeds: Total number of seeds; see `EnvBatch.num_seeds`.
-    """
+    """The environments of one worker, in groups that are stepped separately."""
 
     def __init__(self, groups: Sequence[EnvBatch]) -> None:
         self.groups = tuple(groups)
@@ -113,12 +105,7 @@ class EnvGroups:
                 )
 
     def rows_at(self, index: Any) -> list[int]:
-        """Return which of the P environments an index into their batch dimensions selects.
-
-        Raises:
-            RuntimeError: There is no batch of environments, or they cannot be reset one by one.
-            IndexError: The index is out of range.
-        """
+        """Return which of the P environments an index into their batch dimensions selects."""
         spec = self.spec
         if not spec.batch_size:
             raise RuntimeError("index: expected None because there is a single environment")
@@ -140,7 +127,6 @@ class EnvGroups:
         return [env for envs in lists for env in envs]
 
     def close(self) -> None:
-        """Close the environments. Idempotent."""
         for group in self.groups:
             group.close()
 
@@ -148,12 +134,7 @@ class EnvGroups:
 def make_groups(
     entry: Any, count: int, make: Callable[[Any], EnvBatch], remote_policy: bool = False
 ) -> EnvGroups:
-    """Make one worker's environments.
-
-    Raises:
-        ValueError: `count` is 2, and the environments step in the thread that calls the policy, the
-            groups are not alike, there is only one environment, or one appears twice.
-    """
+    """Make one worker's environments."""
     if count == 1:
         return EnvGroups([make(entry)])
     groups: list[EnvBatch] = []

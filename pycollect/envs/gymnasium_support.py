@@ -187,7 +187,6 @@ class _ImportedPoint(_EntryPoint):
 
     @cached_property
     def value(self) -> Any:
-        """The entry point."""
         with _keeping_registrations():
             return load_env_creator(self.place)
 
@@ -235,15 +234,7 @@ _GYMNASIUM_SPECS = {
 
 
 def maker(name: str, target: str | EnvSpec) -> Callable[..., gymnasium.Env[Any, Any]]:
-    """Return a callable that makes a registered environment, in any process.
-
-    Args:
-        name: Name of the argument, for errors.
-
-    Raises:
-        gymnasium.error.Error: No environment has that id; the message suggests similar ids.
-        ImportError, TypeError, ValueError: The module in ``module:id`` cannot be imported.
-    """
+    """Return a callable that makes a registered environment, in any process."""
     try:
         spec = target if isinstance(target, EnvSpec) else _spec(target)
         spec = replace(spec, entry_point=load_main_entry(spec.entry_point))

@@ -29,13 +29,7 @@ _PYTHON_DTYPES = {float: "float32", complex: "complex64"}
 
 
 def check_info_keys(value: Any) -> InfoKeys:
-    """Return `info_keys` as key paths, with their dtypes if it is a dict.
-
-    Raises:
-        TypeError: `info_keys` is neither a sequence of strings or tuples of strings, nor a dict
-            from these to numeric dtypes.
-        ValueError: A key is reserved for the collector, or overlaps another key.
-    """
+    """Return `info_keys` as key paths, with their dtypes if it is a dict."""
     if value is None:
         return {}
     if isinstance(value, str) or not isinstance(value, Sequence | Mapping):
@@ -99,9 +93,6 @@ class InfoEnv(EnvBatch):
 
     A leaf is zero in steps whose info lacks the entry. If no info had the entry up to the end of
     the first episode, a warning is issued.
-
-    Raises:
-        ValueError: The environment's infos cannot be read, or the observation has the same key.
     """
 
     def __init__(self, env: EnvBatch, keys: InfoKeys) -> None:
@@ -180,11 +171,7 @@ class InfoEnv(EnvBatch):
         return self._with(self._env.reset(seeds), self._zeros)
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """See `EnvBatch.step`.
-
-        Raises:
-            ValueError: An entry has another shape, or a dtype that cannot be cast safely.
-        """
+        """See `EnvBatch.step`."""
         return self._informed(self._env.step(action))
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:

@@ -69,9 +69,6 @@ def rows_of(info: Any, key: Key, envs: int) -> list[Any]:
 
     A row lacks the entry if Gymnasium's mask ("_" and the entry's name) is ``False``. The info may
     also be a list of dicts, as DictInfoToList and SuperSuit return it.
-
-    Raises:
-        ValueError: The list does not have one info per row.
     """
     if is_list(info):
         if len(info) != envs:

@@ -44,11 +44,6 @@ def check_entry(entry: Any) -> Any:
     """Return an entry as a callable, a list of callables, or an environment.
 
     A Gymnasium id or EnvSpec becomes a callable.
-
-    Raises:
-        TypeError: The entry has another type, or its list contains an environment.
-        ValueError: The list is empty.
-        gymnasium.error.Error: No environment has that id.
     """
     if isinstance(entry, (list, tuple)):
         if not entry:
@@ -146,9 +141,6 @@ def check_distinct(envs: Sequence[Any]) -> None:
 
     Wrappers around one environment count as that environment. Environments inside a vector
     environment are compared, too, unless they are in other processes.
-
-    Raises:
-        ValueError: An environment occurs twice; the message lists its indices, counted from 0.
     """
     inner = [unwrapped for env in envs for unwrapped in _inner_envs(env)]
     places: dict[int, list[int]] = {}
@@ -205,7 +197,7 @@ def make_env_batch(
     final_observation: str | None = None,
     as_arrays: bool = False,
 ) -> EnvBatch:
-    """Make one worker's environments.
+    """Make one worker's environments, to be closed; a vector environment has been reset.
 
     Args:
         create_env_fn: The worker's entry. A callable may return a `gymnasium.Env` (not batched), a
@@ -223,16 +215,6 @@ def make_env_batch(
             not return the last observation of an episode.
         as_arrays: Step vector environments of tensors with numpy arrays. With `info_keys`, or
             observations without a fixed shape and numeric dtype, this is always done.
-
-    Returns:
-        The environments; close them after use. A vector environment has been reset.
-
-    Raises:
-        TypeError: The entry, or a callable's return value, has the wrong type.
-        ValueError: The list is empty, `info_keys` overlap the observation's keys, environments do
-            not fit together, an environment appears twice, a space is not supported,
-            `autoreset_mode` is wrong, missing or without meaning for the environment, or an
-            environment is passed with kwargs.
     """
     make_vector = partial(
         make_vector_env,

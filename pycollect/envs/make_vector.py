@@ -33,11 +33,7 @@ class Autoreset(enum.Enum):
 
 
 def parse_autoreset(value: Any, argument: str) -> Autoreset | None:
-    """Return the mode for `value`: None, Gymnasium's enum, or its name or value in any case.
-
-    Raises:
-        ValueError: `value` is not a mode; the message starts with `argument`.
-    """
+    """Return the mode for `value`: None, Gymnasium's enum, or its name or value in any case."""
     if value is None:
         return None
     text = value.name if isinstance(value, enum.Enum) else value
@@ -93,10 +89,6 @@ def make_vector_env(
             the last observation of an episode.
         as_arrays: Step an environment of tensors with numpy arrays. On a device, every step is then
             copied to the host.
-
-    Raises:
-        ValueError: The mode is unknown or contradicts the declared one, an environment in DISABLED
-            mode ignores `reset_mask`, or a space or size is not supported.
     """
     mode = _read_mode(env, autoreset_mode)
     final_is_unknown = final_observation is not None

@@ -47,11 +47,7 @@ def is_pettingzoo_env(value: Any) -> bool:
 
 
 def as_parallel(env: Any) -> Any:
-    """Return the environment, or a turn-based one converted by PettingZoo to the parallel API.
-
-    Raises:
-        ValueError: The environment is turn-based, and PettingZoo cannot convert it.
-    """
+    """Return the environment, or a turn-based one converted by PettingZoo to the parallel API."""
     if not callable(getattr(env, "agent_iter", None)):
         return env
     if not env.metadata.get("is_parallelizable", False):
@@ -72,7 +68,6 @@ class AgentsRow:
     """One environment that writes its observations, flags and rewards into given arrays.
 
     Args:
-        env: The environment, with the parallel API.
         limit: Number of steps after which an episode is truncated; 0 for no limit.
 
     Attributes:
@@ -191,10 +186,6 @@ class PettingZooEnvs(EnvBatch):
     An episode ends when no agent is left. It has `terminated` if all agents of its last step have
     terminated, otherwise `truncated`. An absent agent has zero observations, all flags set, and a
     mask of ``False``.
-
-    Raises:
-        ValueError: The groups of the environments differ, or `as_parallel` or `agent_groups`
-            raises.
     """
 
     def __init__(self, envs: Sequence[Any], batched: bool) -> None:
@@ -254,7 +245,6 @@ class PettingZooEnvs(EnvBatch):
         return by_name[key[0]]
 
     def info_shape(self, key: Key) -> tuple[int, ...]:
-        """Return the dimension of the group's agents; see `EnvBatch.info_shape`."""
         return (len(self._group_of(key).agents),)
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
@@ -295,7 +285,6 @@ class PettingZooEnvs(EnvBatch):
         return self._buffers
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Step every environment; the next call overwrites the returned buffers."""
         leaves = (action,) if self._one_action else action
         if not self._batched:
             self._rows[0].step(leaves)

@@ -28,10 +28,6 @@ def make_sampler(action_space: Space, num_envs: int, batched: bool) -> Sampler:
 
     Args:
         batched: Whether the arrays have the dimension P.
-
-    Raises:
-        ValueError: The space is not supported; see `leaf_spaces`. The sampler raises it if the
-            number of generators is not P.
     """
     pairs = leaf_spaces(action_space, ("action",), "action_space")
     draws = [_make_draw(space) for _, space in pairs]

@@ -50,10 +50,6 @@ class SingleEnv(EnvBatch):
 
     An observation leaf of shape () and an integer dtype (from a Discrete space) is returned as a
     Python int. Any other leaf is an array [*frame] in the dtype of the space.
-
-    Args:
-        env: The environment.
-        name: Its name in error messages (default: "the environment").
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str = "the environment") -> None:
@@ -118,7 +114,6 @@ class SingleEnv(EnvBatch):
         return FastStep(self.step_env, self.to_arrays, scalars, names, extra_names)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset the environment, with the one seed of `seeds`; return its observation [*frame]."""
         return self._reset(*seed_each(seeds, 1))
 
     def _reset(self, seed: int | None = None) -> Arrays:
@@ -135,15 +130,7 @@ class SingleEnv(EnvBatch):
 
 
 class CallablesEnv(EnvBatch):
-    """P single environments in this process, with observations in reused buffers [P, *frame].
-
-    Args:
-        envs: Environments with equal action spaces and equal observation leaves.
-
-    Raises:
-        ValueError: An environment's spaces differ from those of the first one, or a space is not
-            supported.
-    """
+    """P single environments with equal spaces in this process; observations in reused buffers."""
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
         self._rows = [SingleEnv(env, f"environment {i}") for i, env in enumerate(envs)]
@@ -171,7 +158,6 @@ class CallablesEnv(EnvBatch):
         return {extra.key: list(c) for extra, c in zip(self.spec.extras, columns, strict=True)}
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset every environment, with one seed each; return the observations [P, *frame]."""
         each = seed_each(seeds, len(self._rows))
         for i, (row, seed) in enumerate(zip(self._rows, each, strict=True)):
             self._store(i, row._reset(seed))
@@ -285,11 +271,7 @@ def make_act(space: Space) -> Callable[[Any], Any]:
 
 
 def make_observe(space: Space, env: str = "the environment") -> Callable[[Any], Any]:
-    """Return a function that checks and casts one environment's observation to `Arrays`.
-
-    Args:
-        env: Name of the environment in error messages.
-    """
+    """Return a function that checks and casts one environment's observation to `Arrays`."""
     leaves = observation_leaves(space)
     if not leaves:
         return lambda value: ()
@@ -334,12 +316,7 @@ def _entry_names(space: Space, extras: bool = False) -> tuple[Any, ...]:
 
 
 def conform_scalar(value: Any, leaf: Leaf, env: str = "the environment") -> int:
-    """Return an integer observation of shape () as a Python int.
-
-    Raises:
-        ValueError: `value` is not an integer, integer numpy scalar or integer array of shape (), or
-            the leaf's dtype cannot hold it.
-    """
+    """Return an integer observation of shape () as a Python int."""
     try:
         number = operator.index(value)
     except TypeError as error:

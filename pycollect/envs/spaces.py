@@ -41,11 +41,6 @@ def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space],
     Args:
         space: A Box, Discrete, MultiDiscrete or MultiBinary, or a nest of Dict and Tuple of them.
         what: "observation_space" or "action_space", for error messages.
-
-    Raises:
-        ValueError: A Dict or Tuple is empty, a Dict key is not a string, or torch does not support
-            a dtype.
-        TypeError: `space` is not a Gymnasium space.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         children = _children(space, root, what)
@@ -113,11 +108,7 @@ def extra_spaces(
 
 
 def observation_leaves(space: Space) -> tuple[Leaf, ...]:
-    """Return the leaves of an env's observation space, in the space's order.
-
-    Raises:
-        ValueError: A top-level key is in `RESERVED_OBSERVATIONS`, or `leaf_spaces` raises.
-    """
+    """Return the leaves of an env's observation space, in the space's order."""
     root = _observation_root(space)
     leaves = tuple(leaf for leaf, _ in leaf_spaces(space, root, "observation_space"))
     for key in [entry.key for entry in leaves] + [e.key for e in observation_extras(space)]:
@@ -140,11 +131,7 @@ def _observation_root(space: Space) -> Key:
 
 
 def action_leaves(space: Space) -> tuple[Leaf, ...]:
-    """Return the leaves of an env's action space: ("action",), or ("action", k, ...) when nested.
-
-    Raises:
-        ValueError: A space has no fixed shape and numeric dtype, or `leaf_spaces` raises.
-    """
+    """Return the leaves of an action space: ("action",), or ("action", k, ...) if nested."""
     for extra, child in extra_spaces(space, ("action",), "action_space"):
         raise ValueError(
             "action_space: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple "
@@ -155,12 +142,9 @@ def action_leaves(space: Space) -> tuple[Leaf, ...]:
 
 
 def make_flatten(space: Space, extras: bool = False) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function from a value of `space` (or a batch of it) to its entries in leaf order.
+    """Return a function from a value of `space` to its entries in leaf order, or to its extras.
 
     The function raises a ValueError if an entry of the space is missing.
-
-    Args:
-        extras: Return the entries of `extra_spaces` instead of those of `leaf_spaces`.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
@@ -275,9 +259,6 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the envi
     Args:
         shape: `leaf.shape`, after the batch dimension if there is one.
         env: The environment, or its name. Formatted only for an error, because `str` may be slow.
-
-    Raises:
-        ValueError: The shape differs, or the dtype cannot be cast safely.
     """
     try:
         array = np.asarray(value)

@@ -103,11 +103,7 @@ class TensorVectorEnv(EnvBatch):
         self._watches_mode = True
 
     def waits_for_device(self, cut: int) -> bool:
-        """Return whether each step waits for the device to know which rows to reset.
-
-        Args:
-            cut: Maximum length of a trajectory; 0: no limit.
-        """
+        """Return whether each step waits for the device to know which rows to reset."""
         return bool(cut) or not (self.resets_itself or self.spec.skips_after_done)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
@@ -172,11 +168,7 @@ class TensorVectorEnv(EnvBatch):
         )
 
     def check_mode(self, evidence: Sequence[bool]) -> None:
-        """Check the values of `mode_evidence`, once, after an episode has ended.
-
-        Raises:
-            ValueError: The environment contradicts its autoreset mode.
-        """
+        """Raise ValueError if the first end of an episode contradicts the autoreset mode."""
         counts, differs, has_ended, has_reward = evidence
         if not self._watches_mode or not (counts or differs):
             return
@@ -206,11 +198,9 @@ class TensorVectorEnv(EnvBatch):
         return self._cast(values)
 
     def _with_rows(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
-        """Return `following` with terminal observations in the rows that `ended`.
+        """Return `following` with terminal observations, one per object, in the rows that `ended`.
 
-        Args:
-            final: Array of P objects, each one environment's observation or ``None``. Rows that did
-                not end are ignored, because they may hold earlier terminal observations.
+        The other rows of `final` are ignored, because they may hold earlier terminal observations.
         """
         successor = tuple(leaf.clone() for leaf in following)
         for row in ended.nonzero().flatten().tolist():

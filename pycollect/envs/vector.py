@@ -88,11 +88,7 @@ class VectorEnvBatch(EnvBatch):
         return self._result(self.api.step_rows(leaves, rows))
 
     def _result(self, step: VectorStep) -> tuple[Arrays, Any, Any, Any]:
-        """Check a step's result and return its `Arrays`, reward and flags.
-
-        Raises:
-            ValueError: The first end of an episode contradicts the autoreset mode.
-        """
+        """Check a step's result and return its `Arrays`, reward and flags."""
         observation, reward, terminated, truncated, info = step
         self._info = info
         if self._watches_mode:
@@ -118,11 +114,7 @@ class VectorEnvBatch(EnvBatch):
                 refuse_mode(self.api.env, OTHER_FINAL)
 
     def _final_leaves(self, final: Any, rows: Array) -> list[Any]:
-        """Return the terminal values of `rows` for each leaf.
-
-        Args:
-            final: Array of P observations of one environment each, or one batched observation.
-        """
+        """Return terminal values of `rows` by leaf; `final` is one batch or an array of P."""
         if isinstance(final, np.ndarray) and final.dtype == object:
             by_row = [self._flatten(final[row]) for row in rows]
             return list(zip(*by_row, strict=True))
@@ -131,11 +123,7 @@ class VectorEnvBatch(EnvBatch):
         return [leaf[rows] for leaf in leaves]
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the rows selected by `done`.
-
-        Raises:
-            RuntimeError: `skips_after_done` is set.
-        """
+        """Reset the rows selected by `done`."""
         if self.spec.skips_after_done:
             raise RuntimeError("reset_done: this vector environment cannot reset single rows")
         return self._arrays(self.api.reset_rows(done))
@@ -189,11 +177,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         return self._reset_arrays(self._after)
 
     def _result(self, step: VectorStep) -> tuple[Arrays, Any, Any, Any]:
-        """Return a step's result with terminal observations in the rows that ended.
-
-        Raises:
-            ValueError: `info` lacks the terminal observation of an episode.
-        """
+        """Return a step's result with terminal observations in the rows that ended."""
         observation, reward, terminated, truncated, info = step
         self._info, self._final_extras = info, None
         self._after = observation
@@ -255,11 +239,7 @@ class SameStepEnvBatch(VectorEnvBatch):
             )
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Return the reset observations; first reset the rows of `done` that did not end.
-
-        Raises:
-            RuntimeError: There are such rows, but `can_reset` is not set.
-        """
+        """Return the reset observations; first reset the rows of `done` that did not end."""
         self._final_extras = None
         if self._raw is not None:
             self._after, _, terminated, truncated, _ = self.api.check(self._raw)
@@ -328,7 +308,7 @@ class SameStepEnvBatch(VectorEnvBatch):
             f"create_env_fn: final_obs of {self.api.env} equals the following reset "
             "observation, so ('next', observation) may be wrong at the end of episodes. If the "
             "environment reuses its observation buffer, return a copy, or use the autoreset "
-            "mode NEXT_STEP or DISABLED",
+            "mode NEXT_STEP or DISABLED"
         )
 
 

@@ -66,10 +66,6 @@ class VectorApi:
             set it before `reset`, unless `reset_clears`.
         reset_info: Info of the last `reset` of all rows.
         extra_values: Extras of the last observation: a list of P values for each of `extras`.
-
-    Raises:
-        ValueError: `num_envs` is not positive, the environment steps only some of its rows at a
-            time (`batch_size`), or a space is not supported.
     """
 
     def __init__(self, env: Any) -> None:
@@ -174,7 +170,7 @@ class VectorApi:
         warn_user(
             f"create_env_fn: {self.env} may skip the first step of some rows after this reset, "
             f"because an episode ended in each of the {_SETTLE_STEPS} steps before it. Use "
-            "AsyncVectorEnv with shared_memory=True, or the autoreset mode DISABLED",
+            "AsyncVectorEnv with shared_memory=True, or the autoreset mode DISABLED"
         )
 
     def _seeded_reset(self, seeds: list[int]) -> Any:
@@ -195,9 +191,6 @@ class VectorApi:
         """Reset the rows selected by `mask` (bool [P]); only these rows of the result are defined.
 
         If the environment honors the mask and returns all rows, the other rows are unchanged.
-
-        Raises:
-            ValueError: The environment returned neither all rows nor exactly the requested rows.
         """
         if mask.all():
             return self.reset()  # equivalent, and correct even if the environment ignores masks
@@ -252,12 +245,10 @@ class VectorApi:
         return not self._as_arrays or bool(self.env.shares_memory)
 
     def send(self, action: Leaves) -> None:
-        """Begin a step of all rows; only if `overlaps`."""
         getattr(self.env, self._begin)(self._to_action(action))
         self._is_stepping = True
 
     def receive(self) -> VectorStep:
-        """Wait for the step that `send` began, and return its result as `step` does."""
         self._is_stepping = False
         return self._checked(*step_values(getattr(self.env, self._wait)()))
 
@@ -373,11 +364,7 @@ def _takes_ids(env: Any) -> bool:
 
 
 def _ids_of(name: str, info: Any, requested: Array) -> Array:
-    """Return the row numbers of a result, in its order.
-
-    Raises:
-        ValueError: The rows are not the `requested` ones.
-    """
+    """Return the row numbers of a result, in its order."""
     ids = np.asarray(info["env_id"]) if "env_id" in info else requested
     if not np.array_equal(np.sort(ids), requested):
         raise ValueError(f"{name}: expected the rows {requested.tolist()}, got {ids.tolist()}")

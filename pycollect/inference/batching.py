@@ -20,30 +20,19 @@ _SLACK = 0.1  # a request that is due is expected within this part of its client
 
 
 class Wait(NamedTuple):
-    """How long a call should wait.
+    """How long a call should wait."""
 
-    Attributes:
-        requests: Number of further requests to wait for; 0 to call the policy now.
-        seconds: Maximum time to wait for them.
-    """
-
-    requests: int = 0
-    seconds: float = 0.0
+    requests: int = 0  # number of further requests to wait for; 0 to call the policy now
+    seconds: float = 0.0  # maximum time to wait for them
 
 
 @dataclass
 class _Client:
-    """A client's rhythm.
-
-    Attributes:
-        asked: Time of its last request.
-        answered: Time of the last answer; ``None`` before the first.
-        step: Mean time from an answer to the next request; ``None`` before the first.
-    """
+    """A client's rhythm."""
 
     asked: float = 0.0
-    answered: float | None = None
-    step: float | None = None
+    answered: float | None = None  # time of the last answer; ``None`` before the first
+    step: float | None = None  # mean time from an answer to the next request
 
     def seconds_left(self, now: float) -> float | None:
         """Return the time until its next request; ``None`` if it is unknown or long overdue."""
@@ -90,14 +79,7 @@ class CallTiming:
                 self._clients.setdefault(client, _Client()).answered = ended
 
     def wait(self, asking: int, others: Iterable[int], most: int | None, now: float) -> Wait:
-        """Return how long a call should wait for further requests.
-
-        Args:
-            asking: Number of clients with a request, at least 1.
-            others: Clients that may send one.
-            most: Maximum number of clients in a call. ``None`` means no limit.
-            now: The present time.
-        """
+        """Return how long a call waits for requests of `others`, until it serves `most`."""
         alone = self._seconds_of(asking)
         if alone < _SHORTEST_CALL:
             return Wait()
@@ -130,45 +112,28 @@ def _mean(before: float | None, new: float) -> float:
 
 @dataclass(eq=False)
 class Client:
-    """A worker, or a group of its environments, from the server's point of view.
+    """A worker, or a group of its environments, from the server's point of view."""
 
-    Attributes:
-        number: Number of its slot.
-        part: Index of the group of the worker's environments.
-        scheduler: Index of its BatchScheduler. A reference would create a cycle.
-        place: Its index in that scheduler.
-        group: PolicyGroup in which it has a row, once it has joined.
-        kept: Memory of a long reply, kept until the next one.
-    """
-
-    number: int
-    part: int
-    scheduler: int
-    place: int
-    group: PolicyGroup | None = None
-    kept: Memory | None = None
+    number: int  # number of its slot
+    part: int  # index of the group of the worker's environments
+    scheduler: int  # index of its BatchScheduler; a reference would create a cycle
+    place: int  # its index in that scheduler
+    group: PolicyGroup | None = None  # PolicyGroup in which it has a row, once it has joined
+    kept: Memory | None = None  # memory of a long reply, kept until the next one
 
 
 class InferenceBatch(NamedTuple):
-    """The clients of one call of the policy.
+    """The clients of one call of the policy."""
 
-    Attributes:
-        group: PolicyGroup in which all of them have a row.
-        places: Their indices in the scheduler.
-        numbers: Numbers of their slots.
-    """
-
-    group: PolicyGroup
-    places: list[int]
-    numbers: list[int]
+    group: PolicyGroup  # PolicyGroup in which all of them have a row
+    places: list[int]  # their indices in the scheduler
+    numbers: list[int]  # numbers of their slots
 
 
 class BatchScheduler:
     """Decides which clients are served together, in one call of the policy or in a few.
 
     Args:
-        policy: The policy and its device.
-        options: How requests are batched.
         clients: Number of clients expected at first.
         timing: Decides how long a call waits. ``None`` if the options do (default: ``None``).
     """

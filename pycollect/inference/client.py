@@ -50,19 +50,12 @@ FRESH = Leaf(("_pycollect_fresh",), "bool", (1,))
 
 @dataclass(frozen=True)
 class IOLayout:
-    """Layout of a SharedIO: a slab of one step with a row per client; can be pickled.
+    """Layout of a SharedIO: a slab of one step with a row per client; can be pickled."""
 
-    Attributes:
-        read: Leaves that workers write and the policy reads.
-        written: Leaves that the policy writes.
-        rows: Maximum number of clients.
-        envs: Number of environments of each client, P.
-    """
-
-    read: tuple[Leaf, ...]
-    written: tuple[Leaf, ...]
-    rows: int
-    envs: int
+    read: tuple[Leaf, ...]  # leaves that workers write and the policy reads
+    written: tuple[Leaf, ...]  # leaves that the policy writes
+    rows: int  # maximum number of clients
+    envs: int  # number of environments of each client, P
 
     def _placement(self) -> Placement:
         leaves = [
@@ -114,9 +107,6 @@ def read_by_policy(env: EnvSpec) -> EnvSpec:
     """Return the spec with a batch dimension and without what a policy ignores.
 
     So workers whose environments differ only in that share calls.
-
-    Raises:
-        NotImplementedError: An action is not a tensor, or an observation is on a device.
     """
     if extras := [extra.key for extra in env.action_extras]:
         raise NotImplementedError(
@@ -160,52 +150,29 @@ def _same(first: Any, second: Any) -> bool:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """Sent by a worker that is built except for its policy.
+    """Sent by a worker that is built except for its policy."""
 
-    Attributes:
-        needs: Requirements of the worker; `env` is its spec, as far as a policy reads it.
-        first: Its current observation, ``[P, *frame]`` by key, pickled.
-    """
-
-    needs: PolicyNeeds
-    first: bytes
+    needs: PolicyNeeds  # requirements of the worker; `env` is its spec, as far as a policy reads it
+    first: bytes  # its current observation, ``[P, *frame]`` by key, pickled
 
 
 @dataclass(frozen=True)
 class JoinReply:
-    """The worker's row in shared memory, and the properties of the policy.
-
-    Attributes:
-        memory: Address of the shared memory.
-        layout: Layout of the shared memory.
-        row: Row of the worker.
-        inputs: As in PolicyRunner.
-        outputs: As in PolicyRunner.
-        states: Leaf and initial value of each recorded state.
-        through_env: As in PolicyRunner.
-        reads: Entries of the collector that the policy reads, such as "is_init".
-        numbered: Whether states stay with the policy and answers have numbers; see `ANSWER`.
-    """
+    """The worker's row in shared memory, and the properties of the policy."""
 
     memory: MemoryAddress
     layout: IOLayout
     row: int
-    inputs: tuple[Key, ...]
-    outputs: tuple[Leaf, ...]
-    states: tuple[tuple[Leaf, torch.Tensor], ...]
-    through_env: tuple[Leaf, ...]
-    reads: tuple[Key, ...]
-    numbered: bool
+    inputs: tuple[Key, ...]  # as in PolicyRunner
+    outputs: tuple[Leaf, ...]  # as in PolicyRunner
+    states: tuple[tuple[Leaf, torch.Tensor], ...]  # leaf and initial value of each recorded state
+    through_env: tuple[Leaf, ...]  # as in PolicyRunner
+    reads: tuple[Key, ...]  # entries of the collector that the policy reads, such as "is_init"
+    numbered: bool  # whether states stay with the policy and answers have numbers; see `ANSWER`
 
 
 class PolicyClient(RemotePolicy):
-    """Stands for the policy in one worker and in its replacements.
-
-    Args:
-        slots: Address of the slots of all workers.
-        slot: Number of the worker's slot, or of the first one of several.
-        bell: Address of the server's bell.
-    """
+    """Stands for the policy in one worker and its replacements; `slot` is its first slot."""
 
     def __init__(self, slots: MemoryAddress, slot: int, bell: MemoryAddress) -> None:
         self._slots, self._slot, self._bell = slots, slot, bell
@@ -245,8 +212,6 @@ class ClientRunner(RemoteRunner):
     """Sends the server one request per step; the current observation is its row of shared memory.
 
     Args:
-        slot: Slot for requests and replies.
-        joined: Reply of the server to the join request.
         current: The current observation, which is moved to shared memory.
         batch: (P,), or () for a single environment.
     """
@@ -289,7 +254,6 @@ class ClientRunner(RemoteRunner):
             self._wait(answered=False)
 
     def forget(self) -> None:
-        """Let the server drop the values that the policy kept for the next call."""
         self._fresh.fill_(True)
 
     def request(self) -> None:
@@ -297,7 +261,6 @@ class ClientRunner(RemoteRunner):
         self._slot.ask()
 
     def act(self) -> tuple[torch.Tensor, ...]:
-        """Return the policy's outputs, or raise the exception that the policy raised."""
         slot = self._slot
         if self._is_waiting:
             self._wait(answered=slot.wait_answer(_BEAT_SECONDS))
@@ -323,10 +286,6 @@ class ClientRunner(RemoteRunner):
 class ClientSlots:
     """Slots of all workers, in memory of the driver, which outlive workers and servers.
 
-    Args:
-        bell: Bell that workers knock at when they send a request.
-        groups: Number of groups of each worker's environments.
-
     Attributes:
         bell: Bell that workers knock at when they send a request.
         groups: Number of groups of each worker's environments.
@@ -339,10 +298,6 @@ class ClientSlots:
         self.bell, self.groups = bell, groups
 
     def policies(self, count: int) -> list[PolicyClient]:
-        """Return the policy clients of new workers.
-
-        Raises:
-            ValueError: More than 1024 slots are needed.
-        """
+        """Return the policy clients of new workers."""
         each = [[self.slots.add() for _ in range(self.groups)] for _ in range(count)]
         return [PolicyClient(self.slots.address, slots[0], self.bell.address) for slots in each]

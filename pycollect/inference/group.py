@@ -38,17 +38,11 @@ class ServedPolicy(NamedTuple):
 
 
 class KeptValues(NamedTuple):
-    """Values that a call of the policy wrote for the next call of one client.
+    """Values that a call of the policy wrote for the next call of one client."""
 
-    Attributes:
-        values: Values of all rows of that call, ``[rows * P, *value]`` by key.
-        place: Position of the client in that call.
-        rows: Number of rows in that call.
-    """
-
-    values: Mapping[Key, torch.Tensor]
-    place: int
-    rows: int
+    values: Mapping[Key, torch.Tensor]  # of all rows of that call, ``[rows * P, *value]`` by key
+    place: int  # position of the client in that call
+    rows: int  # number of rows in that call
 
 
 def _joined(kept: Sequence[KeptValues], envs: int) -> Mapping[Key, torch.Tensor]:
@@ -72,16 +66,9 @@ class PolicyGroup:
     """Clients with the same needs, as rows of one `SharedIO`.
 
     Args:
-        policy: The policy and its device.
         needs: Requirements of the first client.
         rows: Maximum number of clients.
         first: Current observation of the first client, ``[P, *frame]`` by key.
-
-    Raises:
-        ValueError: The policy does not fit, or does not accept a batch of environments.
-        TypeError: The policy does not fit.
-        NotImplementedError: The policy keeps a state that cannot be kept for workers in other
-            processes.
     """
 
     def __init__(
@@ -186,7 +173,6 @@ class PolicyGroup:
         )
 
     def leave(self, client: int) -> None:
-        """Free the row of a client."""
         self._row_of.pop(client, None)
 
     def refresh(self) -> None:
@@ -243,7 +229,6 @@ class Call:
         runner: The policy bound to the tensors of `observed`.
         observed: Observations that the policy reads: views of the shared memory for all clients,
             otherwise separate tensors.
-        io: The shared memory.
         states: Recurrent states on the policy's device; ``None`` if they are in shared memory.
     """
 
@@ -327,7 +312,6 @@ class ServerStates:
     memory: a trajectory has started, a step was interrupted, or the last actions were random.
 
     Args:
-        io: The shared memory.
         runner: Runner of the call for all rows, whose states are kept.
     """
 

@@ -75,19 +75,11 @@ class InferenceOptions:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Settings of an inference server; can be pickled.
-
-    Attributes:
-        device: Device of the policy. Defaults to None: its own.
-        exploration: How actions are drawn.
-        workers: Number of workers at the start.
-        groups: Number of groups of each worker's environments, which send separate requests.
-        measures: Whether the server decides from measurements how long a call waits.
-    """
+    """Settings of an inference server; can be pickled."""
 
     options: InferenceOptions
-    device: torch.device | None
-    exploration: InteractionType
+    device: torch.device | None  # of the policy; ``None``: its own
+    exploration: InteractionType  # how actions are drawn
     workers: int
-    groups: int = 1
-    measures: bool = False
+    groups: int = 1  # number of groups of each worker's environments, which send separate requests
+    measures: bool = False  # whether the server decides from measurements how long a call waits

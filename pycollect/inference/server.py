@@ -55,29 +55,24 @@ class InferenceServer:
     """Calls one policy for all clients with requests. Only one thread may use it at a time.
 
     Args:
-        settings: Settings of the server.
         policy: The policy in any of the accepted forms. If it must be called on another device, a
             copy is used.
-        slots: Slots through which clients send requests.
         is_owned: Whether a factory made the policy, so that only the collector has it.
 
     Attributes:
         policy: The policy that is called, perhaps a copy.
-        is_owned: Whether a factory made the policy.
+        version: Its version; frames record its value at the time of the call.
+        stream: Stream on which it is called.
     """
 
     def __init__(
-        self,
-        settings: ServerSettings,
-        policy: Any,
-        slots: ServerSlots,
-        is_owned: bool = False,
+        self, settings: ServerSettings, policy: Any, slots: ServerSlots, is_owned: bool = False
     ) -> None:
         self.is_owned = is_owned
         self._exploration = settings.exploration
         self._slots, self._parts = slots, settings.groups
-        self._version = PolicyVersion()
-        self._stream = PolicyStream(CPU)
+        self.version = PolicyVersion()
+        self.stream = PolicyStream(CPU)
         device = settings.device
         place = indexed(device or device_of(policy) or CPU)
         self.policy = moved_to(policy, place)
@@ -94,14 +89,6 @@ class InferenceServer:
     def device(self) -> torch.device:
         """Device on which the policy is called."""
         return self._served.device
-
-    def count_by(self, version: PolicyVersion) -> None:
-        """Use this policy version; frames record its value at the time of the call."""
-        self._version = version
-
-    def call_on(self, stream: PolicyStream) -> None:
-        """Call the policy on this stream instead of the current stream of the calling thread."""
-        self._stream = stream
 
     def count_pending_by(self, count: Callable[[], int]) -> None:
         """Set the method that counts the workers that may send a request. Keeps no reference."""
@@ -124,7 +111,7 @@ class InferenceServer:
 
     def refresh(self) -> None:
         """Check before the next calls whether the policy has changed."""
-        with self._stream.on_stream():
+        with self.stream.on_stream():
             for scheduler in self._schedulers:
                 scheduler.refresh()
 
@@ -228,7 +215,7 @@ class InferenceServer:
         self._answer(client, answer)
 
     def _call(self, batch: InferenceBatch) -> None:
-        version = self._version.number  # read first, because new weights may arrive during the call
+        version = self.version.number  # read first, because new weights may arrive during the call
         began = time.monotonic()
         with self._settings():
             try:
@@ -256,7 +243,7 @@ class InferenceServer:
         """
         generators = self._generators
         with (
-            self._stream.on_stream(),
+            self.stream.on_stream(),
             torch.no_grad(),
             set_interaction_type(self._exploration),
             nullcontext() if generators is None else generators.active(),
@@ -268,12 +255,8 @@ class PolicyWorker(Hosted):
     """An inference server as a :class:`Hosted`, so that it is managed like a worker.
 
     Args:
-        spec: Specification of this process.
-        policy: The pickled policy or its factory.
-        settings: Settings of the server.
         slots: Address of the clients' slots, in memory of the driver, so that they outlive this
             process.
-        bell: Address of the bell that clients knock at.
     """
 
     leaves = BatchLeaves((), ())
@@ -296,8 +279,6 @@ class PolicyWorker(Hosted):
         self._server = InferenceServer(settings, module, ServerSlots(slots), is_owned=True)
         self._bell = Bell(bell)
         self._knocks, self._awaited = 0, 1
-        self._version = PolicyVersion()
-        self._server.count_by(self._version)
 
     def info(self) -> WorkerInfo:
         """Return the form of the policy's weights, and the device on which it is called."""
@@ -316,17 +297,15 @@ class PolicyWorker(Hosted):
         self._knocks = self._bell.knocks
 
         def load() -> None:
-            self._version.number = load_newest()
+            self._server.version.number = load_newest()
 
         self._awaited = self._server.serve(before_call=load)
 
     def load_weights(self, weights: Weights) -> None:
-        """Write new weights into the policy, in place."""
         self._server.load_weights(weights)
         self._server.refresh()
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """Seed the random draws of the policy with `root`."""
         self._server.seed(root)
 
     def collect(
@@ -340,10 +319,6 @@ class ServingBell:
     """A Bell that serves inference requests in the thread that waits for it.
 
     The policy is therefore called in the thread that waits for a batch, which is otherwise idle.
-
-    Args:
-        bell: Bell on which the thread sleeps.
-        server: Calls the policy.
     """
 
     def __init__(self, bell: Bell, server: InferenceServer) -> None:
@@ -353,12 +328,10 @@ class ServingBell:
 
     @property
     def address(self) -> MemoryAddress:
-        """Address by which workers find the bell."""
         return self._bell.address
 
     @property
     def count(self) -> int:
-        """Number of times that the bell was rung."""
         return self._bell.count
 
     def wait_ring(self, seen: int, seconds: float) -> bool:

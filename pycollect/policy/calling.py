@@ -215,12 +215,7 @@ class CallOptions:
 
     @classmethod
     def checked(cls, compile_policy: Any, cudagraph_policy: Any, trust_policy: Any) -> CallOptions:
-        """Check all three arguments.
-
-        Raises:
-            TypeError: An argument has the wrong type. The message starts with its name.
-            ValueError: "warmup" is not an int >= 0.
-        """
+        """Check all three arguments."""
         compiled = _checked("compile_policy", compile_policy, inspect.signature(torch.compile))
         graphed = _checked("cudagraph_policy", cudagraph_policy, inspect.signature(CapturedCall))
         if trust_policy not in (None, True, False):
@@ -231,9 +226,6 @@ class CallOptions:
         """Return the options for a policy on the device.
 
         Without CUDA, nothing is captured, with a warning.
-
-        Raises:
-            ValueError: CUDA is available, but the policy to capture is on another device.
         """
         if self.graphed is None or device.type == "cuda":
             return self

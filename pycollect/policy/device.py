@@ -54,12 +54,7 @@ class DeviceTransfer:
         return self.device != self.output_device
 
     def store_outputs(self, places: Mapping[int, torch.Tensor]) -> None:
-        """Also write outputs of each step to tensors that the next step reads.
-
-        Args:
-            places: Tensors on the policy's device, by the position of the output in the result of
-                `act`.
-        """
+        """Also write outputs by position to these tensors, which the next step reads."""
         self._stored = list(places.items())
 
     def is_needed(self, inputs: Iterable[torch.Tensor]) -> bool:

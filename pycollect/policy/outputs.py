@@ -19,20 +19,15 @@ from pycollect.policy.program.steps import PolicyOutputError
 
 
 class RawOutput(NamedTuple):
-    """Properties of an output at the policy's first call.
-
-    Attributes:
-        lazy: Whether torch negates or conjugates the tensor only when it is read.
-    """
+    """Properties of an output at the policy's first call."""
 
     dtype: torch.dtype
     shape: torch.Size
     requires_grad: bool
-    lazy: bool
+    lazy: bool  # whether torch negates or conjugates the tensor only when it is read
 
     @classmethod
     def of(cls, value: torch.Tensor) -> RawOutput:
-        """Return the properties of an output."""
         return cls(value.dtype, value.shape, value.requires_grad, value.is_neg() or value.is_conj())
 
 
@@ -49,9 +44,6 @@ def finishers(
         carried: Keys of the states' next values, by the states' keys. They follow the outputs. A
             state that the policy does not write maps to its own key. It is copied, because the
             recorder overwrites its memory.
-
-    Returns:
-        Pairs of an output's position and its function.
     """
     finish: list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = []
     for place, leaf in enumerate(outputs):
@@ -71,11 +63,7 @@ def finishers(
 
 
 def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, RawOutput]) -> Act:
-    """Return `act` with its outputs cast to the recorded dtypes, on the host.
-
-    Args:
-        outputs: Recorded leaves of the first tensors that `act` returns, in their order.
-    """
+    """Return `act` with its first outputs cast to the dtypes of these leaves, on the host."""
     casts = [
         (place, _caster(leaf, raw[leaf.key].dtype))
         for place, leaf in enumerate(outputs)

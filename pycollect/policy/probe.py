@@ -79,27 +79,16 @@ _OF_FORM = {
 
 
 class Probed(NamedTuple):
-    """Result of a policy's first call.
+    """Result of a policy's first call."""
 
-    Attributes:
-        program: None if the policy needs a TensorDict.
-        values: Its outputs, and the states that it does not write.
-        extra_outputs: Outputs without a fixed shape and numeric dtype.
-        samples: Inputs of each step of the program, if there is one.
-    """
-
-    program: Program | None
-    values: Values
-    extra_outputs: tuple[Extra, ...]
-    samples: Samples
+    program: Program | None  # ``None`` if the policy needs a TensorDict
+    values: Values  # its outputs, and the states that it does not write
+    extra_outputs: tuple[Extra, ...]  # outputs without a fixed shape and numeric dtype
+    samples: Samples  # inputs of each step of the program, if there is one
 
 
 class Probe:
-    """Calls a policy for the first time.
-
-    Args:
-        inputs: Inputs to copy. States and missing entries of the policy are added to them.
-    """
+    """Calls a policy for the first time; adds its states and missing entries to `inputs`."""
 
     def __init__(
         self, policy: Any, inputs: PolicyInputs, transfer: DeviceTransfer, call: TensorDictCall
@@ -250,28 +239,18 @@ class Probe:
 
 
 class _Failure(NamedTuple):
-    """A first call that raised.
-
-    Attributes:
-        error: Error to raise: this exception, or one that also lists the policy's inputs.
-        is_of_types: Whether torch refused the dtype of an input.
-        casts: Observations that a cast would make fit.
-    """
+    """A first call that raised."""
 
     raised: Exception
-    error: Exception
-    is_of_types: bool = False
-    casts: Sequence[Key] = ()
+    error: Exception  # error to raise: this exception, or one that also lists the policy's inputs
+    is_of_types: bool = False  # whether torch refused the dtype of an input
+    casts: Sequence[Key] = ()  # observations that a cast would make fit
 
 
 def _failure(
     raised: Exception, policy: Any, read: Mapping[Key, torch.Tensor], inputs: PolicyInputs
 ) -> _Failure:
-    """Return the explanation of an error of a policy's first call.
-
-    Args:
-        read: Inputs that the policy may have read, by key.
-    """
+    """Return the explanation of an error of a first call that read these inputs, by key."""
     text = str(raised).rstrip(".")
     pattern = _OF_FORM.get(type(raised))
     if pattern is None or not pattern.search(text):

@@ -42,7 +42,6 @@ class PolicyRunner:
     Args:
         policy: A TensorDictModuleBase; an nn.Module or callable over tensors that returns the
             action(s); a callable that takes a TensorDict.
-        needs: Requirements of the worker.
         current: Current observation by key, [*frame] for one environment, [P, *frame] for a batch.
             It holds a first observation; the recorder updates it.
         extras: Extras of the current observation, updated like `current`.
@@ -149,9 +148,6 @@ class PolicyRunner:
         """Prepare for a rollout of at most `steps` steps.
 
         Rebuilds `act` if the policy has changed: its parameters, hooks, layers or training mode.
-
-        Raises:
-            ValueError: The policy's output keys have changed.
         """
         is_current = self._fingerprint.is_current() and all(
             call.is_current() for call in self._tensor_calls

@@ -62,9 +62,6 @@ def declared_states(
     """Return the states that the policy declares, after a check of all its keys.
 
     Also adds the collector entries that the policy reads to `inputs`.
-
-    Raises:
-        ValueError: The policy reads or writes a key that it cannot; the message names it.
     """
     env, entries = inputs.env, inputs.collector_entries
     read, written = _keys_of(policy, program)

@@ -65,19 +65,12 @@ class CollectorEntries:
 
 @dataclass(frozen=True)
 class PolicyState:
-    """A state that a policy passes to its next call: it reads `leaf.key`, writes ("next", ...).
+    """A state that a policy passes to its next call: it reads `leaf.key`, writes ("next", ...)."""
 
-    Attributes:
-        leaf: Key that the policy reads, dtype, and shape for one environment.
-        current: Value for the next call, [*frame] or [P, *frame]; the Recorder updates it.
-        initial: Value at a trajectory's first step, [*frame] or [P, *frame].
-        recorded: Whether batches contain the state (default: ``True``).
-    """
-
-    leaf: Leaf
-    current: torch.Tensor
-    initial: torch.Tensor
-    recorded: bool = True
+    leaf: Leaf  # key that the policy reads, dtype, and shape for one environment
+    current: torch.Tensor  # for the next call, [*frame] or [P, *frame]; the Recorder updates it
+    initial: torch.Tensor  # value at a trajectory's first step, [*frame] or [P, *frame]
+    recorded: bool = True  # whether batches contain the state (default: ``True``)
 
     @property
     def next_key(self) -> Key:

@@ -73,17 +73,14 @@ class ThreadBell:
 
     @property
     def count(self) -> int:
-        """Number of rings so far."""
         return self._count
 
     def ring(self) -> None:
-        """Wake all waiting threads."""
         with self._condition:
             self._count += 1
             self._condition.notify_all()
 
     def wait_ring(self, seen: int, seconds: float) -> bool:
-        """Sleep until `count` differs from `seen` or the time ends; return whether it differs."""
         with self._condition:
             return self._condition.wait_for(lambda: self._count != seen, seconds)
 
@@ -92,12 +89,9 @@ class ThreadBell:
 
 
 def wait_for(bell: AnyBell, look: Callable[[], T], seconds: float = math.inf) -> T:
-    """Call `look` whenever the bell rings, until it returns a true value or the time is over.
+    """Call `look` at each ring until it is true or the time is over; return its last result.
 
     It is also called at intervals, because some events ring no bell.
-
-    Returns:
-        The last result of `look`.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -123,9 +117,6 @@ class MailboxChannel:
     """A channel through shared memory. The worker rings a bell after each answer.
 
     Only `publish` may be called by several threads, one at a time.
-
-    Args:
-        mailbox: Unused mailbox, whose address the worker has.
 
     Attributes:
         in_place: Whether the worker shares memory with this process and writes into requests' rows.
@@ -199,11 +190,7 @@ class MailboxChannel:
 
 
 class CallChannel:
-    """A channel without shared memory: each request is a call in the other process.
-
-    Args:
-        caller: Makes the calls.
-    """
+    """A channel without shared memory: each request is a call in the other process."""
 
     in_place: ClassVar[bool] = False
     is_pending: ClassVar[bool] = False  # only mailboxes count requests without taking answers
@@ -220,7 +207,6 @@ class CallChannel:
         self._steps_call: Future[Any] | None = None
 
     def form_of(self, value: SharedValue) -> Any:
-        """See `MailboxChannel`."""
         return value.reference
 
     def send(self, request: Request) -> None:
@@ -234,28 +220,21 @@ class CallChannel:
 
     @property
     def has_answer(self) -> bool:
-        """See `MailboxChannel`."""
         return bool(self._calls) and self._calls[0].done()
 
     def drop_answer(self) -> None:
-        """See `MailboxChannel`."""
         self._calls.popleft()
 
     def take_answer(self) -> Any:
-        """See `MailboxChannel`."""
         call = self._calls.popleft()
         return call.exception() or call.result()
 
     def publish(
         self, weights: SentWeights | None, hooks: SentHooks, acknowledge: bool = False
     ) -> Future[Any] | None:
-        """See `MailboxChannel`. Weights travel with the next rollout if nothing is queued.
+        """See `MailboxChannel`. Return ``None`` if the weights travel with the next rollout.
 
-        If `acknowledge` is true, they are sent now in any case.
-
-        Returns:
-            Call that is done when the worker has the weights. ``None`` if they travel with the next
-            request.
+        They do if nothing is queued, unless `acknowledge` is true.
         """
         for name, (serial, hook) in hooks.items():
             if serial > self._hook_serials.get(name, 0):
@@ -276,7 +255,6 @@ class CallChannel:
             self._caller.call(Stop(number), unqueued=True)
 
     def steps(self) -> int | None:
-        """See `MailboxChannel`."""
         if self._steps_call is None:
             self._steps_call = self._caller.call(GetSteps(), unqueued=True)
         if not self._steps_call.done():
@@ -303,11 +281,7 @@ class Published(NamedTuple):
 
 
 class MailboxEnd:
-    """The worker's end of a MailboxChannel.
-
-    Attributes:
-        in_place: Whether the worker shares memory with the driver.
-    """
+    """The worker's end of a MailboxChannel."""
 
     in_place: ClassVar[bool] = True
 
@@ -362,19 +336,15 @@ class CallEnd:
 
     @property
     def moves(self) -> int:
-        """See `MailboxEnd`."""
         return self._moves.value
 
     def bytes_of(self, form: Any) -> bytes:
-        """See `MailboxEnd`."""
         return bytes(form)
 
     def control(self, number: int, min_steps: int) -> RolloutControl:
-        """See `MailboxEnd`."""
         return RolloutControl(self._stop, number, min_steps, self._moves)
 
     def published(self, serial: int, hooks: Mapping[str, int]) -> Published | None:
-        """See `MailboxEnd`."""
         with self._lock:
             newest, version, packed = self._weights
             new = {name: own for name, own in self._hooks.items() if own[0] > hooks.get(name, 0)}

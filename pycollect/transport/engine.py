@@ -19,11 +19,7 @@ _CLOSE_SECONDS = 30.0  # for its environments to close, which may have processes
 
 
 class Engine(ABC):
-    """Starts workers of one kind.
-
-    Attributes:
-        bell: Bell that rings when a worker may have answered.
-    """
+    """Starts workers of one kind, which ring its `bell` when they may have answered."""
 
     bell: AnyBell
 
@@ -31,11 +27,7 @@ class Engine(ABC):
         """Raise ValueError, naming the resource, if these workers need more than there is."""
 
     def check_memory(self, needed: int, in_place: bool) -> None:
-        """Raise ValueError if rollouts in flight of that many bytes do not fit into memory.
-
-        Args:
-            in_place: Whether the workers write in place.
-        """
+        """Raise ValueError if rollouts in flight of that many bytes do not fit into memory."""
         limit, source = available_memory()
         if needed > limit:
             raise too_many_bytes(needed, f"only {limit} are available ({source})")
@@ -48,13 +40,7 @@ class Engine(ABC):
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
     ) -> WorkerHandle:
-        """Start a worker, which builds its environments at once.
-
-        Args:
-            spec: Specification of the worker.
-            policy: Pickled policy or policy factory.
-            options: Options of this kind of worker, such as an actor's.
-        """
+        """Start a worker with `options` of its kind; it builds its environments at once."""
 
     @abstractmethod
     def leave(self) -> None:
@@ -74,11 +60,9 @@ class NotStarted:
     is_closing: ClassVar[bool] = False
 
     def recent_log(self) -> str:
-        """Return no log lines."""
         return ""
 
     def ask_close(self) -> bool:
-        """Return False: there is nothing to close."""
         return False
 
     def kill(self) -> None:
@@ -115,11 +99,7 @@ class AnswerWaiter:
             self._bell.wait_ring(seen, min(deadline - now, pause))
 
     def wait_closed(self, handles: Sequence[AnyHandle], timeout: float | None = None) -> None:
-        """Let workers close their environments, then kill the remaining processes.
-
-        Args:
-            timeout: Seconds that the workers have. ``None`` means the usual time.
-        """
+        """Let workers close for `timeout` seconds or the usual time, then kill those left."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         asked = [handle for handle in handles if handle.ask_close()]
         self._wait_dead(asked, min(_RESPOND_SECONDS, deadline - time.monotonic()))

@@ -57,9 +57,6 @@ class WorkerHandle:
     unchanged.
 
     Args:
-        spec: Specification of the worker.
-        pickled: The pickled specification.
-        policy: Pickled policy or policy factory.
         mailbox: Unused mailbox, whose address the worker has. ``None`` if this process cannot share
             memory.
         process: The worker's process. It is killed if this raises.
@@ -136,25 +133,18 @@ class WorkerHandle:
 
     @property
     def transport(self) -> str:
-        """Name of the transport that carries the rollouts."""
         return self._channel.transport
 
     @property
     def native(self) -> Any:
-        """The process as its library represents it."""
         return self.process.native
 
     @property
     def cpu_delay(self) -> float:
-        """Seconds for which the process was ready to run but had no CPU. Does not wait."""
         return self.process.cpu_delay
 
     def built(self) -> WorkerInfo:
-        """Wait until the worker is built; return its description.
-
-        Raises:
-            Exception: The exception that building the worker raised.
-        """
+        """Wait until the worker is built; return its description, or raise its exception."""
         wait_for(self._bell, lambda: self.has_answer or self.is_dead)
         if self._failure is not None:
             raise without_frames(self._failure)
@@ -221,11 +211,7 @@ class WorkerHandle:
             return self._channel.publish(self._weights, self._hooks, acknowledge)
 
     def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
-        """Send hooks that apply from the next rollout the worker starts, even a queued one.
-
-        Args:
-            hooks: A growing serial number and a pickled hook for each name.
-        """
+        """Send hooks that apply from the next rollout the worker starts, even a queued one."""
         with self._publishing:
             self._hooks = {**self._hooks, **hooks}
             self._channel.publish(self._weights, self._hooks)
@@ -249,11 +235,7 @@ class WorkerHandle:
         return self._ask(GetSteps())
 
     def await_answer(self, number: int, seconds: float) -> bool:
-        """Wait for the answer to a request, at most for the given seconds.
-
-        Returns:
-            Whether the request has an answer or can no longer get one.
-        """
+        """Wait for the answer to a request; return whether it has come or can no longer come."""
 
         def is_settled() -> bool:
             self._take_answers()
@@ -276,7 +258,6 @@ class WorkerHandle:
         return self._channel.steps()
 
     def recent_log(self) -> str:
-        """Return the last lines that the process logged, or "" if they are unavailable."""
         return self.process.recent_log()
 
     # The end

@@ -66,10 +66,6 @@ T = TypeVar("T")
 class SingleWorker(Worker):
     """A Worker that runs in a process of its own.
 
-    Args:
-        spec: Specification of the worker.
-        policy: Pickled policy or policy factory.
-
     Attributes:
         version: Version of the worker's weights; set before the driver calls a function with it.
     """
@@ -90,7 +86,6 @@ class SingleWorker(Worker):
         )
 
     def info(self) -> WorkerInfo:
-        """Return a description of the worker, without its process."""
         return WorkerInfo(
             self.leaves,
             self.num_envs,
@@ -103,7 +98,6 @@ class SingleWorker(Worker):
         )
 
     def set_hook(self, name: str, hook: Any) -> None:
-        """Set a hook that applies from the next rollout."""
         if name == PRE:
             self.pre_collect_hook = hook
         else:
@@ -126,7 +120,6 @@ class WorkerHost:
     that skip the queue may come from any thread, also during a rollout.
 
     Args:
-        end: The worker's end of the channel.
         inherited: Objects that the worker's spec refers to; see `pickling`.
     """
 
@@ -275,7 +268,6 @@ class WorkerHost:
         return self._worker
 
     def close(self) -> None:
-        """Close the environments."""
         if self._worker is not None:
             self._worker.close()
 
@@ -318,8 +310,6 @@ def serve(
     """Answer requests from a mailbox until `Close`; the main function of a worker process.
 
     Args:
-        mailbox: Address of the mailbox.
-        bell: Address of the driver's bell.
         driver: Pid of the driver. When it ends, this process and its descendants are killed.
         inherited: Objects that the worker's spec refers to; see `pickling`.
         log: Descriptor of the file that becomes this process's standard error.

@@ -146,33 +146,21 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """Description of a worker that was built.
-
-    Attributes:
-        num_envs: Number of environments.
-        num_seeds: Number of seeds that a reset takes.
-        batch_size: Batch dimensions of the environments; () for a single environment.
-        bounded: Whether the episodes are known to end.
-        weights: Layout of the policy's weights.
-        device: Device of the environments.
-        processes: Number of own processes that collect for the worker; 0 if it collects itself.
-        stacked: Whether a rollout has a leading dimension for these processes.
-        warnings: Warnings for the user, which only the driver can show.
-    """
+    """Description of a worker that was built."""
 
     leaves: BatchLeaves
     num_envs: int
-    num_seeds: int
-    batch_size: tuple[int, ...]
+    num_seeds: int  # number of seeds that a reset takes
+    batch_size: tuple[int, ...]  # batch dimensions of the environments; () for a single environment
     steps: int
     pid: int = 0
     node: str = ""
-    bounded: bool = False
+    bounded: bool = False  # whether the episodes are known to end
     weights: WeightSpec = field(default_factory=WeightSpec)
     device: torch.device = CPU
-    processes: int = 0
-    stacked: bool = False
-    warnings: tuple[str, ...] = ()
+    processes: int = 0  # own processes that collect for the worker; 0: it collects itself
+    stacked: bool = False  # whether a rollout has a leading dimension for these processes
+    warnings: tuple[str, ...] = ()  # warnings for the user, which only the driver can show
 
     @property
     def frames(self) -> int:
@@ -186,48 +174,29 @@ class WorkerInfo:
 
 
 class Build(NamedTuple):
-    """Make the environments and call the policy once as a test. The answer is a WorkerInfo.
+    """Make the environments and call the policy once as a test. The answer is a WorkerInfo."""
 
-    Attributes:
-        filters_warnings: Whether to hide import warnings; see `errors`.
-        spec: Pickled WorkerSpec.
-        policy: Pickled policy or policy factory, in the form of the channel.
-    """
-
-    filters_warnings: bool
+    filters_warnings: bool  # whether to hide import warnings; see `errors`
     spec: bytes
-    policy: Any
+    policy: Any  # pickled policy or policy factory, in the form of the channel
 
 
 class Collect(NamedTuple):
-    """Collect one rollout. The answer is its plain report, and its bytes if it has no rows.
+    """Collect one rollout. The answer is its plain report, and its bytes if it has no rows."""
 
-    Attributes:
-        number: Number of the request, which `Stop` refers to.
-        random: Whether to take random actions instead of the policy's.
-        min_steps: Minimum number of steps, even if the rollout is stopped.
-        rows: Rows to write into. ``None``: the bytes are part of the answer, compressed if
-            configured.
-        weights: Newer weights, which a channel without published weights sends with the request.
-    """
-
-    number: int
-    random: bool
-    min_steps: int
-    rows: RowsAddress | None = None
+    number: int  # number of the request, which `Stop` refers to
+    random: bool  # whether to take random actions instead of the policy's
+    min_steps: int  # minimum number of steps, even if the rollout is stopped
+    rows: RowsAddress | None = None  # rows to write into; without, the answer has the bytes
     serial: int = 0
     version: int = 0
-    weights: Any = None
+    weights: Any = None  # newer weights, if the channel publishes none
 
 
 class Run(NamedTuple):
-    """Call ``function(worker, *arguments)``. The answer is its pickled result.
+    """Call ``function(worker, *arguments)``. The answer is its pickled result."""
 
-    Attributes:
-        call: Pickled tuple of the function and the arguments.
-    """
-
-    call: bytes
+    call: bytes  # pickled tuple of the function and the arguments
 
 
 class Resize(NamedTuple):
@@ -298,14 +267,10 @@ class RolloutRequest:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A rollout that has arrived: its report and its bytes.
-
-    Attributes:
-        buffer: Read-only bytes; ``None`` if the worker wrote into the rows of its request.
-    """
+    """A rollout that has arrived: its report and its bytes."""
 
     report: RolloutReport
-    buffer: Buffer | None
+    buffer: Buffer | None  # read-only bytes; ``None`` if the worker wrote into its request's rows
 
 
 def plain_report(report: RolloutReport) -> tuple[Any, ...]:

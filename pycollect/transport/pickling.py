@@ -86,11 +86,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pickled(name: str, value: Any) -> bytes:
-    """Pickle a value for another process.
-
-    Raises:
-        TypeError: The value does not pickle; the error starts with `name`.
-    """
+    """Pickle a value for another process, or raise a TypeError that starts with `name`."""
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as error:
@@ -114,11 +110,7 @@ def pickled_spec(spec: WorkerSpec) -> bytes:
 
 
 def pickled_for_child(spec: WorkerSpec) -> tuple[bytes, tuple[Any, ...]]:
-    """Pickle a worker's spec for a child process; return the pickle and the inherited parts.
-
-    Raises:
-        TypeError: The spec does not pickle.
-    """
+    """Pickle a worker's spec for a child process; return the pickle and the inherited parts."""
     try:
         return pickle_with_inherited(spec)
     except Exception as error:
@@ -129,11 +121,7 @@ _INLINE, _IN_MEMORY = b"\0", b"\1"  # first byte of a message: how the value is 
 
 
 def pack(value: Any, max_bytes: int) -> tuple[bytes, Memory | None]:
-    """Pickle a value into a message of at most `max_bytes`; a larger value goes to shared memory.
-
-    Returns:
-        The message, and the shared memory if there is any. Keep it until the message is unpacked.
-    """
+    """Pickle a value into at most `max_bytes`, or into shared memory, to keep until it is read."""
     try:
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:  # cloudpickle can pickle more, but takes ten times as long
@@ -145,11 +133,7 @@ def pack(value: Any, max_bytes: int) -> tuple[bytes, Memory | None]:
 
 
 def unpack(message: bytes) -> Any:
-    """Return the value of a message.
-
-    Raises:
-        SharedMemoryError: The sender has freed the value's memory.
-    """
+    """Return the value of a message; raise SharedMemoryError if its sender has freed its memory."""
     value = pickle.loads(message[1:])
     if message[:1] == _INLINE:
         return value
@@ -170,7 +154,6 @@ class SharedValue:
     """Bytes for several workers. Each form is made once, when the first worker needs it.
 
     Args:
-        value: The bytes.
         store: Function that puts a value into a store, for workers that share no memory with this
             process. ``None`` if all workers share memory (default: ``None``).
 
@@ -254,11 +237,7 @@ class WeightSlab:
         buffer[size:] = np.frombuffer(_pickled_extra(weights), np.uint8)
 
     def unpack(self, buffer: Buffer) -> Weights:
-        """Return the weights in the buffer, as views of it if it is writable.
-
-        Raises:
-            ValueError: The buffer is too short.
-        """
+        """Return the weights in the buffer, as views of it if it is writable."""
         size = self._packing.bytes
         if buffer.nbytes < size:
             raise ValueError(f"buffer: expected at least {size} bytes, got {buffer.nbytes}")
@@ -301,13 +280,9 @@ class _ErrorPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """An exception that is sent to the caller.
+    """An exception that is sent to the caller."""
 
-    Attributes:
-        pickled: The pickled exception, or ``None`` if it does not survive pickling.
-    """
-
-    pickled: bytes | None
+    pickled: bytes | None  # the pickled exception, or ``None`` if it does not survive pickling
     text: str
     remote_traceback: str
 

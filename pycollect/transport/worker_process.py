@@ -43,9 +43,6 @@ class _Stat(NamedTuple):
 def begin_worker(driver: int) -> None:
     """Make this process a worker that is killed with its descendants when the driver ends.
 
-    Args:
-        driver: Process id of the driver, on this machine.
-
     Raises:
         RuntimeError: The driver does not exist, or no thread can start to watch it.
     """
@@ -165,11 +162,9 @@ def _pids() -> list[int]:
 def _stat(pid: int) -> _Stat | None:
     """Return some fields of a process, or ``None`` if it does not exist."""
     fields = _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
-    return (
-        _Stat(fields[0], int(fields[1]), int(fields[11]) + int(fields[12]), fields[19])
-        if fields
-        else None
-    )
+    if not fields:
+        return None
+    return _Stat(fields[0], int(fields[1]), int(fields[11]) + int(fields[12]), fields[19])
 
 
 def _identity(pid: int) -> str:

@@ -41,7 +41,6 @@ class KeptSteps:
         self._steps, self._versions = [], []
 
     def add(self, values: Sequence[torch.Tensor]) -> None:
-        """Add the values of a step."""
         if self._rewritten:
             values = [
                 value.clone() if place in self._rewritten else value
@@ -51,11 +50,7 @@ class KeptSteps:
         self._versions.append([version_of(value) for value in values])
 
     def take(self) -> list[tuple[torch.Tensor, ...]]:
-        """Return the values of the rollout by place, and drop them.
-
-        Raises:
-            RuntimeError: `are_known`, but a tensor at another place was written again.
-        """
+        """Return the values of the rollout by place, and drop them."""
         rewritten = self._find_rewritten()
         steps, self._steps, self._versions = self._steps, [], []
         if self.are_known and rewritten:
@@ -84,19 +79,12 @@ class KeptSteps:
 
 
 class PackedBatch(NamedTuple):
-    """A batch in one block of bytes.
-
-    Attributes:
-        keys: Keys of the batch.
-        packing: Positions of its tensors in the block.
-        block: The bytes.
-        numbers: Numbers of the rollout, see `DeviceTrajectories.number`.
-    """
+    """A batch in one block of bytes."""
 
     keys: list[Key]
-    packing: Packing
+    packing: Packing  # positions of its tensors in the block
     block: torch.Tensor
-    numbers: torch.Tensor
+    numbers: torch.Tensor  # numbers of the rollout, see `DeviceTrajectories.number`
 
     def copies(self) -> tuple[dict[Key, torch.Tensor], torch.Tensor]:
         """Return copies of the tensors by key, and of the numbers."""
@@ -117,10 +105,7 @@ class CapturedRollout:
     """A rollout that a CUDA graph contains, with all its steps and its end.
 
     Args:
-        recorder: Records the steps.
-        act: The policy's function.
         calls: The functions of a step, which call `act`.
-        steps: Number of steps.
         warmup: Number of rollouts before the capture, at least one.
     """
 

@@ -23,9 +23,6 @@ class DeviceRecorder:
     records flags, rewards, ids and counts on the host. The class has its methods.
 
     Args:
-        recorder: Records all other entries.
-        env: The environments.
-        leaves: Leaves of a batch.
         current: Current observation by key, [*frame], or [P, *frame] for a batch. This class
             updates the entries of `env.spec.device_keys`.
         states: States of the policy, on the device. This class updates them.

@@ -20,32 +20,19 @@ _VALUES = 3  # of an episode: index of its last frame in [T * P], return, length
 
 
 class RolloutCounts(NamedTuple):
-    """The numbers of a rollout that the host needs.
+    """The numbers of a rollout that the host needs."""
 
-    Attributes:
-        frames: Number of frames, without dummy steps.
-        episodes: Episodes that ended, by time, then by environment.
-        flags: Values of the flags passed to `DeviceTrajectories.number`.
-    """
-
-    frames: int
-    episodes: list[Episode]
-    flags: list[bool]
+    frames: int  # number of frames, without dummy steps
+    episodes: list[Episode]  # episodes that ended, by time, then by environment
+    flags: list[bool]  # values of the flags passed to `DeviceTrajectories.number`
 
 
 class Rollout(NamedTuple):
-    """The flags and rewards of a rollout.
+    """The flags and rewards of a rollout."""
 
-    Attributes:
-        done: Whether an episode ends with the frame, bool [T, P].
-        rewards: Rewards, float32 [T, P].
-        valid: Whether a cell is a frame and not a dummy step, bool [T, P]. ``None`` if no cell is a
-            dummy step.
-    """
-
-    done: torch.Tensor
-    rewards: torch.Tensor
-    valid: torch.Tensor | None
+    done: torch.Tensor  # whether an episode ends with the frame, bool [T, P]
+    rewards: torch.Tensor  # rewards, float32 [T, P]
+    valid: torch.Tensor | None  # whether a cell is no dummy step, bool [T, P]; ``None``: all
 
     def among(self, cells: torch.Tensor) -> torch.Tensor:
         """Return the cells (bool [T, P]) that have frames."""
@@ -53,17 +40,11 @@ class Rollout(NamedTuple):
 
 
 class PendingCounts(NamedTuple):
-    """The numbers of a rollout while they are copied to the host.
+    """The numbers of a rollout while they are copied to the host."""
 
-    Attributes:
-        numbers: The numbers on the device, float64: see `DeviceTrajectories.number`.
-        fetched: The first of them on the host, valid after `ready`.
-        ready: The end of the copy.
-    """
-
-    numbers: torch.Tensor
-    fetched: torch.Tensor
-    ready: Event
+    numbers: torch.Tensor  # the numbers on the device, float64: see `DeviceTrajectories.number`
+    fetched: torch.Tensor  # the first of them on the host, valid after `ready`
+    ready: Event  # the end of the copy
 
 
 class DeviceTrajectories:
@@ -106,7 +87,6 @@ class DeviceTrajectories:
         """Number the trajectories of a rollout, without waiting.
 
         Args:
-            rollout: Its flags and rewards.
             asked: The further flags, bool [] each.
 
         Returns:
@@ -193,8 +173,6 @@ class DeviceBatches:
     """Makes batches, [P, T, *frame] for each leaf, from the memory of rollouts, [T, P, *frame].
 
     Args:
-        leaves: Leaves of a batch.
-        spec: Spec of the P environments.
         set_truncated: Flag the last frame of every environment in every rollout.
 
     Attributes:
@@ -210,13 +188,7 @@ class DeviceBatches:
     def batch_of(
         self, memory: Mapping[Key, torch.Tensor], valid: torch.Tensor | None
     ) -> dict[Key, torch.Tensor]:
-        """Return the leaves by key, perhaps as views of the memory.
-
-        Args:
-            memory: Recorded leaves by key, [T, P, *frame].
-            valid: Whether a cell is a frame and not a dummy step, bool [T, P]. ``None`` if no cell
-                is a dummy step.
-        """
+        """Return the leaves by key, perhaps as views of the `memory` [T, P, *frame]."""
         batch = dict(memory)
         if _STEP_COUNT in batch:
             batch["next", "step_count"] = batch[_STEP_COUNT] + 1
@@ -233,9 +205,10 @@ class DeviceBatches:
                 values = self._constants.get(leaf.key, self._no_flag).expand(*shape, *leaf.shape)
             if leaf.shape == (1,) and values.ndim == 2:
                 values = values.unsqueeze(-1)
-            result[leaf.key] = (
-                values if valid is None else _without_dummies(values, leaf.key, valid)
-            )
+            if valid is not None:  # dummy steps are not frames
+                empty = -1 if leaf.key == TRAJ_IDS else 0
+                values = values.masked_fill(~rows_like(valid.t(), values), empty)
+            result[leaf.key] = values
         return result
 
 
@@ -249,8 +222,3 @@ def _flag_last_frames(batch: dict[Key, torch.Tensor], valid: torch.Tensor | None
         batch[key][-1] |= valid[-1]
         if len(valid) > 1:  # the frame before a dummy step
             batch[key][-2] |= ~valid[-1]
-
-
-def _without_dummies(values: torch.Tensor, key: Key, valid: torch.Tensor) -> torch.Tensor:
-    """Clear the cells of dummy steps, because they are not frames."""
-    return values.masked_fill(~rows_like(valid.t(), values), -1 if key == TRAJ_IDS else 0)

@@ -38,18 +38,12 @@ class EnvGroup:
     Args:
         env: The environments; they are reset.
         policy: The policy, on the device on which it is called, or its `RemotePolicy`.
-        options: Options of the worker.
-        device: Device of the policy.
         cut: Number of steps after which a trajectory is truncated; 0 sets no limit.
         span: Range of these environments among all environments of the worker.
         of: Number of all environments of the worker.
 
     Attributes:
-        span: The argument.
-        runner: Calls the policy.
         random: Draws random actions in place of the policy.
-        leaves: Leaves of a batch.
-        recorder: Records frames.
         device_recorder: Records the entries that remain on the environments' device, if any.
     """
 
@@ -316,7 +310,6 @@ class EnvGroup:
         self._records.abandon()
 
     def finish_extras(self, steps: int) -> Extras:
-        """Return the extras of the rollout."""
         return self._extras.finish(steps)
 
     @property
@@ -337,7 +330,6 @@ class EnvGroup:
         self._extras.restart()
 
     def reset_rows(self, rows: Sequence[int]) -> None:
-        """Reset only these environments."""
         done = self._records.done
         reset_done: Callable[..., Arrays] = self.env.reset_done
         if self.leaves.extras:

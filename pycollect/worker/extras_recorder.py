@@ -54,7 +54,6 @@ class ExtrasRecorder:
         self.current.update({extra.key: values[extra.key] for extra in self._spec.extras})
 
     def begin(self) -> None:
-        """Begin a rollout."""
         root = (*self._spec.extras, *self.outputs)
         self._columns = {e.key: [] for e in root}, {e.key: [] for e in self._recorded}
 

@@ -33,22 +33,13 @@ def _check_autoreset(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """The arguments that configure a worker, except its environment and policy.
+    """The arguments that configure a worker, except its environment and policy."""
 
-    Attributes:
-        frames: The worker's share of a batch; each of P environments makes ``ceil(frames / P)``
-            steps.
-        mask: Record ("collector", "mask") for any environment, because rollouts may be padded.
-        devices: Devices of environments and policy.
-        compress: Compress rollouts that leave the machine.
-        stays: The slab has no space for entries that are recorded on the environments' device.
-    """
-
-    frames: int = 0
-    mask: bool = False
-    devices: Devices = field(default_factory=Devices)
-    stays: bool = False
-    compress: bool = False
+    frames: int = 0  # share of a batch; each of P environments makes ``ceil(frames / P)`` steps
+    mask: bool = False  # record ("collector", "mask") in any case, because rollouts may be padded
+    devices: Devices = field(default_factory=Devices)  # of environments and policy
+    stays: bool = False  # the slab has no space for entries on the environments' device
+    compress: bool = False  # compress rollouts that leave the machine
     autoreset_mode: Any = argument(
         None,
         _check_autoreset,

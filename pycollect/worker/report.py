@@ -21,12 +21,7 @@ T = TypeVar("T")
 
 
 class Lazy(Generic[T]):
-    """A value that is pickled and unpickled on first use.
-
-    Args:
-        value: The value, or its pickled bytes.
-        pickle: Function that pickles the value (default: ``cloudpickle.dumps``).
-    """
+    """A value, or its pickled bytes, that is pickled or unpickled on first use."""
 
     def __init__(self, value: T | bytes, pickle: Callable[[T], bytes] = cloudpickle.dumps) -> None:
         if isinstance(value, bytes):
@@ -37,13 +32,11 @@ class Lazy(Generic[T]):
 
     @cached_property
     def value(self) -> T:
-        """The value."""
         value: T = cloudpickle.loads(self.pickled)
         return value
 
     @cached_property
     def pickled(self) -> bytes:
-        """The pickled value."""
         return self._pickle(self.value)
 
 
@@ -53,19 +46,12 @@ _GAPS = (37, 61, 43, 83, 47, 67)
 
 
 class WorkerSeconds(NamedTuple):
-    """Seconds of wall time of a worker since its first rollout began.
+    """Seconds of wall time of a worker since its first rollout began."""
 
-    Attributes:
-        env: Stepping and resetting environments.
-        policy: Calling the policy.
-        record: Writing into slabs, and all other parts of a rollout.
-        idle: Between rollouts.
-    """
-
-    env: float = 0.0
-    policy: float = 0.0
-    record: float = 0.0
-    idle: float = 0.0
+    env: float = 0.0  # stepping and resetting environments
+    policy: float = 0.0  # calling the policy
+    record: float = 0.0  # writing into slabs, and all other parts of a rollout
+    idle: float = 0.0  # between rollouts
 
     def report(self) -> dict[str, float]:
         """Return the seconds by name, for JSON."""
@@ -76,11 +62,6 @@ class StepTimer:
     """Measure rollouts, and split their time in the proportions of a sample of steps.
 
     Reading the clock in every step would take longer than recording the step.
-
-    Attributes:
-        env: Seconds that timed steps have spent in environments.
-        policy: Seconds that timed steps have spent in the policy.
-        record: Seconds that timed steps have spent recording.
     """
 
     def __init__(self) -> None:
@@ -93,7 +74,6 @@ class StepTimer:
         self._ended: float | None = None
 
     def begin(self) -> None:
-        """Begin a rollout."""
         self._began = time.perf_counter()
         if self._ended is not None:
             self._idle += self._began - self._ended
@@ -133,7 +113,6 @@ class RolloutReport(NamedTuple):
     Attributes:
         frames: Number of frames, without uncollected cells.
         policy_version: Policy version at the start of the rollout.
-        episodes: Episodes that ended.
         seconds: The worker's times so far.
         stepped: Steps of single environments since the worker was created, best effort.
         slow_paths: Names of the slow paths that the rollout took.

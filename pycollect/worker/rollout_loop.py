@@ -135,29 +135,17 @@ def _split_step(calls: Calls) -> tuple[Callable[[Any], Any], Callable[[], Sequen
 
 
 class PhaseSchedule(NamedTuple):
-    """The order of the phases of two alternating groups.
+    """The order of the phases of two alternating groups."""
 
-    Attributes:
-        first: Phases until each group has started its first step.
-        repeat: Phases that finish one step of each group and start the next.
-        last: Phases that finish the started steps.
-    """
-
-    first: Sequence[Phase]
-    repeat: Sequence[Phase]
-    last: Sequence[Phase]
+    first: Sequence[Phase]  # phases until each group has started its first step
+    repeat: Sequence[Phase]  # phases that finish one step of each group and start the next
+    last: Sequence[Phase]  # phases that finish the started steps
 
     @classmethod
     def of(
         cls, groups: Sequence[StepPhases], remote_envs: bool, remote_policy: bool
     ) -> PhaseSchedule:
-        """Return the schedule that starts remote steps and calls as early as possible.
-
-        Args:
-            groups: Phases of the two groups.
-            remote_envs: Whether environments step in other threads or processes.
-            remote_policy: Whether the policy is called in another process.
-        """
+        """Return the schedule that starts remote environments and policies the earliest."""
         a, b = groups
         if not remote_envs:  # the policy is called for one group while the other steps here
             return cls(
@@ -167,9 +155,7 @@ class PhaseSchedule(NamedTuple):
             )
         if not remote_policy:  # one group steps while the policy is called here for the other
             return cls(
-                [a.choose, b.choose],
-                [a.finish, a.choose, b.finish, b.choose],
-                [a.finish, b.finish],
+                [a.choose, b.choose], [a.finish, a.choose, b.finish, b.choose], [a.finish, b.finish]
             )
         return cls(
             [a.request, b.request, a.choose],
@@ -187,15 +173,7 @@ def roll_alternating(
     remote_envs: bool,
     remote_policy: bool,
 ) -> None:
-    """Make a number of steps of each of two groups, or fewer if the rollout is stopped.
-
-    Args:
-        calls: Calls of the groups.
-        timer: Gets the times of some steps.
-        is_stopped: Returns whether to make no further steps.
-        remote_envs: See `PhaseSchedule.of`.
-        remote_policy: See `PhaseSchedule.of`.
-    """
+    """Make a number of steps of each of two groups, or fewer if the rollout is stopped."""
     plain, timed = (
         PhaseSchedule.of([StepPhases.of(group) for group in each], remote_envs, remote_policy)
         for each in (calls, [timed_calls(group, timer) for group in calls])

@@ -47,15 +47,12 @@ class TensorRecorder:
     begins without a gap on the device. `settle` or the next `finish` reads them.
 
     Args:
-        env: The environments.
-        leaves: Leaves of a batch.
         current: Current observation by key, [P, *frame]. This class updates it.
         runner: The policy. This class updates its states and collector entries.
         cut: Maximum length of a trajectory; 0: no limit.
         set_truncated: Flag the last frame of every environment in every rollout.
 
     Attributes:
-        device: Device of the environments.
         plan: The copies of each step of a rollout. A new object if the memory has changed.
     """
 
@@ -103,7 +100,6 @@ class TensorRecorder:
 
     @property
     def trajectories(self) -> int:
-        """Number of trajectories so far."""
         return self._trajectories.count
 
     # Between rollouts
@@ -288,12 +284,7 @@ class TensorRecorder:
     def finish(
         self, worker: int, incarnation: int, sequence: int, others: Sequence[Any] = ()
     ) -> RolloutHeader:
-        """Complete the rollout; see :class:`Recorder`.
-
-        Raises:
-            ValueError: The environment reset itself in the step in which an episode ended, without
-                returning the last observation; or it does not follow its autoreset mode.
-        """
+        """Complete the rollout; see :class:`Recorder`."""
         assert self._slab is not None
         if not self._is_complete:
             self.complete()

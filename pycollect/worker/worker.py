@@ -45,17 +45,12 @@ class Worker:
 
     Args:
         index: Id of the worker, from which seeds derive; recorded in rollout headers.
-        entry: One entry of ``create_env_fn``.
-        env_kwargs: Keyword arguments of the callables in the entry.
         policy: Policy in any of the accepted forms, ``None`` for random actions. It is copied if it
             is on another device than the one on which it is called.
-        options: Options of the worker.
         incarnation: Number of earlier workers with this id (default: 0).
 
     Attributes:
-        env: The environments.
         groups: Groups of these environments, each with its own recorder.
-        num_envs: Number of environments.
         num_seeds: Number of seeds that a reset of the environments takes.
         batch_size: Batch dimensions of the environments; () for a single environment.
         pre_collect_hook: Function that is called before each rollout. Initially the option's.
@@ -146,7 +141,6 @@ class Worker:
 
     @property
     def device(self) -> torch.device:
-        """Device of the environments."""
         return self.env.spec.device
 
     @property
@@ -321,11 +315,7 @@ class Worker:
         self._must_reset = True
 
     def reset_rows(self, rows: Sequence[int]) -> None:
-        """Reset some environments; their open trajectories end.
-
-        Args:
-            rows: Indices among the P environments.
-        """
+        """Reset some environments; their open trajectories end."""
         due = self._must_reset
         self._must_reset = True  # if this raises, the next rollout begins with a reset
         with self._settings():
@@ -347,11 +337,9 @@ class Worker:
         return None if self._generators is None else self._generators.state(generators)
 
     def load_weights(self, weights: Weights) -> None:
-        """Write new weights into the policy, in place."""
         load_weights(self.policy, weights)
 
     def close(self) -> None:
-        """Close the environments. Idempotent."""
         self.env.close()
 
     @contextmanager

@@ -26,9 +26,6 @@ def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
     Args:
         devices: `env_device` has precedence over the environment's own device, which has precedence
             over `device`.
-
-    Raises:
-        ValueError: A key is reserved for the collector, or a device is not available.
     """
     env = _moved(env, devices or Devices())
     device = env.device or CPU

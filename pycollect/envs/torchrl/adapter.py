@@ -226,11 +226,7 @@ class TorchRLEnv(EnvBatch):
         return _seeds_of(self._env)
 
     def truncate_after(self, frames: int) -> bool:
-        """Append a StepCounter, as TorchRL's collectors do.
-
-        Raises:
-            ValueError: The environment already counts steps.
-        """
+        """Append a StepCounter, as TorchRL's collectors do."""
         if has_step_count(self._env):
             raise ValueError(
                 "max_frames_per_traj: adds the entry 'step_count', but the environment already has "

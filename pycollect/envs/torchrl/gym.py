@@ -38,18 +38,11 @@ _REPLACEABLE = ("_reset", "_step", "read_action", "read_done", "read_obs", "read
 
 @dataclass(frozen=True)
 class InnerSpec:
-    """Actions and observations of a GymEnv's inner environment, in TorchRL's keys and encodings.
-
-    Attributes:
-        decode: Decodes actions of any shape and dtype for the inner environment, as `read_action`
-            does.
-        observation: Leaves in the order of the inner environment's space, each with its encoding,
-            or ``None`` for no encoding.
-    """
+    """Actions and observations of a GymEnv's inner environment, in TorchRL's keys and encodings."""
 
     action: Leaf
-    decode: Decode
-    observation: Sequence[tuple[Leaf, Encode | None]]
+    decode: Decode  # decodes actions of any shape and dtype, as `read_action` does
+    observation: Sequence[tuple[Leaf, Encode | None]]  # in the order of its space, with encodings
 
     def applied_to(self, inner: EnvSpec) -> EnvSpec:
         """Return the EnvSpec of the inner environments, in TorchRL's keys and encodings."""

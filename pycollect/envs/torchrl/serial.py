@@ -95,18 +95,15 @@ class UnwrappedRows(CallablesEnv):
             row.to_arrays = spec.encoded(row.to_arrays)
 
     def bind_outputs(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
-        """Choose how to decode the policy's actions; see `EnvBatch.bind_outputs`."""
         for row in self._rows:
             row.to_action = self._decode(action_leaf(outputs)) or same
         self._step_each = None
         return super().bind_outputs(outputs)
 
     def action_sampler(self) -> Sampler:
-        """Return a sampler of the inner environments' actions in TorchRL's encoding."""
         return one_hot_sampler(super().action_sampler(), self.spec)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset all environments, after TorchRL's `set_seed` if there are seeds."""
         if seeds is not None:
             set_seed(self._serial, seeds, self.num_seeds)
         return super().reset()
@@ -133,7 +130,6 @@ class SerialRows(EnvBatch):
         self._views = [tuple(buffer[i] for buffer in self._buffers) for i in range(count)]
 
     def truncate_after(self, frames: int) -> bool:
-        """Truncate each row separately; see `TorchRLEnv.truncate_after`."""
         for row in self._rows:
             row.truncate_after(frames)
         self._take_spec()

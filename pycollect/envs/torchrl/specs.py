@@ -92,11 +92,7 @@ def check_root(td: TensorDictBase, leaves: tuple[Leaf, ...]) -> None:
 
 
 def observation_leaves(env: EnvBase) -> tuple[Leaf, ...]:
-    """Return the leaves of a reset and of a step: observations, then flags.
-
-    Raises:
-        ValueError: A key is reserved for the collector.
-    """
+    """Return the leaves of a reset and of a step: observations, then flags."""
     batch = env.batch_size
     leaves = (*spec_leaves(env.observation_spec, batch), *spec_leaves(env.full_done_spec, batch))
     extras = spec_extras(env.observation_spec, batch)

@@ -103,13 +103,7 @@ def assemble(
     samples: Samples,
     finish: Finishers,
 ) -> tuple[Act, bool]:
-    """Return the function that runs the program, and whether it reuses its tensors' memory.
-
-    Args:
-        current: The policy's inputs by key, which the recorder updates.
-        wanted: Keys of the tensors that the function returns, in their order.
-        samples: Inputs of each step at the first call.
-    """
+    """Return the function that runs the program, and whether it reuses its tensors' memory."""
     if len(program.steps) == 1 and not finish and isinstance(program.steps[0], CallStep):
         act = _single(program.steps[0], current, wanted, samples.get(0))
         if act is not None:

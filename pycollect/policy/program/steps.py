@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -77,11 +78,7 @@ class CallStep:
 
 @dataclass(frozen=True)
 class HeadStep:
-    """Sampling from the distribution of a ProbabilisticTensorDictModule.
-
-    Attributes:
-        default: Interaction type that applies if none is set.
-    """
+    """Sampling from the distribution of a ProbabilisticTensorDictModule."""
 
     head: ProbabilisticTensorDictModule
     in_keys: tuple[Key, ...]
@@ -188,12 +185,7 @@ def _name(name: Any) -> Key:
 
 
 def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
-    """Return one tensor per output key of a call.
-
-    Raises:
-        PolicyOutputError: The number of outputs, or their keys, do not fit.
-        CannotUnwrapError: An output is not a tensor, and the step is not lenient.
-    """
+    """Return one tensor per output key of a call."""
     keys = step.out_keys
     is_dict = isinstance(out, Mapping | TensorDictBase)
     if is_dict and step.lenient:
@@ -282,8 +274,8 @@ def preserve_state(policy: Any, device: torch.device) -> Iterator[None]:
     numpy_state = np.random.get_state(legacy=False)
     python_state = random.getstate()
     modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
-    generators = [
-        (generator, _state(generator))
+    restorers = [
+        _restorer(generator)
         for module in modules
         for generator in vars(module).values()
         if isinstance(generator, torch.Generator | np.random.Generator)
@@ -301,22 +293,16 @@ def preserve_state(policy: Any, device: torch.device) -> Iterator[None]:
         set_generator_state(device, device_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
-        for generator, state in generators:
-            _restore(generator, state)
+        for restore in restorers:
+            restore()
         with torch.no_grad():
             for module, name, buffer, contents in buffers:
                 overwrite(buffer, contents)
                 module._buffers[name] = buffer
 
 
-def _state(generator: torch.Generator | np.random.Generator) -> Any:
+def _restorer(generator: torch.Generator | np.random.Generator) -> Callable[[], object]:
+    """Return a function that brings the generator back into its present state."""
     if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    return generator.bit_generator.state
-
-
-def _restore(generator: torch.Generator | np.random.Generator, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    else:
-        generator.bit_generator.state = state
+        return partial(generator.set_state, generator.get_state())
+    return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)

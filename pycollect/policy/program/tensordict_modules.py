@@ -125,14 +125,7 @@ _CALL_METHODS = ("_call_module", "_write_to_tensordict")
 
 
 def unwrap(policy: nn.Module, lead: tuple[int, ...]) -> Program:
-    """Return a TensorDictModule, a sequence of them, or a probabilistic one as a Program.
-
-    Args:
-        lead: Batch shape of the tensors, as `EnvBatch.batch_size`.
-
-    Raises:
-        CannotUnwrapError: The policy has to be called with a TensorDict.
-    """
+    """Return a TensorDictModule, perhaps a sequence, as a Program, or raise CannotUnwrapError."""
     unwrapped = _Unwrapped(lead)
     steps = tuple(unwrapped.steps(policy))
     check_kept(steps)

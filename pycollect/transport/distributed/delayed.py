@@ -45,19 +45,12 @@ _INTERRUPTED_SECONDS = 10.0  # grace period of the main job's program after an i
 
 @dataclass(frozen=True)
 class JobFolder:
-    """A shared folder with one numbered place for each waiting job.
-
-    Attributes:
-        folder: Path of the folder.
-        places: Number of waiting jobs.
-        one_machine: Whether all jobs run on this machine.
-        port: Port on which the collector listens; 0 for any free port.
-    """
+    """A shared folder with one numbered place for each waiting job."""
 
     folder: Path
-    places: int
-    one_machine: bool
-    port: int
+    places: int  # number of waiting jobs
+    one_machine: bool  # whether all jobs run on this machine
+    port: int  # port on which the collector listens; 0 for any free port
 
     @classmethod
     def create(cls, executor: Any, places: int, port: int) -> JobFolder:
@@ -133,11 +126,7 @@ _JOB_FOLDERS: list[JobFolder] = []
 
 
 def current_job_folder() -> JobFolder:
-    """Return the job folder of this main job.
-
-    Raises:
-        ValueError: This process is not a main job.
-    """
+    """Return the job folder of this main job."""
     if not _JOB_FOLDERS:
         raise ValueError(
             "launcher: 'submitit_delayed' works only inside a function decorated with "
@@ -153,7 +142,6 @@ class WaitingJobLauncher(Launcher):
         self._folder = folder
 
     def check_number(self, new: int) -> None:
-        """Raise ValueError if fewer jobs wait."""
         left = self._folder.left()
         if new > left:
             raise ValueError(

@@ -48,9 +48,7 @@ class RankCaller:
     until a later or the same call is answered.
 
     Args:
-        transport: Name of the transport that carries the messages.
         connect: Function that waits for the rank and returns the link to it. Runs in the thread.
-        process: The rank's process, as its launcher sees it.
         bell: Bell to ring when a call is answered or can no longer be answered.
     """
 
@@ -125,7 +123,6 @@ class RankCaller:
             self._unsent.clear()
 
     def _receive(self, link: Link) -> None:
-        """Receive one result."""
         number, answer = link.receive()
         with self._lock:
             future = self._futures.pop(number, None)
@@ -188,7 +185,6 @@ class RankProcess(WorkerProcess):
     Its launcher reports its exit, and its meeting that it cannot share memory.
 
     Args:
-        process: The process, as its launcher sees it.
         meeting: Meeting with the rank. It is closed once the rank serves a mailbox or is ended.
         carrier: Carrier of messages to a rank that shares no memory with this process.
         bell: Bell to ring when a call is answered or can no longer be answered.
@@ -246,11 +242,9 @@ class RankProcess(WorkerProcess):
         return self._process.cpu_delay if self._caller is None else 0.0
 
     def end(self) -> ProcessEnd:
-        """Return how the process ended."""
         return self._end or self._process.end()
 
     def recent_log(self) -> str:
-        """Return the last lines that the process logged."""
         return self._process.recent_log()
 
     def kill(self) -> None:
@@ -283,18 +277,7 @@ class Launcher(ABC):
 
 
 class DistributedEngine(Engine):
-    """Starts ranks. Each has a connection of its own to this process.
-
-    Args:
-        launcher: Launcher of the ranks.
-        host: Interface of the :class:`Rendezvous`.
-        port: Port of the rendezvous.
-        carrier: Carrier of messages to ranks that share no memory with this process.
-        init_timeout: Seconds within which a rank must have connected.
-
-    Raises:
-        ValueError: The rendezvous cannot listen at that address.
-    """
+    """Starts ranks. Each has a connection of its own to this process."""
 
     def __init__(
         self, launcher: Launcher, host: str, port: int, carrier: Carrier, init_timeout: float
@@ -309,12 +292,10 @@ class DistributedEngine(Engine):
         self._leave = util.Finalize(self, _kill_all, (self._processes,), exitpriority=100)
 
     def leave(self) -> None:
-        """End all remaining processes, and free the port. Idempotent."""
         self._leave()
         self._rendezvous.close()
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ValueError if the launcher cannot start the additional ranks."""
         living = sum(not process.was_ended for process in self._processes)
         self._launcher.check_number(len(options) - living)
 

@@ -23,11 +23,7 @@ from pycollect.transport.worker_process import check_not_importing, end_worker, 
 
 
 class ChildLauncher(Launcher):
-    """Starts ranks as children of this process.
-
-    Args:
-        start_method: Start method; see :func:`start_child`.
-    """
+    """Starts ranks as children of this process."""
 
     def __init__(self, start_method: str) -> None:
         self._start_method = start_method
@@ -65,12 +61,7 @@ def import_submitit() -> Any:
 
 
 def check_job_parameters(name: str, value: Any) -> Mapping[str, Any]:
-    """Check the parameters of jobs, as far as possible without submitit.
-
-    Raises:
-        TypeError: The value is not a dict with string keys, or a parameter has a wrong type.
-        ValueError: A job would have several nodes or tasks.
-    """
+    """Check the parameters of jobs, as far as possible without submitit."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}: expected a dict, got {value!r}")
     folder = value.get("folder", DEFAULT_FOLDER)
@@ -92,14 +83,9 @@ def executor_of(name: str, parameters: Mapping[str, Any] | None) -> Any:
     """Return the executor that submits jobs.
 
     Args:
-        name: Name of the argument, for the error.
         parameters: Checked parameters of the executor; ``None`` means DEFAULT_SLURM_CONF. Two of
             them are pycollect's: "folder", for the executor's files, and "cluster", which is
             "slurm", "local", "debug" or ``None`` for the cluster that submitit finds.
-
-    Raises:
-        ImportError: Submitit is not installed.
-        ValueError: A parameter is unknown, or the cluster cannot be used.
     """
     submitit = import_submitit()
     remaining = dict(DEFAULT_SLURM_CONF if parameters is None else parameters)
@@ -184,12 +170,7 @@ def submit(executor: Any, function: Callable[..., Any], *arguments: Any) -> JobM
 
 
 class JobPoller(WorkerProcess):
-    """Detects whether a job has ended: by its process if that is on this machine, else by polling.
-
-    Args:
-        has_ended: Function that returns whether the job has ended.
-        seconds: Interval between two calls of this function.
-    """
+    """Detects the end of a job: by its process if that is on this machine, else by polling."""
 
     def __init__(self, has_ended: Callable[[], bool], seconds: float) -> None:
         self._has_ended, self._seconds = has_ended, seconds
@@ -238,7 +219,6 @@ class JobMonitor(JobPoller):
             time.sleep(POLL_SECONDS)
 
     def recent_log(self) -> str:
-        """Return the end of the job's standard error."""
         with contextlib.suppress(OSError):
             return str(self.native.stderr() or "")[-_LOG_CHARACTERS:]
         return ""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -35,6 +36,15 @@ class LinkBrokenError(Exception):
     """The link can no longer send or receive."""
 
 
+@contextmanager
+def broken_by(*errors: type[Exception]) -> Iterator[None]:
+    """Raise these errors as LinkBrokenError. Torch raises RuntimeError if the other end is gone."""
+    try:
+        yield
+    except errors as error:
+        raise LinkBrokenError(str(error)) from error
+
+
 Sent: TypeAlias = Callable[[], None]
 """A value that is being sent: waits until the other end has it, or raises LinkBrokenError.
 
@@ -46,19 +56,10 @@ class Link(Protocol):
     """One end of a link. One thread may receive while others send, one at a time."""
 
     def send(self, value: Any) -> Sent:
-        """Send a value without waiting.
-
-        Raises:
-            LinkBrokenError: The other end is gone.
-            Exception: The value does not pickle.
-        """
+        """Send a value without waiting; raise LinkBrokenError if the other end is gone."""
 
     def receive(self) -> Any:
-        """Wait for the next value. Its arrays have memory of their own.
-
-        Raises:
-            LinkBrokenError: No value can come any more.
-        """
+        """Wait for the next value, with arrays of its own; raise LinkBrokenError if none comes."""
 
     def close(self) -> None:
         """Release this end's resources and notify the waiting other end. Idempotent."""
@@ -86,17 +87,14 @@ def packed(value: Any) -> tuple[bytes, list[Buffer]]:
     except Exception:  # cloudpickle can pickle more, but takes ten times as long
         buffers = []
         data = cloudpickle.dumps(value, 5, buffer_callback=buffers.append)
-    return data, [_writable(np.frombuffer(buffer.raw(), np.uint8)) for buffer in buffers]
+    arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    # Torch warns about read-only arrays.
+    return data, [array if array.flags.writeable else array.copy() for array in arrays]
 
 
 def unpacked(data: bytes | memoryview, arrays: Sequence[Buffer]) -> Any:
     """Unpickle a value. Unpickling runs code, so the caller must have checked the signature."""
     return pickle.loads(data, buffers=arrays)
-
-
-def _writable(array: Buffer) -> Buffer:
-    """Return the array, or a copy if it is read-only, which torch would warn about."""
-    return array if array.flags.writeable else array.copy()
 
 
 _HEAD_BYTES = 1024  # size of a message's first part; most messages have no second part
@@ -112,11 +110,7 @@ BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 
 
 def check_backend(name: Any) -> str:
-    """Return the name of a backend that can carry messages.
-
-    Raises:
-        ValueError: The name is unknown, torch was built without it, or it cannot carry messages.
-    """
+    """Return the name of a backend that can carry messages."""
     if not isinstance(name, str) or name not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {name!r}")
     backend = str(name)
@@ -131,12 +125,9 @@ def check_backend(name: Any) -> str:
 
 
 def group_of_two(backend: str, store: Any, rank: int, host: str) -> Any:
-    """Return the process group of the driver and one worker. Waits for the other process.
+    """Return the process group of driver and worker; raise RuntimeError if the other is missing.
 
     Both find each other through the store, which must reject other processes.
-
-    Raises:
-        RuntimeError: The other process did not connect.
     """
     limit = timedelta(seconds=_CONNECT_SECONDS)
     if backend == "ucc":
@@ -150,22 +141,16 @@ def group_of_two(backend: str, store: Any, rank: int, host: str) -> Any:
 
 @dataclass(frozen=True)
 class GroupCarrier:
-    """Links that are process groups of two.
-
-    Attributes:
-        backend: Backend of torch.distributed.
-    """
+    """Links that are process groups of two."""
 
     backend: str
     name: ClassVar[str] = "messages"
 
     def driver_end(self, meeting: Meeting) -> GroupLink:
-        """Wait for the rank and return the driver's end."""
         group = group_of_two(self.backend, meeting, DRIVER, meeting.address.host)
         return GroupLink(group, WORKER, meeting.key)
 
     def rank_end(self, meeting: Meeting) -> GroupLink:
-        """Wait for the driver and return the rank's end."""
         group = group_of_two(self.backend, meeting, WORKER, meeting.address.local_host())
         return GroupLink(group, DRIVER, meeting.key)
 
@@ -177,7 +162,6 @@ class GroupLink:
     process has connected to a group.
 
     Args:
-        group: Process group of torch.distributed.
         peer: Rank of the other end in the group.
         key: Key of the signatures, which no other link has.
     """
@@ -190,7 +174,6 @@ class GroupLink:
         self._head = torch.empty(_HEAD_BYTES, dtype=torch.uint8, device="cpu")
 
     def send(self, value: Any) -> Sent:
-        """Send a value without waiting."""
         pickled, arrays = packed(value)
         seal = self._outgoing
         seal.advance()
@@ -206,17 +189,12 @@ class GroupLink:
 
     def _post(self, array: Buffer) -> tuple[Any, Any]:
         tensor = torch.from_numpy(array)
-        try:
+        with broken_by(RuntimeError):
             return self._group.send([tensor], self._peer, 0), tensor
-        except RuntimeError as error:
-            raise LinkBrokenError(str(error)) from error
 
     def receive(self) -> Any:
-        """Wait for the next value."""
-        try:
+        with broken_by(ForgedError):
             return unpacked(*self._receive_parts())
-        except ForgedError as error:
-            raise LinkBrokenError(str(error)) from error
 
     def _receive_parts(self) -> tuple[memoryview, list[Buffer]]:
         """Receive a pickled value and its arrays; check the signature of each size before use."""
@@ -246,21 +224,12 @@ class GroupLink:
         """Do nothing: the group ends with its last reference, and the other end notices that."""
 
     def _fill(self, tensor: torch.Tensor) -> None:
-        try:
-            work = self._group.recv([tensor], self._peer, 0)
-        except RuntimeError as error:
-            raise LinkBrokenError(str(error)) from error
-        _wait(work)
-
-
-def _wait(work: Any) -> None:
-    try:
-        work.wait(_FOREVER)
-    except RuntimeError as error:
-        raise LinkBrokenError(str(error)) from error
+        with broken_by(RuntimeError):
+            self._group.recv([tensor], self._peer, 0).wait(_FOREVER)
 
 
 def _wait_all(works: Sequence[tuple[Any, Any]]) -> None:
     """Wait until the other end has these messages; each has a work and its tensor."""
-    for work, _ in works:
-        _wait(work)
+    with broken_by(RuntimeError):
+        for work, _ in works:
+            work.wait(_FOREVER)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 
@@ -28,20 +28,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Invitation:
-    """The driver's message to a rank that has connected.
+    """The driver's message to a rank that has connected."""
 
-    Attributes:
-        node: Node of the driver; see `this_node`.
-        driver: Pid of the driver.
-        mailbox: Addresses of a mailbox and the driver's bell; ``None`` if the driver cannot share
-            memory.
-        carrier: Carrier of messages if the rank cannot share memory.
-    """
-
-    node: str
-    driver: int
-    mailbox: tuple[MemoryAddress, MemoryAddress] | None
-    carrier: Any
+    node: str  # node of the driver; see `this_node`
+    driver: int  # pid of the driver
+    mailbox: tuple[MemoryAddress, MemoryAddress] | None  # mailbox and bell, if memory can be shared
+    carrier: Any  # carrier of messages if the rank cannot share memory
 
 
 @dataclass(frozen=True)
@@ -49,8 +41,6 @@ class RankAddress:
     """Address at which a rank meets its driver. Pickles, and is all that a rank gets at its start.
 
     Attributes:
-        host: Host of the driver's rendezvous.
-        port: Port of the driver's rendezvous.
         token: Secret of the collector and its ranks, which signs each connection.
         rank: Name of the rank, unique within the rendezvous even after a rank has died.
         timeout: Seconds within which both must have met.
@@ -161,7 +151,6 @@ class Meeting(Store):
     that one end sets is sent to the other. Only one thread at a time may use an end.
 
     Args:
-        address: Address of the rank.
         invitation: Pickled invitation, sent to the rank when it connects. Driver only (default:
             ``b""``).
     """
@@ -307,11 +296,7 @@ class Meeting(Store):
 
 
 def meet(address: RankAddress) -> tuple[Meeting, Invitation]:
-    """Connect this rank to its driver; return its end of the meeting and the invitation.
-
-    Raises:
-        TimeoutError: The driver did not answer in time.
-    """
+    """Connect this rank to its driver; return its end of the meeting and the invitation."""
     deadline = time.monotonic() + address.timeout
     while True:
         meeting = Meeting(address)
@@ -347,17 +332,10 @@ def _connect(meeting: Meeting, seconds: float) -> None:
     meeting.join(connection, signature(address.token, b"link", nonce, named), WORKER)
 
 
-class Admitted(NamedTuple):
-    """Name of a rank that has connected, and the key of its connection."""
-
-    rank: str
-    key: bytes
-
-
-def admitted(token: bytes, nonce: bytes, hello: bytes) -> Admitted | None:
-    """Return the rank that sent this hello, or ``None`` if the sender does not know the token."""
+def admitted(token: bytes, nonce: bytes, hello: bytes) -> tuple[str, bytes] | None:
+    """Return the rank that sent this hello and the connection's key; ``None`` for a stranger."""
     named, given = hello[:-SIGNATURE_BYTES], hello[-SIGNATURE_BYTES:]
     if not is_signed(given, token, b"hello", nonce, named):
         return None
     name = named[NONCE_BYTES:].rstrip(b"\0").decode()
-    return Admitted(name, signature(token, b"link", nonce, named))
+    return name, signature(token, b"link", nonce, named)

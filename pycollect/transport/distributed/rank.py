@@ -47,16 +47,10 @@ def unblock_sigint() -> None:
 
 
 class Call(NamedTuple):
-    """One call that is sent to a rank.
+    """One call that is sent to a rank."""
 
-    Attributes:
-        number: Number of the call, which its answer repeats.
-        unqueued: Whether the call may run during a rollout and skips the queue.
-        request: The request.
-    """
-
-    number: int
-    unqueued: bool
+    number: int  # number of the call, which its answer repeats
+    unqueued: bool  # whether the call may run during a rollout and skips the queue
     request: Request
 
 

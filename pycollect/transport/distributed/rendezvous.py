@@ -44,11 +44,7 @@ def outside_address() -> str:
 
 
 def check_port(name: str, value: Any) -> int:
-    """Return a port number, from an int or its digits; ``None`` and 0 mean any free port.
-
-    Raises:
-        ValueError: The number is not a port.
-    """
+    """Return a port number, from an int or its digits; ``None`` and 0 mean any free port."""
     if value is None:
         return 0
     digits = isinstance(value, str) and value.isdecimal()
@@ -65,9 +61,6 @@ class Rendezvous:
         host: Name or address of the only interface on which to listen.
         port: Port number; 0 for any free port.
         timeout: Seconds within which a rank must have connected.
-
-    Raises:
-        ValueError: The address cannot be used.
     """
 
     def __init__(self, host: str, port: int, timeout: float) -> None:
@@ -170,14 +163,14 @@ class Acceptor(threading.Thread):
     def _admit(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         """Pass a connection to its meeting, or refuse it if its hello is wrong."""
         nonce, hello = self._pending[connection]
-        known = admitted(self._token, nonce, bytes(hello))
-        meeting = None if known is None else self.expected.pop(known.rank, None)
-        if known is None or meeting is None:
+        rank, key = admitted(self._token, nonce, bytes(hello)) or (None, b"")
+        meeting = self.expected.pop(rank, None) if rank is not None else None
+        if meeting is None:
             self._refuse(selector, connection)
             return
         selector.unregister(connection)
         del self._pending[connection]
-        meeting.join(connection, known.key, DRIVER)
+        meeting.join(connection, key, DRIVER)
 
     def _refuse(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         selector.unregister(connection)

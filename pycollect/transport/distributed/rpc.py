@@ -52,9 +52,6 @@ class SignedPickler:
     """Replaces the pickler of torch's RPC: signs its pickles and unpickles only signed ones.
 
     The signature follows the pickle, where torch's own pickler ignores it.
-
-    Args:
-        key: Key for the signatures of this process.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -74,11 +71,7 @@ class SignedPickler:
         return data + signature(self._key, data) if self._protects() else data, tensors
 
     def deserialize(self, data: bytes, tensors: list[torch.Tensor]) -> Any:
-        """Check the signature and unpickle.
-
-        Raises:
-            ForgedError: The sender does not know the secret.
-        """
+        """Check the signature and unpickle."""
         if self._protects():
             data, given = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
             if not any(is_signed(given, key, data) for key in self.trusted):

@@ -18,7 +18,7 @@ import torch
 from torch.distributed import rpc
 from torch.futures import Future
 
-from pycollect.transport.distributed.links import LinkBrokenError, Sent, packed, unpacked
+from pycollect.transport.distributed.links import LinkBrokenError, Sent, broken_by, packed, unpacked
 from pycollect.transport.distributed.meeting import (
     DRIVER,
     WORKER,
@@ -50,20 +50,14 @@ def parts_of(value: Any, seal: Seal) -> Parts:
 
 
 def value_of(parts: Parts, seal: Seal) -> Any:
-    """Check and unpickle a value that has arrived.
-
-    Raises:
-        LinkBrokenError: The value was not signed by the other end, or is out of order.
-    """
+    """Check and unpickle a value that has arrived."""
     data, tensors, signatures = parts
     arrays = [tensor.numpy() for tensor in tensors]
     signed: list[bytes | Buffer] = [data, *arrays]
     seal.advance()
-    try:
+    with broken_by(ForgedError, ValueError):
         for number, (given, part) in enumerate(zip(signatures, signed, strict=True)):
             seal.check(number, given, part)
-    except (ForgedError, ValueError) as error:
-        raise LinkBrokenError(str(error)) from error
     return unpacked(data, arrays)
 
 
@@ -80,24 +74,15 @@ def push(number: int, parts: Parts) -> None:
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator] # of torch
 def pull(number: int) -> Future[Parts | None]:
-    """Return a future of the rank's value of that number, for the driver.
+    """Return a future of the rank's value of that number, or of ``None`` if no more come.
 
     The driver calls this when it has all earlier values.
-
-    Returns:
-        Future of the value, or of ``None`` if no more values come.
     """
     return _end().pull(number)
 
 
 class RankLink:
-    """The rank's end of a link; the driver calls it.
-
-    Args:
-        meeting: Meeting with the driver. The link ends with it.
-        name: Name of a new agent.
-        options: TensorPipe options of a new agent.
-    """
+    """The rank's end of a link, which the driver calls; the link ends with the meeting."""
 
     def __init__(self, meeting: Meeting, name: str, options: Mapping[str, Any]) -> None:
         self._outgoing, self._incoming = Seal(meeting.key, WORKER), Seal(meeting.key, DRIVER)
@@ -145,7 +130,6 @@ class RankLink:
         return future
 
     def send(self, value: Any) -> Sent:
-        """Send a value without waiting."""
         parts = parts_of(value, self._outgoing)
         with self._changed:
             self._sent += 1
@@ -158,18 +142,13 @@ class RankLink:
         return partial(self.await_delivery, number)
 
     def await_delivery(self, number: int) -> None:
-        """Wait until the driver has that value.
-
-        Raises:
-            LinkBrokenError: The driver will never get it.
-        """
+        """Wait until the driver has that value."""
         with self._changed:
             self._changed.wait_for(lambda: self._broken or self._delivered >= number)
             if self._delivered < number:
                 raise LinkBrokenError("the driver is gone")
 
     def receive(self) -> Any:
-        """Wait for the next value."""
         parts = self._pushed.get()
         if parts is None:
             raise LinkBrokenError("the driver is gone")
@@ -203,32 +182,21 @@ _NO_TIMEOUT = 0.0  # of a call that waits for a rank's value
 
 @dataclass(frozen=True)
 class RpcCarrier:
-    """Links that use calls of torch.distributed.rpc.
-
-    Attributes:
-        options: Options of TensorPipe.
-    """
+    """Links that use calls of torch.distributed.rpc."""
 
     options: Mapping[str, Any]
     name: ClassVar[str] = "rpc"
 
     def driver_end(self, meeting: Meeting) -> DriverLink:
-        """Wait for the rank and return the driver's end."""
         return DriverLink(meeting, self.options)
 
     def rank_end(self, meeting: Meeting) -> RankLink:
-        """Return the rank's end."""
         name = f"pycollect-{secrets.token_hex(16)}"  # unique
         return RankLink(meeting, name, self.options)
 
 
 class DriverLink:
-    """The driver's end of a link, which calls the rank. Waits for the rank when it is created.
-
-    Args:
-        meeting: Meeting with the rank.
-        options: TensorPipe options of a new agent, if this process has none.
-    """
+    """The driver's end of a link, which calls the rank. Waits for the rank when it is created."""
 
     def __init__(self, meeting: Meeting, options: Mapping[str, Any]) -> None:
         name, url = meeting.read(RPC)
@@ -246,13 +214,10 @@ class DriverLink:
         self._closing = threading.Lock()
 
     def send(self, value: Any) -> Sent:
-        """Send a value without waiting."""
         parts = parts_of(value, self._outgoing)
         self._pushed += 1
-        try:
+        with broken_by(RuntimeError):  # for example, because the agent has ended
             call = AGENT.call(self._rank, self._calls_key, push, self._pushed, parts)
-        except RuntimeError as error:  # torch raises it, for example, if the agent has ended
-            raise LinkBrokenError(str(error)) from error
         call.add_done_callback(self._note_failure)
         return partial(_await, call)
 
@@ -263,17 +228,14 @@ class DriverLink:
             self._events.put(str(error))
 
     def receive(self) -> Any:
-        """Wait for the next value."""
         self._pulled += 1
-        try:
+        with broken_by(RuntimeError):
             call = AGENT.call(self._rank, self._calls_key, pull, self._pulled, timeout=_NO_TIMEOUT)
             call.add_done_callback(self._events.put)
             event = self._events.get()
             if isinstance(event, str):
                 raise LinkBrokenError(event)
             parts: Parts | None = event.value()
-        except RuntimeError as error:
-            raise LinkBrokenError(str(error)) from error
         if parts is None:
             raise LinkBrokenError("the rank has closed the connection")
         return value_of(parts, self._incoming)
@@ -287,12 +249,6 @@ class DriverLink:
 
 
 def _await(call: Future[None]) -> None:
-    """Wait until the rank has a value that the call pushes.
-
-    Raises:
-        LinkBrokenError: The rank will never get it.
-    """
-    try:
+    """Wait until the rank has a value that the call pushes."""
+    with broken_by(RuntimeError):
         call.wait()
-    except RuntimeError as error:
-        raise LinkBrokenError(str(error)) from error

@@ -29,11 +29,7 @@ def preparation(name: str) -> dict[str, Any]:
 
 
 def check_spawned(name: str) -> None:
-    """Refuse a program whose script new interpreters cannot import.
-
-    Raises:
-        ValueError: The script was read from a stream.
-    """
+    """Refuse a program whose script new interpreters cannot import."""
     if stream := _stream_of(spawn.get_preparation_data(name)):
         raise ValueError(
             "start_method: spawned workers import the program's script, but it was read from the "
@@ -51,14 +47,7 @@ _FORBIDDEN = (errno.ENOSYS, errno.EPERM, errno.EACCES)  # memfd_create is missin
 
 
 def unnamed_file(name: str) -> int:
-    """Open a new file that is freed with its last descriptor; return the descriptor.
-
-    Args:
-        name: Name under ``/proc/<pid>/fd``, for debugging.
-
-    Raises:
-        OSError: No descriptor or no memory is free.
-    """
+    """Open a new file that is freed with its last descriptor; return the descriptor."""
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
@@ -88,7 +77,6 @@ class WorkerLog:
         self._end = b""
 
     def fileno(self) -> int:
-        """Return the file descriptor."""
         return self._file
 
     def show(self) -> None:
@@ -140,12 +128,7 @@ def _detached(duplicate: Any) -> int:
 
 
 class ChildProcess(WorkerProcess):
-    """A child of this process that runs a worker, forked or spawned; see `WorkerProcess`.
-
-    Args:
-        native: The started process object of multiprocessing.
-        log: The child's standard error.
-    """
+    """A child of this process that runs a worker, forked or spawned; see `WorkerProcess`."""
 
     def __init__(self, native: Any, log: WorkerLog) -> None:
         self.native = native
@@ -175,11 +158,9 @@ class ChildProcess(WorkerProcess):
 
     @property
     def cpu_delay(self) -> float:
-        """Seconds for which the process or a descendant was ready to run but had no CPU."""
         return seconds_without_cpu(self.native.pid)
 
     def end(self) -> ProcessEnd:
-        """Return how the process ended."""
         pid, code = self.native.pid, self._exit_code()
         if code is None:
             end = f"its process {pid} is gone"
@@ -190,7 +171,6 @@ class ChildProcess(WorkerProcess):
         return ProcessEnd(end, end)
 
     def recent_log(self) -> str:
-        """Return the end of the process's standard error."""
         return self._log.end()
 
     def kill(self) -> None:
@@ -258,9 +238,5 @@ class SpawnedChild(ChildProcess):
             kill_group(self.native.pid, is_unreaped=False)
 
     def _end(self) -> Any:
-        """Return how the process ended, or ``None`` while it runs. Does not reap it.
-
-        Raises:
-            ChildProcessError: The process was reaped already.
-        """
+        """Return how the process ended, without reaping it, or ``None`` while it runs."""
         return os.waitid(os.P_PID, self.native.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -115,11 +115,7 @@ def _written(data: bytes, sent: contextlib.ExitStack) -> int:
 
 
 class ForkedProcess(BaseProcess):
-    """A process of multiprocessing that starts as a fork of this program's fork server.
-
-    Raises:
-        ForkServerError: By `start`, if there is no fork server.
-    """
+    """A process of multiprocessing that starts as a fork of this program's fork server."""
 
     _Popen = _ForkedPopen
     _popen: _ForkedPopen | None
@@ -179,14 +175,8 @@ def start_child(
 
     Args:
         target: Main function. It gets `args` and the descriptor of its standard error.
-        args: Arguments of the main function.
-        name: Name of the process.
         start_method: "forkserver" forks this program's fork server, and spawns if that is
             impossible. "spawn" starts a new interpreter.
-
-    Raises:
-        ValueError: A new interpreter cannot import the program, because it is no file.
-        RuntimeError: This process is a worker that imports a module.
     """
     check_not_importing()
     log = WorkerLog()
@@ -239,7 +229,6 @@ class ProcessEngine(Engine):
     """Starts worker processes. They end with this process in any case.
 
     Args:
-        start_method: How processes start; see :func:`start_child`.
         bell: Bell that workers ring. ``None`` creates one (default: ``None``).
 
     Raises:
@@ -256,11 +245,9 @@ class ProcessEngine(Engine):
         self._leave = util.Finalize(self, _kill_all, (self._handles,), exitpriority=100)
 
     def leave(self) -> None:
-        """End all remaining processes. Idempotent."""
         self._leave()
 
     def put(self, value: Shareable) -> SharedValue:
-        """Return a value that several workers share."""
         return SharedValue(value)
 
     def start(

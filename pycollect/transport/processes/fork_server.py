@@ -92,12 +92,6 @@ class ForkServer:
 
     It ends with this process, after `leave` once its workers have ended, and after a minute without
     workers.
-
-    Args:
-        environment: The process environment that the fork server inherits from this process.
-
-    Raises:
-        OSError: The process cannot be started.
     """
 
     def __init__(self, environment: Hashable) -> None:
@@ -152,7 +146,6 @@ class ForkServer:
         Closing the status socket releases the worker, which is killed if it still runs.
 
         Args:
-            name: Name of the process.
             descriptors: Descriptors for the worker; see `fork_server_main`.
 
         Raises:
@@ -176,11 +169,7 @@ class ForkServer:
         return pid, ours
 
     def read_number(self, status: socket.socket, flags: int = 0) -> int:
-        """Wait for a number from a worker's status socket, and return it.
-
-        Raises:
-            ForkServerError: The fork server is gone, or was killed because it does not answer.
-        """
+        """Return the next number of a status socket; raise ForkServerError if none comes."""
         with self._killed_on_error():
             self._await(status)
             number: int = NUMBER.unpack(_received(status, flags))[0]
@@ -209,11 +198,7 @@ class ForkServer:
         self.process.wait()
 
     def _await(self, message_of: socket.socket) -> None:
-        """Wait until a message has arrived or the fork server has ended.
-
-        Raises:
-            TimeoutError: The fork server uses no CPU time, or takes too long.
-        """
+        """Wait until a message has arrived or the fork server has ended."""
         poll = select.poll()
         poll.register(message_of, select.POLLIN)
         began = moved = time.monotonic()
@@ -252,12 +237,7 @@ class ForkServers:
         self._at_exit = util.Finalize(None, self._end, exitpriority=50)
 
     def ready(self) -> ForkServer:
-        """Return a fork server that is ready to fork; start one if necessary.
-
-        Raises:
-            ForkServerError: There can be none, or its forks could not do all that a new process
-                can.
-        """
+        """Return a fork server that is ready to fork, or raise a ForkServerError; see `prepare`."""
         if getattr(sys, "frozen", False):
             raise ForkServerError("this program is frozen into an executable")
         if not has_pidfd():

@@ -234,11 +234,7 @@ class _ForkServer:
 
 
 def _import(modules: tuple[str, ...], path: list[str]) -> tuple[str, str]:
-    """Import the modules, as far as they can be imported.
-
-    Returns:
-        The reason why this process cannot be forked, and the module that causes it; or "" and "".
-    """
+    """Import the modules; return why this process cannot be forked and by which, or "" and ""."""
     sys.path[:] = path
     thresholds = gc.get_threshold()
     # Full collections during imports would take a tenth of the time.

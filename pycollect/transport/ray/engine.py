@@ -42,11 +42,6 @@ class ActorProcess(WorkerProcess):
 
     The actor ends when this object is garbage-collected. Ray alone would keep a serving actor
     forever. On this node, the process itself shows whether it has ended; Ray reports the cause.
-
-    Args:
-        ray: The module `ray`.
-        handle: Ray's handle of the actor.
-        bell: Bell to ring when a call is answered or can no longer be answered.
     """
 
     transport: ClassVar[str] = "object store"
@@ -66,18 +61,15 @@ class ActorProcess(WorkerProcess):
 
     @property
     def refused(self) -> bool:
-        """See `WorkerProcess`."""
         serving = self._serving
         if serving is None or not serving.done() or serving.exception() is not None:
             return False
         return serving.result() != ""
 
     def by_calls(self) -> ActorProcess:
-        """See `WorkerProcess`."""
         return self
 
     def call(self, request: Request, unqueued: bool = False) -> Future[Any]:
-        """See `Caller`."""
         method = self.native.call
         if unqueued:
             method = method.options(concurrency_group="control")
@@ -91,13 +83,11 @@ class ActorProcess(WorkerProcess):
         return future
 
     def process_end(self, error: BaseException) -> ProcessEnd | None:
-        """See `Caller`."""
         if not isinstance(error, self._ray.exceptions.RayError):
             return None
         return replace(end_of(error), error=without_frames(error))
 
     def watch(self, pid: int, shares_memory: bool) -> None:
-        """See `WorkerProcess`."""
         self._pid = pid
         if shares_memory:
             self._process = OtherProcess(pid)
@@ -186,9 +176,6 @@ def driver_address(ray: Any, bell: AnyBell | None) -> tuple[str, AnyBell]:
     """Return Ray's id of this node, and the bell that rings when there may be an answer.
 
     It is a ThreadBell if this process cannot share memory.
-
-    Raises:
-        SharedMemoryError: Workers cannot ring the bell.
     """
     why_not = shared_memory_why_not()
     if not why_not and not has_pidfd():
@@ -229,7 +216,6 @@ class RayEngine(Engine):
             SESSION.leave()
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ValueError, naming the resource, if the actors need more than the cluster has."""
         check_resources("remote_configs", options)
 
     def check_memory(self, needed: int, in_place: bool) -> None:
@@ -242,7 +228,6 @@ class RayEngine(Engine):
             raise too_many_bytes(needed, f"the object store has {capacity}")
 
     def put(self, value: Shareable) -> SharedValue:
-        """Return a value that several workers share."""
         return SharedValue(value, self._ray.put)
 
     def start(
@@ -285,7 +270,6 @@ def actor_options(
     """Return the options of one actor: the defaults, overridden by the caller's.
 
     Args:
-        config: Options from the caller.
         devices: Devices of the worker; an actor whose worker uses a GPU reserves a part of one.
     """
     uses_gpu = devices is not None and "cuda" in devices.worker_types

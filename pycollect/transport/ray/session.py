@@ -47,15 +47,7 @@ class Session:
         self._started = False
 
     def enter(self, init_config: Mapping[str, Any] | None) -> None:
-        """Count one more user; join or start Ray for the first one.
-
-        Args:
-            init_config: Arguments of ``ray.init``. ``None`` joins the running cluster or starts
-                one.
-
-        Raises:
-            RuntimeError: This process is a worker that imports a module.
-        """
+        """Count one more user; join or start Ray for the first one."""
         check_not_importing()
         ray = import_ray()
         with self._lock:
