@@ -100,7 +100,8 @@ class Flow:
         options, queue = self.options, self.queue
         if options.total_frames is None or self.frames_collected < options.total_frames:
             return False
-        least = options.trajectories if options.replay_buffer is None else 1  # of any number
+        # A buffer takes any number of trajectories.
+        least = options.trajectories if options.replay_buffer is None else 1
         return queue is None or queue.complete < least
 
     @property

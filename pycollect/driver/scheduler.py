@@ -241,7 +241,8 @@ class Scheduler:
     def _top_up(self, depth: int, learner_waits: bool) -> None:
         """Request rollouts until each worker has `depth` of them, one per worker in turn.
 
-        Sync rounds are requested from all workers or from none.
+        Sync rounds are requested from all workers or from none. If `learner_waits`, no weights
+        arrive before the next batch is delivered.
         """
         if self._flow.failing is not None:
             return
