@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pycollect._core import Uninterrupted
 from pycollect.checks import check_open, check_worker_ids
 from pycollect.data.generators import derived_seeds, seed_chain
 from pycollect.data.weights import NO_WEIGHTS, load_weights
@@ -139,17 +140,20 @@ class Membership:
         with self._flow.moving:
             self._flow.check_not_collecting("stop_remote_collectors")
             check_open(self._flow.closed)
-            self._flow.drop("shutdown")
-            for worker in self._group.present:
-                worker.drop()
+            self._drop_all("shutdown")
             self._group.end(self._group.present)
             self.changed = False
 
-    def drop(self) -> None:
-        """Forget all requested rollouts, and end leaving workers."""
-        for worker in self._group.present:
-            worker.drop()
+    def drop(self, reason: str) -> None:
+        """Drop everything in flight, and end leaving workers."""
+        self._drop_all(reason)
         self.settle()
+
+    def _drop_all(self, reason: str) -> None:
+        with Uninterrupted():
+            self._flow.drop(reason)
+            for worker in self._group.present:
+                worker.drop()
 
     def reset(self, flags: Sequence[bool] | None) -> None:
         """Reset the environments of some workers and drop their rollouts.
@@ -164,8 +168,7 @@ class Membership:
         flow = self._flow
         chosen = self._chosen(flags)
         if len(chosen) == len(self._group.present):
-            flow.drop("reset")
-            self.drop()
+            self.drop("reset")
             chosen = self._group.present
         elif self._options.sync and flow.ledger.in_flight:
             raise RuntimeError(
@@ -173,8 +176,9 @@ class Membership:
                 "flight; use prefetch=0 to reset only some"
             )
         for worker in chosen:
-            flow.lose_worker(worker.index, worker.frames_in_flight, "reset")
-            worker.drop()
+            with Uninterrupted():
+                flow.lose_worker(worker.index, worker.frames_in_flight, "reset")
+                worker.drop()
         self._waiter.call_all({worker.index: (reset,) for worker in chosen})
 
     def _chosen(self, flags: Sequence[bool] | None) -> list[WorkerRecord]:

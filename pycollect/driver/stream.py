@@ -279,8 +279,9 @@ class Stream:
             self._flow.statistics.frames -= sum(frames_of.values())
 
     def _drop_ready(self, reason: str) -> None:
-        while self._ready:
-            self._lose_counted(self._ready.pop().frames_of, reason)
+        with Uninterrupted():
+            while self._ready:
+                self._lose_counted(self._ready.pop().frames_of, reason)
 
     def _assemble(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
         """Return the next batch as it was collected, not claimed yet.
@@ -381,8 +382,7 @@ class Stream:
     def _drop(self, reason: str) -> None:
         """Drop everything in flight, in this process and in the workers."""
         self._drop_ready(reason)
-        self._flow.drop(reason)
-        self._source.drop()
+        self._source.drop(reason)
         self._pace.notify()
 
     def _show_progress(self, frames: int) -> None:

@@ -39,6 +39,8 @@ from pycollect._core import FairLock, Uninterrupted
 from pycollect.driver import assembly, in_process
 from pycollect.driver import stream as base
 from pycollect.driver.accounts import Statistics
+from pycollect.driver.flow import Flow
+from pycollect.driver.membership import Membership
 from pycollect.driver.workers import WorkerGroup
 from pycollect.transport import channel
 from pycollect.transport.distributed.engine import RankCaller
@@ -478,6 +480,39 @@ def test_an_interrupt_within_a_write_loses_the_frames_of_the_write(
         assert (total["delivered"], total["reasons"]) == (2 * STEPS, {"replay_buffer": STEPS})
         assert own.stats()["replay_written_frames"] == 2 * STEPS
     assert len(taken) == 3 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("way", "owner", "name"),
+    [
+        (IN_PROCESS, Flow, "drop"),
+        *[
+            pytest.param(way, owner, name, id=f"{way.name} {name}", marks=pytest.mark.processes)
+            for way in OF_PROCESSES
+            for owner, name in ((Flow, "drop"), (Membership, "settle"))
+        ],
+    ],
+)
+@pytest.mark.parametrize("call", ["set_seed", "reset", "load_state_dict"])
+def test_trajectories_begin_anew_after_an_interrupted_reset(
+    monkeypatch: pytest.MonkeyPatch, way: Way, owner: Any, name: str, call: str
+) -> None:
+    """The interrupt arrives before the workers are asked to reset their environments."""
+    with collecting(
+        way, echo_fns, parity_policy(), frames=15, trajs_per_batch=1, traj_format="cat"
+    ) as own:
+        frames, state = count(own.next()), own.state_dict()
+        calls = {"set_seed": (0,), "reset": (), "load_state_dict": (state,)}
+        with monkeypatch.context() as patch:
+            patch_once(patch, owner, name)
+            with pytest.raises(KeyboardInterrupt):
+                getattr(own, call)(*calls[call])
+        for _ in range(20):
+            batch = own.next()
+            frames += count(batch)
+            assert batch["observation"][:, 2].tolist() == list(range(len(batch)))
+        check_ledger(own)
+        assert own.ledger()["total"]["delivered"] == frames
 
 
 def count(batch: Any) -> int:
