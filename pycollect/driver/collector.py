@@ -17,6 +17,7 @@ from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.options import warn_of_rounding
 from pycollect.driver.state import CollectorState
 from pycollect.driver.stream import Source, Stream
+from pycollect.errors import is_interrupt
 
 C = TypeVar("C", bound="Collector")
 
@@ -381,14 +382,18 @@ class Collector(Stream):
         with self._flow.moving:
             if self._flow.released:
                 return
-            self._flow.released = True
-            self._close_progress()
-            self._flow.ledger.lose_in_flight("shutdown")
-            self._drop_ready("shutdown")
             try:
-                self._flow.uploads.close()
-            finally:  # also if the device is lost
-                self._close_source(timeout, close_env)
+                self._flow.released = True
+                self._close_progress()
+                self._flow.ledger.lose_in_flight("shutdown")
+                self._drop_ready("shutdown")
+                try:
+                    self._flow.uploads.close()
+                finally:  # also if the device is lost
+                    self._close_source(timeout, close_env)
+            except BaseException as error:
+                self._flow.released = not is_interrupt(error)  # the next call completes the end
+                raise
 
     def _close_source(self, timeout: float | None, close_env: bool) -> None:
         self._source.close(timeout, close_env)

@@ -26,6 +26,7 @@ from collect_support import (
     FrameOracle,
     Way,
     collecting,
+    is_gone,
     marked,
     of_ranks,
     parity_policy,
@@ -38,7 +39,7 @@ from pycollect import SyncDataCollector
 from pycollect._core import FairLock, Uninterrupted
 from pycollect.driver import assembly, in_process
 from pycollect.driver import stream as base
-from pycollect.driver.accounts import Statistics
+from pycollect.driver.accounts import Ledger, Statistics
 from pycollect.driver.flow import Flow
 from pycollect.driver.membership import Membership
 from pycollect.driver.workers import WorkerGroup
@@ -513,6 +514,22 @@ def test_trajectories_begin_anew_after_an_interrupted_reset(
             assert batch["observation"][:, 2].tolist() == list(range(len(batch)))
         check_ledger(own)
         assert own.ledger()["total"]["delivered"] == frames
+
+
+@pytest.mark.parametrize("way", marked(MULTI_STACK, CENTRAL_ASYNC))
+def test_the_next_shutdown_completes_an_interrupted_one(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    with collecting(way, echo_fns, parity_policy(), frames=15) as own:
+        own.next()
+        pids = [worker["pid"] for worker in own.stats()["workers"].values()]
+        with monkeypatch.context() as patch:
+            patch_once(patch, Ledger, "lose_in_flight")
+            with pytest.raises(KeyboardInterrupt):
+                own.shutdown()
+        own.shutdown()
+        wait_until(lambda: all(map(is_gone, pids)), 60)
+        check_ledger(own)
 
 
 def count(batch: Any) -> int:
