@@ -156,6 +156,7 @@ class InProcess:
             if is_interrupt(error):  # the rollout was given up
                 if flow.unclaimed is None:
                     self._lose(issued, "incomplete")
+                    self.worker.reset_later()  # else trajectories would lack these frames
                 raise
             self._lose(issued, "env_error")
             failure = WorkerError(

@@ -233,9 +233,10 @@ class Stream:
             self._enqueue()
         with self._writing() as write:
             while not self._flow.released and (waiting := queue.complete):
-                popped = queue.pop(min(waiting, options.trajs_per_write or waiting))
-                assert popped is not None  # `complete` counted them
-                write.expect(popped.frames)
+                with Uninterrupted():
+                    popped = queue.pop(min(waiting, options.trajs_per_write or waiting))
+                    assert popped is not None  # `complete` counted them
+                    write.expect(popped.frames)
                 td = self._flow.uploads.moved(popped.td, *self._batch_devices)
                 put(finish(td, options, {}), options.replay_buffer)
                 write.count(popped.frames)
@@ -243,13 +244,12 @@ class Stream:
     @contextmanager
     def _writing(self) -> Iterator[BufferWrite]:
         """Count everything written to the replay buffer within as one batch."""
-        write = BufferWrite(self._flow.ledger)
+        write = BufferWrite(self._flow.ledger, self._flow.statistics)
         try:
             with self._flow.statistics.timed("deliver"), write:
                 yield write
         finally:
-            self._flow.statistics.count_batch(write.frames)
-            self._flow.statistics.progress["replay_written_frames"] += write.frames
+            self._flow.statistics.count_batch(0)  # its frames were counted as they were written
         self._show_progress(write.frames)
 
     @contextmanager

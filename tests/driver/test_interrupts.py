@@ -37,6 +37,7 @@ from torch import nn
 
 from pycollect import SyncDataCollector
 from pycollect._core import FairLock, Uninterrupted
+from pycollect.data.trajectory_queue import TrajectoryQueue
 from pycollect.driver import assembly, in_process
 from pycollect.driver import stream as base
 from pycollect.driver.accounts import Ledger, Statistics
@@ -45,6 +46,7 @@ from pycollect.driver.membership import Membership
 from pycollect.driver.workers import WorkerGroup
 from pycollect.transport import channel
 from pycollect.transport.distributed.engine import RankCaller
+from pycollect.worker.worker import Worker
 
 OF_PROCESSES = (MULTI_STACK, MULTI_ASYNC[0], CENTRAL, CENTRAL_ASYNC)
 
@@ -529,6 +531,47 @@ def test_the_next_shutdown_completes_an_interrupted_one(
                 own.shutdown()
         own.shutdown()
         wait_until(lambda: all(map(is_gone, pids)), 60)
+        check_ledger(own)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(TrajectoryQueue, "pop"), (Statistics, "count_batch")])
+def test_all_frames_are_counted_if_a_write_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    with SyncDataCollector(
+        partial(EchoEnv, 0, (STEPS,)),
+        None,
+        frames_per_batch=STEPS,
+        max_frames_per_traj=STEPS,
+        trajs_per_batch=1,
+        replay_buffer=[],
+    ) as own:
+        own.next()
+        with monkeypatch.context() as patch:
+            patch_once(patch, owner, name)
+            with pytest.raises(KeyboardInterrupt):
+                own.next()
+        own.next()
+        total, stats = own.ledger()["total"], own.stats()
+        assert total["in_flight"] == 0
+        assert total["delivered"] == stats["frames"] == stats["replay_written_frames"]
+
+
+def test_trajectories_without_a_rollout_that_an_interrupt_discarded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The interrupt arrives when the rollout is recorded, but not returned yet."""
+    with collecting(
+        IN_PROCESS, echo_fns, parity_policy(), frames=6, trajs_per_batch=1, traj_format="cat"
+    ) as own:
+        own.next()
+        with monkeypatch.context() as patch:
+            patch_once(patch, Worker, "_packed_extras")
+            with pytest.raises(KeyboardInterrupt):
+                deque(own, 0)
+        for _ in range(20):
+            batch = own.next()
+            assert batch["observation"][:, 2].tolist() == list(range(len(batch)))
         check_ledger(own)
 
 
