@@ -202,7 +202,6 @@ class Membership:
         if done:
             self._group.end(done)
         if self.changed:
-            self.changed = False
             self._share_out()
         elif done:
             self.prepare_slabs()
@@ -213,6 +212,7 @@ class Membership:
         self._waiter.resize(-(-self._flow.options.frames_per_batch // len(workers)))
         self.batch_frames = sum(worker.info.frames for worker in workers)
         self.prepare_slabs()
+        self.changed = False  # after an interrupt before, they are shared again
         shape = self._assembly.shape([worker.info for worker in workers])
         count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
         warn_user(f"from the next batch on, batches come from {count} and have shape {shape}")

@@ -46,6 +46,7 @@ from pycollect.driver.membership import Membership
 from pycollect.driver.workers import WorkerGroup
 from pycollect.transport import channel
 from pycollect.transport.distributed.engine import RankCaller
+from pycollect.transport.handle import WorkerHandle
 from pycollect.worker.worker import Worker
 
 OF_PROCESSES = (MULTI_STACK, MULTI_ASYNC[0], CENTRAL, CENTRAL_ASYNC)
@@ -573,6 +574,19 @@ def test_trajectories_without_a_rollout_that_an_interrupt_discarded(
             batch = own.next()
             assert batch["observation"][:, 2].tolist() == list(range(len(batch)))
         check_ledger(own)
+
+
+@pytest.mark.processes
+def test_frames_are_shared_anew_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collecting(MULTI_STACK, echo_fns, parity_policy(), frames=15) as own:
+        added = own.add_collectors([echo_fns(2)])
+        own.next()
+        own.remove_collectors(added)
+        with monkeypatch.context() as patch:
+            patch_once(patch, WorkerHandle, "resize")
+            with pytest.raises(KeyboardInterrupt):
+                own.remove_collectors(1)
+        assert own.next().shape == own.next().shape == (1, 3, 10)
 
 
 def count(batch: Any) -> int:
