@@ -17,6 +17,7 @@ from pycollect.driver.flow import Flow, ShutDownError
 from pycollect.driver.options import warn_of_rounding
 from pycollect.driver.state import CollectorState
 from pycollect.driver.stream import Source, Stream
+from pycollect.errors import is_interrupt
 
 C = TypeVar("C", bound="Collector")
 
@@ -24,11 +25,8 @@ C = TypeVar("C", bound="Collector")
 class Collector(Stream):
     """A stream of batches with its properties, statistics, seeds, states and end.
 
-    Subclasses add a signature, a source, and the requests that only such a source can answer.
-
-    Args:
-        flow: Accounts of the stream.
-        source: Fills them. It is started here, and closed if the constructor fails.
+    Subclasses add a signature, a source, and the requests that only such a source can answer. The
+    source is started here, and closed if the constructor fails.
     """
 
     _frames_divided_among = "environments"  # for the rounding warning
@@ -154,7 +152,6 @@ class Collector(Stream):
         return flat(self._counts(), self._source.report(), workers)
 
     def _counts(self) -> dict[str, Any]:
-        """Return the limits and the progress of the stream, and whether it has ended."""
         flow, end = self._flow, {}
         if (total := flow.options.total_frames) is not None:
             is_written = flow.statistics.frames == flow.ledger.delivered  # to the replay buffer
@@ -382,21 +379,23 @@ class Collector(Stream):
             if self._flow.released:
                 return
             self._flow.released = True
-            self._close_progress()
-            self._flow.ledger.lose_in_flight("shutdown")
-            self._drop_ready("shutdown")
             try:
-                self._flow.uploads.close()
-            finally:  # also if the device is lost
-                self._close_source(timeout, close_env)
+                self._close_progress()
+                self._flow.ledger.lose_in_flight("shutdown")
+                self._drop_ready("shutdown")
+                try:
+                    self._flow.uploads.close()
+                finally:  # also if the device is lost
+                    self._close_source(timeout, close_env)
+            except BaseException as error:
+                self._flow.released = not is_interrupt(error)  # the next call completes the end
+                raise
 
     def _close_source(self, timeout: float | None, close_env: bool) -> None:
         self._source.close(timeout, close_env)
 
     def __enter__(self: C) -> C:
-        """Return the collector itself."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Shut the collector down."""
         self.shutdown()

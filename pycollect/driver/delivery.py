@@ -25,7 +25,7 @@ from pycollect.data.objects import cells_of
 from pycollect.data.slabs import slab_tensors, to_tensordict
 from pycollect.data.split import split_with_plan
 from pycollect.data.upload import Uploads
-from pycollect.driver.accounts import Ledger
+from pycollect.driver.accounts import Ledger, Statistics
 from pycollect.driver.options import StreamOptions
 from pycollect.errors import warn_user
 from pycollect.worker.report import Episode
@@ -354,8 +354,8 @@ class BufferWrite:
     exception prevented it.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, statistics: Statistics) -> None:
+        self._ledger, self._statistics = ledger, statistics
         self._expected: Counter[int] = Counter()
         self.frames = 0
 
@@ -376,11 +376,14 @@ class BufferWrite:
             for worker, frames in frames_of.items():
                 self._expected[worker] -= frames
                 self.frames += frames
+                self._statistics.frames += frames
+                self._statistics.progress["replay_written_frames"] += frames
 
     def __enter__(self) -> BufferWrite:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for worker, frames in self._expected.items():
-            self._ledger.deliver(worker, -frames)
-            self._ledger.lose(worker, frames, "replay_buffer")
+        with Uninterrupted():
+            for worker, frames in self._expected.items():
+                self._ledger.deliver(worker, -frames)
+                self._ledger.lose(worker, frames, "replay_buffer")

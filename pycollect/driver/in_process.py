@@ -136,6 +136,7 @@ class InProcess:
             if is_interrupt(error):  # the rollout was given up
                 if flow.unclaimed is None:
                     self._lose(issued, "incomplete")
+                    self.worker.reset_later()  # else trajectories would lack these frames
                 raise
             self._lose(issued, "env_error")
             failure = WorkerError(
@@ -206,8 +207,11 @@ class InProcess:
         if self._post_hook is not None:
             self._post_hook(td)
 
-    def drop(self) -> None:
-        """Do nothing, because no rollout is ever queued."""
+    def drop(self, reason: str) -> None:
+        """Drop everything in flight; the next rollout begins with a reset."""
+        with Uninterrupted():
+            self._flow.drop(reason)
+            self.worker.reset_later()
 
     def end_trajectories(self, workers: Iterable[int]) -> None:
         """Reset all environments before the next rollout."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pycollect._core import Uninterrupted
 from pycollect.checks import check_open, check_worker_ids
 from pycollect.data.generators import derived_seeds, seed_chain
 from pycollect.data.weights import NO_WEIGHTS, load_weights
@@ -128,25 +129,27 @@ class Membership:
         with self._flow.moving:
             self._flow.check_not_collecting("stop_remote_collectors")
             check_open(self._flow.closed)
-            self._flow.drop("shutdown")
-            for worker in self._group.present:
-                worker.drop()
+            self._drop_all("shutdown")
             self._group.end(self._group.present)
             self.changed = False
 
-    def drop(self) -> None:
-        """Forget all requested rollouts, and end leaving workers."""
-        for worker in self._group.present:
-            worker.drop()
+    def drop(self, reason: str) -> None:
+        """Drop everything in flight, and end leaving workers."""
+        self._drop_all(reason)
         self.settle()
+
+    def _drop_all(self, reason: str) -> None:
+        with Uninterrupted():
+            self._flow.drop(reason)
+            for worker in self._group.present:
+                worker.drop()
 
     def reset(self, flags: Sequence[bool] | None) -> None:
         """Reset the environments of some workers, by id, or of all; drop their rollouts."""
         flow = self._flow
         chosen = self._chosen(flags)
         if len(chosen) == len(self._group.present):
-            flow.drop("reset")
-            self.drop()
+            self.drop("reset")
             chosen = self._group.present
         elif self._options.sync and flow.ledger.in_flight:
             raise RuntimeError(
@@ -154,8 +157,9 @@ class Membership:
                 "flight; use prefetch=0 to reset only some"
             )
         for worker in chosen:
-            flow.lose_worker(worker.index, worker.frames_in_flight, "reset")
-            worker.drop()
+            with Uninterrupted():
+                flow.lose_worker(worker.index, worker.frames_in_flight, "reset")
+                worker.drop()
         self._waiter.call_all({worker.index: (reset,) for worker in chosen})
 
     def _chosen(self, flags: Sequence[bool] | None) -> list[WorkerRecord]:
@@ -179,7 +183,6 @@ class Membership:
         if done:
             self._group.end(done)
         if self.changed:
-            self.changed = False
             self._share_out()
         elif done:
             self.prepare_slabs()
@@ -190,6 +193,7 @@ class Membership:
         self._waiter.resize(-(-self._flow.options.frames_per_batch // len(workers)))
         self.batch_frames = sum(worker.info.frames for worker in workers)
         self.prepare_slabs()
+        self.changed = False  # after an interrupt before, they are shared again
         shape = self._assembly.shape([worker.info for worker in workers])
         count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
         warn_user(f"from the next batch on, batches come from {count} and have shape {shape}")

@@ -233,8 +233,7 @@ class Nest:
 
     def _begin(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
         """Drop rollouts in flight, and start again with a call in each process."""
-        self._flow.drop("set_seed")
-        self.scheduler.drop()
+        self.scheduler.drop("set_seed")
         for process in self._present:
             process.report = None
         self.scheduler.waiter.begin_all(calls)

@@ -13,7 +13,7 @@ import torch
 from pycollect.data.generators import GeneratorState, NestState, derived_seeds
 from pycollect.transport.engine import AnyHandle
 from pycollect.transport.handle import WorkerHandle
-from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec, resume
+from pycollect.transport.messages import RolloutRequest, WorkerInfo, WorkerSpec, reset, resume
 from pycollect.worker.report import RolloutReport
 
 
@@ -52,6 +52,7 @@ class WorkerRecord:
     since_update: int = 0  # number of batches since the worker last received weights
     deaths: list[int] = field(default_factory=list)  # delivered batches at each recent death
     failure: str | None = None  # reason of the last replacement
+    must_reset: bool = False  # before the next rollout, because rollouts were dropped
     leaving: bool = False  # whether no more rollouts are requested from the worker
     started: float = field(default_factory=time.monotonic)  # when the process was started
     overdue: str = ""  # reason for giving up the start; empty if it was not given up
@@ -112,15 +113,20 @@ class WorkerRecord:
     def request(self, request: RolloutRequest) -> None:
         """Request one more rollout."""
         self.requests.append(request)
-        if not self.starting:
-            self.handle.submit(request)
+        if self.starting:
+            return
+        if self.must_reset:
+            self.handle.run(reset)  # if it fails, the rollout fails too
+            self.must_reset = False
+        self.handle.submit(request)
 
     def renew_requests(self, version: int) -> None:
         """Request the same rollouts again, with that policy version."""
         self.requests = deque(replace(request, version=version) for request in self.requests)
 
     def drop(self) -> None:
-        """Forget the requested rollouts."""
+        """Forget the requested rollouts. Unless a call resets the worker, the next request does."""
+        self.must_reset = not self.starting
         self.requests.clear()
         if not self.starting:
             self.handle.drop_rollouts()

@@ -280,9 +280,9 @@ class Scheduler:
                 version = self._flow.version.number
                 worker.request(RolloutRequest(random, slab_rows, least, version))
 
-    def drop(self) -> None:
-        """Forget all requested rollouts; then workers may be added or removed."""
-        self.members.drop()
+    def drop(self, reason: str) -> None:
+        """Drop everything in flight; then workers may be added or removed."""
+        self.members.drop(reason)
 
     def end_trajectories(self, workers: Iterable[int]) -> None:
         """Give later frames of the workers new trajectory ids, after a rollout was dropped."""

@@ -229,9 +229,10 @@ class Stream:
             self._enqueue()
         with self._writing() as write:
             while not self._flow.released and (waiting := queue.complete):
-                popped = queue.pop(min(waiting, options.trajs_per_write or waiting))
-                assert popped is not None  # `complete` counted them
-                write.expect(popped.frames)
+                with Uninterrupted():
+                    popped = queue.pop(min(waiting, options.trajs_per_write or waiting))
+                    assert popped is not None  # `complete` counted them
+                    write.expect(popped.frames)
                 td = self._flow.uploads.moved(popped.td, *self._batch_devices)
                 put(finish(td, options, {}), options.replay_buffer)
                 write.count(popped.frames)
@@ -239,13 +240,12 @@ class Stream:
     @contextmanager
     def _writing(self) -> Iterator[BufferWrite]:
         """Count everything written to the replay buffer within as one batch."""
-        write = BufferWrite(self._flow.ledger)
+        write = BufferWrite(self._flow.ledger, self._flow.statistics)
         try:
             with self._flow.statistics.timed("deliver"), write:
                 yield write
         finally:
-            self._flow.statistics.count_batch(write.frames)
-            self._flow.statistics.progress["replay_written_frames"] += write.frames
+            self._flow.statistics.count_batch(0)  # its frames were counted as they were written
         self._show_progress(write.frames)
 
     @contextmanager
@@ -275,8 +275,9 @@ class Stream:
             self._flow.statistics.frames -= sum(frames_of.values())
 
     def _drop_ready(self, reason: str) -> None:
-        while self._ready:
-            self._lose_counted(self._ready.pop().frames_of, reason)
+        with Uninterrupted():
+            while self._ready:
+                self._lose_counted(self._ready.pop().frames_of, reason)
 
     def _assemble(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
         """Return the next batch as it was collected, not claimed yet.
@@ -377,8 +378,7 @@ class Stream:
     def _drop(self, reason: str) -> None:
         """Drop everything in flight, in this process and in the workers."""
         self._drop_ready(reason)
-        self._flow.drop(reason)
-        self._source.drop()
+        self._source.drop(reason)
         self._pace.notify()
 
     def _show_progress(self, frames: int) -> None:

@@ -181,16 +181,16 @@ class WorkerWaiter:
         return True
 
     def call_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
-        """Send these calls to workers that are built, and wait for all answers.
+        """Send these calls, which reset, to workers that are built, and wait for all answers.
 
         A worker that is starting, or that replaces another one meanwhile, gets its `initial_call`
         once it is built.
         """
-        sent = [
-            (worker, worker.handle.run(*calls[worker.index]))
-            for worker in self._group.present
-            if worker.index in calls and not worker.starting
-        ]
+        sent = []
+        for worker in self._group.present:
+            if worker.index in calls and not worker.starting:
+                sent.append((worker, worker.handle.run(*calls[worker.index])))
+                worker.must_reset = False
         for worker, call in sent:
             self._answer_if_any(worker, call)
 

@@ -206,7 +206,7 @@ class WorkerGroup:
             raise with_log(death, text, log) from death
         spec = replace(worker.plan.spec, incarnation=worker.incarnation + 1)
         worker.plan = replace(worker.plan, spec=spec)
-        worker.starting = NotStarted()
+        worker.starting, worker.must_reset = NotStarted(), False
         with suppress(OSError):  # `is_overdue` tries again, and raises
             self._start_process(worker)
 

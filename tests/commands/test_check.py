@@ -107,7 +107,12 @@ ERRORS: dict[str, Sequence[Any]] = {
     "final-observation": [vectors.NoFinal],
     "flag-type": [envs.FlagsByAgent],
     "growing-info": [envs.GrowingInfo],
-    "ignored-seed": [envs.IgnoresSeed, envs.TakesNoSeed, vectors.IgnoresSeeds],
+    "ignored-seed": [
+        envs.IgnoresSeed,
+        envs.IgnoresSeedZero,
+        envs.TakesNoSeed,
+        vectors.IgnoresSeeds,
+    ],
     "interface": [envs.OldInterface, envs.OldReset],
     "merged-flags": [envs.BothFlags, LimitTerminates, envs.LimitInInfo],
     "non-deterministic": [
@@ -124,7 +129,7 @@ ERRORS: dict[str, Sequence[Any]] = {
     "refused": [envs.ReservedKey, [Sound, envs.ReservedKey]],
     "reset-mask": [vectors.IgnoresMask],
     "reused-buffer": [envs.ReusedBuffer],
-    "reward-type": [envs.TextReward, envs.VectorReward, vectors.ColumnRewards],
+    "reward-type": [envs.TextReward, envs.NoReward, envs.VectorReward, vectors.ColumnRewards],
     "same-instance": [vectors.TwiceTheSame],
     "same-rows": [vectors.EqualRows],
     "specs": [wrong_spec],

@@ -21,21 +21,27 @@ from collect_support import (
     FrameOracle,
     Way,
     collecting,
+    is_gone,
     marked,
     of_ranks,
     parity_policy,
 )
-from echo_envs import LENGTHS, EchoEnv, echo_fns
+from echo_envs import LENGTHS, EchoEnv, echo_fns, wait_until
 from test_restarts import check_ledger, endless, kill
 from torch import nn
 
 from pycollect import SyncDataCollector
+from pycollect.data.trajectory_queue import TrajectoryQueue
 from pycollect.driver import assembly, in_process
 from pycollect.driver import stream as base
-from pycollect.driver.accounts import Statistics
+from pycollect.driver.accounts import Ledger, Statistics
+from pycollect.driver.flow import Flow
+from pycollect.driver.membership import Membership
 from pycollect.driver.workers import WorkerGroup
 from pycollect.transport import channel
 from pycollect.transport.distributed.engine import RankCaller
+from pycollect.transport.handle import WorkerHandle
+from pycollect.worker.worker import Worker
 
 OF_PROCESSES = (MULTI_STACK, MULTI_ASYNC[0], CENTRAL, CENTRAL_ASYNC)
 
@@ -273,6 +279,109 @@ def test_an_interrupt_within_a_write_loses_the_frames_of_the_write(
         assert (total["delivered"], total["reasons"]) == (2 * STEPS, {"replay_buffer": STEPS})
         assert own.stats()["replay_written_frames"] == 2 * STEPS
     assert len(taken) == 3 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("way", "owner", "name"),
+    [
+        (IN_PROCESS, Flow, "drop"),
+        *[
+            pytest.param(way, owner, name, id=f"{way.name} {name}", marks=pytest.mark.processes)
+            for way in OF_PROCESSES
+            for owner, name in ((Flow, "drop"), (Membership, "settle"))
+        ],
+    ],
+)
+@pytest.mark.parametrize("call", ["set_seed", "reset", "load_state_dict"])
+def test_trajectories_begin_anew_after_an_interrupted_reset(
+    monkeypatch: pytest.MonkeyPatch, way: Way, owner: Any, name: str, call: str
+) -> None:
+    """The interrupt arrives before the workers are asked to reset their environments."""
+    with collecting(
+        way, echo_fns, parity_policy(), frames=15, trajs_per_batch=1, traj_format="cat"
+    ) as own:
+        frames, state = count(own.next()), own.state_dict()
+        calls = {"set_seed": (0,), "reset": (), "load_state_dict": (state,)}
+        with monkeypatch.context() as patch:
+            patch_once(patch, owner, name)
+            with pytest.raises(KeyboardInterrupt):
+                getattr(own, call)(*calls[call])
+        for _ in range(20):
+            batch = own.next()
+            frames += count(batch)
+            assert batch["observation"][:, 2].tolist() == list(range(len(batch)))
+        check_ledger(own)
+        assert own.ledger()["total"]["delivered"] == frames
+
+
+@pytest.mark.parametrize("way", marked(MULTI_STACK, CENTRAL_ASYNC))
+def test_the_next_shutdown_completes_an_interrupted_one(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    with collecting(way, echo_fns, parity_policy(), frames=15) as own:
+        own.next()
+        pids = [worker["pid"] for worker in own.stats()["workers"].values()]
+        with monkeypatch.context() as patch:
+            patch_once(patch, Ledger, "lose_in_flight")
+            with pytest.raises(KeyboardInterrupt):
+                own.shutdown()
+        own.shutdown()
+        wait_until(lambda: all(map(is_gone, pids)), 60)
+        check_ledger(own)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(TrajectoryQueue, "pop"), (Statistics, "count_batch")])
+def test_all_frames_are_counted_if_a_write_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    with SyncDataCollector(
+        partial(EchoEnv, 0, (STEPS,)),
+        None,
+        frames_per_batch=STEPS,
+        max_frames_per_traj=STEPS,
+        trajs_per_batch=1,
+        replay_buffer=[],
+    ) as own:
+        own.next()
+        with monkeypatch.context() as patch:
+            patch_once(patch, owner, name)
+            with pytest.raises(KeyboardInterrupt):
+                own.next()
+        own.next()
+        total, stats = own.ledger()["total"], own.stats()
+        assert total["in_flight"] == 0
+        assert total["delivered"] == stats["frames"] == stats["replay_written_frames"]
+
+
+def test_trajectories_without_a_rollout_that_an_interrupt_discarded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The interrupt arrives when the rollout is recorded, but not returned yet."""
+    with collecting(
+        IN_PROCESS, echo_fns, parity_policy(), frames=6, trajs_per_batch=1, traj_format="cat"
+    ) as own:
+        own.next()
+        with monkeypatch.context() as patch:
+            patch_once(patch, Worker, "_packed_extras")
+            with pytest.raises(KeyboardInterrupt):
+                deque(own, 0)
+        for _ in range(20):
+            batch = own.next()
+            assert batch["observation"][:, 2].tolist() == list(range(len(batch)))
+        check_ledger(own)
+
+
+@pytest.mark.processes
+def test_frames_are_shared_anew_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collecting(MULTI_STACK, echo_fns, parity_policy(), frames=15) as own:
+        added = own.add_collectors([echo_fns(2)])
+        own.next()
+        own.remove_collectors(added)
+        with monkeypatch.context() as patch:
+            patch_once(patch, WorkerHandle, "resize")
+            with pytest.raises(KeyboardInterrupt):
+                own.remove_collectors(1)
+        assert own.next().shape == own.next().shape == (1, 3, 10)
 
 
 def count(batch: Any) -> int:

@@ -105,6 +105,11 @@ class TextReward(Sound):
         return "much"
 
 
+class NoReward(Sound):
+    def reward(self) -> Any:
+        return None
+
+
 class VectorReward(Sound):
     def reward(self) -> Any:
         return np.zeros(2)
@@ -186,6 +191,11 @@ class IgnoresSeed(Sound):
         self.steps = 0
         self.place = np.random.uniform(-1.0, 1.0, 3).astype(np.float32)
         return self.observe(), {}
+
+
+class IgnoresSeedZero(Sound):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed or None, options=options)
 
 
 class TakesNoSeed(Sound):
