@@ -336,7 +336,6 @@ class Collector(Stream):
         return self._pace.allows(self._source.batch_frames)
 
     def _fill(self) -> bool:
-        """Fill the replay buffer with one more batch; return False at the end."""
         try:
             next(self)
         except (StopIteration, ShutDownError):
