@@ -159,7 +159,9 @@ class WorkerHandle:
         """Queue one rollout."""
         rows = request.rows if self.in_place else None
         address = None if rows is None else rows.address
-        collect = Collect(self._asked + 1, request.random, request.min_steps, address)
+        collect = Collect(
+            self._asked + 1, request.random, request.min_steps, request.version, address
+        )
         self._calls.append(self._ask(collect, rows))
 
     def stop(self) -> None:

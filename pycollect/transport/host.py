@@ -194,23 +194,26 @@ class WorkerHost:
     def _collect(self, request: Collect) -> tuple[tuple[Any, ...], Buffer | PackedBuffer | None]:
         """Collect one rollout; return its plain report and, without rows, its bytes."""
         if request.weights is not None:
-            self._receive(SetWeights(request.serial, request.version, request.weights))
+            self._receive(request.weights)
         control = self._end.control(request.number, request.min_steps)
         if request.rows is not None:
             rows = self._slabs.rows(request.rows, self._built.placement)
-            return self._collect_into(rows, request.random, control), None
+            return self._collect_into(rows, request, control), None
         if self._pool is None:
             self._pool = make_pool(self._built.placement, 2)
         slab = self._pool.acquire()
-        report = self._collect_into(SlabRows(slab), request.random, control)
+        report = self._collect_into(SlabRows(slab), request, control)
         return report, PackedBuffer.of(slab) if self._compresses else slab.array()
 
     def _collect_into(
-        self, rows: SlabRows, random: bool, control: RolloutControl
+        self, rows: SlabRows, request: Collect, control: RolloutControl
     ) -> tuple[Any, ...]:
         worker = self._built
         self._take_published(worker)
-        report = worker.collect(rows.slab, rows.row, self._version, random, control)
+        version = self._version
+        if request.random:  # a policy that is called elsewhere tells its version only with actions
+            version = max(version, request.version)
+        report = worker.collect(rows.slab, rows.row, version, request.random, control)
         _copy_to_slab(report.on_device, worker, rows)
         rows.header()
         if (hook := worker.post_collect_hook) is not None:  # its changes are delivered

@@ -187,10 +187,9 @@ class Collect(NamedTuple):
     number: int  # number of the request, which `Stop` refers to
     random: bool  # whether to take random actions instead of the policy's
     min_steps: int  # minimum number of steps, even if the rollout is stopped
+    version: int  # policy version at the time of the request
     rows: RowsAddress | None = None  # rows to write into; without, the answer has the bytes
-    serial: int = 0
-    version: int = 0
-    weights: Any = None  # newer weights, if the channel publishes none
+    weights: SetWeights | None = None  # newer weights, if the channel publishes none
 
 
 class Run(NamedTuple):
@@ -256,7 +255,7 @@ class RolloutRequest:
             the request is dropped or the process ends. ``None``: the rollout arrives as bytes and
             gets its rows then.
         min_steps: Minimum number of steps, even if the rollout is stopped.
-        version: Policy version at the time of the request. The worker does not receive it.
+        version: Policy version at the time of the request.
     """
 
     random: bool

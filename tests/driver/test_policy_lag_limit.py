@@ -189,6 +189,18 @@ def test_no_frame_is_older(way: Way, limit: int) -> None:
             assert max(collector.stats()["policy_lag"]) == limit  # the rollouts of workers overlap
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("way", [FOUR, CENTRAL, CENTRAL_ASYNC], ids=lambda way: way.name)
+def test_random_actions_have_the_newest_version(way: Way) -> None:
+    """Else the first frames would all be too old, and `next()` would collect without an end."""
+    options = {"max_policy_lag": 0, "track_policy_version": True, "init_random_frames": 1_000}
+    with collecting(way, endless, bias_policy(), frames=T, **options) as collector:
+        for _ in range(5):
+            assert lag_of(collector, collector.next()) == 0
+            collector.update_policy_weights_()
+        assert not check_counts(collector)["lost"]
+
+
 def stormy(way: Way, batches: int, kill_every: int, **options: Any) -> dict[str, Any]:
     """Collect with updates after each batch, random delays and kills; return the ledger's total."""
     options |= {"max_policy_lag": 1, "track_policy_version": True, "max_worker_restarts": batches}
