@@ -187,7 +187,7 @@ def take(
 ) -> Walk:
     """Reset with a seed and make steps, with resets without a seed after each end.
 
-    The actions are the same in each call with the same seed.
+    The actions are the same in each call.
 
     Args:
         seed: ``None`` for an environment that takes none.
@@ -197,7 +197,7 @@ def take(
     Raises:
         CallFailed: The environment raised, or did not return.
     """
-    walk, rng = Walk() if walk is None else walk, np.random.default_rng(seed or 0)
+    walk, rng = Walk() if walk is None else walk, np.random.default_rng(1)
     _visit(walk, timed(walk.reset_seconds, lambda: reset(env, seed)), observers)
     length = 0
     for count in range(1, steps + 1):
