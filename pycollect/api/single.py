@@ -93,6 +93,8 @@ class SyncDataCollector(
         stream, weights = checked(StreamOptions, given), checked(WeightOptions, given)
         options = checked(WorkerOptions, arguments, devices=devices, stays=True)
         options = replace(options, frames=stream.frames_per_batch)
+        if stream.replay_buffer is not None and not stream.extend_buffer:  # its items are steps
+            stream = replace(stream, split_trajs=False)
         flow = Flow(weights.stream(stream))
         (source,), is_factory = parse.policy_sources([arguments], given["policy"])
         env_kwargs = check.check_named("create_env_kwargs", arguments["create_env_kwargs"])

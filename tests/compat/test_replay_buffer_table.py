@@ -165,6 +165,14 @@ def test_the_write_mode_selects_complete_trajectories(entry: Any, write: dict[st
     assert rollouts[:].numel() == BATCHES * SHARE > len(ours)
 
 
+@pytest.mark.parametrize("entry", [one, two])
+def test_single_steps_are_not_split(entry: Any) -> None:
+    split, whole = buffer(), buffer()
+    in_process(pycollect.Collector, entry, split, extend_buffer=False, split_trajs=True)
+    in_process(pycollect.Collector, entry, whole, extend_buffer=False)
+    assert_same_contents(split, whole)
+
+
 def test_single_steps_in_storages_of_two_dimensions() -> None:
     whole, steps = buffer(2), buffer(2)
     in_process(pycollect.Collector, two, whole)
