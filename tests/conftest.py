@@ -137,7 +137,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Remote workers take seconds to start. Local Ray and processes share all code except for worker
     startup and shutdown. The test's name selects the case, so that most ways run in some test.
-    `ray(usual=n)` and `processes(usual=n)` request more cases.
+    `ray(usual=n)` and `processes(usual=n)` request more cases. `sample(usual=n)` selects some cases
+    of a test without remote workers.
 
     Every actor imports torch itself, while processes are forked. Of the tests with cases of both
     kinds, every sixteenth therefore runs one with actors. One case with ranks of torch.distributed
@@ -147,11 +148,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("ray"):  # one pytest worker, so one Ray
             item.add_marker(pytest.mark.xdist_group("ray"))
-        if _elsewhere(item) and not item.get_closest_marker("slow"):
+        if _sampling(item) and not item.get_closest_marker("slow"):
             ranks = item.get_closest_marker("ranks") is not None
             tests.setdefault((_function(item), ranks), []).append(item)
     for (name, ranks), cases in tests.items():
-        marker = None if ranks else _elsewhere(cases[0])
+        marker = None if ranks else _sampling(cases[0])
         first = zlib.crc32(name.encode())
         apt = _of_one_kind(cases, actors=first % 16 == 0)
         count = min(marker.kwargs.get("usual", 1) if marker else 1, len(apt))
@@ -172,9 +173,10 @@ def _of_one_kind(cases: list[pytest.Item], *, actors: bool) -> list[pytest.Item]
     return kind or cases
 
 
-def _elsewhere(item: pytest.Item) -> pytest.Mark | None:
-    """Return the marker of a test with workers outside this process."""
-    return item.get_closest_marker("ray") or item.get_closest_marker("processes")
+def _sampling(item: pytest.Item) -> pytest.Mark | None:
+    """Return the marker of a test of which only some cases run by default."""
+    markers = map(item.get_closest_marker, ("ray", "processes", "sample"))
+    return next(filter(None, markers), None)
 
 
 @pytest.fixture(scope="session")

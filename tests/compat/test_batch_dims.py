@@ -126,6 +126,7 @@ POLICIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sample(usual=24)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("env", ENVS)
 def test_policies(env: str, policy: str) -> None:

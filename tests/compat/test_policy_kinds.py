@@ -176,6 +176,7 @@ NESTED = {
 }
 
 
+@pytest.mark.sample(usual=12)
 @pytest.mark.parametrize("env", list(NESTED))
 @pytest.mark.parametrize(
     "make_policy",

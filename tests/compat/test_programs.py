@@ -41,6 +41,7 @@ def test_the_number_of_programs() -> None:
     assert len(ON_RAY) >= 12
 
 
+@pytest.mark.sample(usual=60)
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 def test_in_process(program: Program) -> None:
     theirs, ours = (program.collected_by(kind) for kind in (Collector, pycollect.SyncDataCollector))

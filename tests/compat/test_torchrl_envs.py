@@ -36,6 +36,7 @@ def test_frames(name: str) -> None:
     compare(ENVS[name])
 
 
+@pytest.mark.sample(usual=20)
 @pytest.mark.parametrize("name", [name for name in ENVS if name not in WITHOUT_A_LIMIT])
 def test_frames_with_a_limit(name: str) -> None:
     compare(ENVS[name], **MAX_STEPS)
