@@ -214,7 +214,9 @@ def check_by_gymnasium(subject: Subject) -> None:
         except CallFailed as failed:
             error = failed.__cause__
             may_be_intended = any(part in str(error) for part in _MAY_BE_INTENDED)
-            if report.has_mask and not may_be_intended:
+            if isinstance(error, ImportError):  # the environment has already been stepped
+                report.skip("Gymnasium's check_env", str(failed))
+            elif report.has_mask and not may_be_intended:
                 report.skip("Gymnasium's check_env", f"it ignores the action mask: {failed}")
             elif failed.place in report.places:
                 report.note_end(failed.place)

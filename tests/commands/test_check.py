@@ -23,7 +23,7 @@ from raising import refused
 
 from pycollect import check_env
 from pycollect.__main__ import main
-from pycollect.check import calls, single, vector, walk
+from pycollect.check import calls, collecting, single, vector, walk
 from pycollect.check.report import FIXES, Report
 
 SECONDS = 5.0  # more than needed: the number of steps ends a check
@@ -76,6 +76,7 @@ SOUND: dict[str, Any] = {
     "instance": Sound(),
     "list": [Sound, Sound],
     "equal lengths by chance": envs.EndsAtAnObstacle,
+    "equal lengths with most actions": envs.EndsWithOneAction,
     "keywords": envs.TakesAnyKeyword,
     "ends its processes": envs.EndsProcess,
     "next-step": vectors.Rows,
@@ -106,7 +107,7 @@ ERRORS: dict[str, Sequence[Any]] = {
     "crashes": [envs.Crashes, envs.ExitingEnv],
     "final-observation": [vectors.NoFinal],
     "flag-type": [envs.FlagsByAgent],
-    "growing-info": [envs.GrowingInfo],
+    "growing-info": [envs.GrowingInfo, envs.GrowingInfoInEpisodes],
     "ignored-seed": [
         envs.IgnoresSeed,
         envs.IgnoresSeedZero,
@@ -226,6 +227,20 @@ def test_an_error_within_gymnasiums_checker_is_not_a_fault() -> None:
     assert [text.partition(":")[0] for text in report.skipped] == [
         "the rest of Gymnasium's check_env"
     ]
+
+
+def test_a_package_that_only_gymnasiums_checker_needs_is_not_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def needs_package(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("No module named 'array_api_compat'")
+
+    monkeypatch.setattr(collecting, "check_env", needs_package)
+    report = check_env(Sound, seconds=SECONDS)
+    assert codes(report) == ([], [])
+    (skipped,) = report.skipped
+    assert skipped.startswith("Gymnasium's check_env:")
+    assert "'array_api_compat'" in skipped
 
 
 def test_a_call_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
