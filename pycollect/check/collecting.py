@@ -214,16 +214,15 @@ def check_by_gymnasium(subject: Subject) -> None:
         except CallFailed as failed:
             error = failed.__cause__
             may_be_intended = any(part in str(error) for part in _MAY_BE_INTENDED)
-            if isinstance(error, ImportError):  # the environment has already been stepped
-                report.skip("Gymnasium's check_env", str(failed))
+            is_found = isinstance(error, AssertionError | gymnasium.error.Error)
+            if isinstance(error, ImportError) or (_CHECKER in failed.place and not is_found):
+                report.skip("the rest of Gymnasium's check_env", str(failed))
             elif report.has_mask and not may_be_intended:
                 report.skip("Gymnasium's check_env", f"it ignores the action mask: {failed}")
             elif failed.place in report.places:
                 report.note_end(failed.place)
-            elif isinstance(error, AssertionError | gymnasium.error.Error):
+            elif is_found:
                 _add_gymnasiums(subject, str(error), ERROR)
-            elif _CHECKER in failed.place:
-                report.skip("the rest of Gymnasium's check_env", str(failed))
             elif report.ok:
                 raise
     for warning in caught:

@@ -443,6 +443,12 @@ class MaskedEnv(gymnasium.Env[Any, Any]):
         return np.array([self.time], np.float32), 1.0, ended, False, self.info()
 
 
+class IsNoMaskedEnvWithin(MaskedEnv):
+    """As `IsNoEnvWithin`, with an action mask."""
+
+    unwrapped = IsNoEnvWithin.unwrapped
+
+
 class MaskedSharedInfo(MaskedEnv):
     """Allows every action, and returns the same mask in each call."""
 
