@@ -17,6 +17,7 @@ import faulty_envs as envs
 import faulty_vector_envs as vectors
 import gymnasium
 import pytest
+import torch
 from faulty_envs import LimitTerminates, Sound
 from gymnasium.vector import AutoresetMode
 from raising import refused
@@ -271,6 +272,15 @@ def test_the_global_generator_is_named() -> None:
 
 def test_a_mode_that_is_passed_need_not_be_declared() -> None:
     assert checked(vectors.UndeclaredMode, autoreset_mode="NextStep").ok
+
+
+@pytest.mark.processes
+def test_equal_batches_are_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(torch.Tensor, "double", refuse)
+    assert codes(checked(Sound, worker=True)) == ([], [])
 
 
 @pytest.mark.processes
