@@ -18,7 +18,7 @@ FIXES = {
     "gymnasium": "See gymnasium.utils.env_checker.check_env.",
     "hangs": "Return from every call; raise an exception if the simulator does not answer.",
     "ignored-seed": "Call super().reset(seed=seed) in reset(), draw all random numbers from "
-    "self.np_random, and read nothing that the last episode left.",
+    "self.np_random, accept the seed 0, and read nothing that the last episode left.",
     "interface": "Return (observation, info) from reset() and (observation, reward, terminated, "
     "truncated, info) from step().",
     "leaves-process": "End every process in close(), and wait for its end.",

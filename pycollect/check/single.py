@@ -36,7 +36,8 @@ SEED = 0  # `if seed:` would ignore it
 MAX_STEPS = 2_000
 _MANY_STEPS = 1_000
 _FEW_ACTIONS = 64
-_REPEATED = 3  # episodes
+_REPEATED = 3  # different actions, each drawn within _DRAWN draws
+_DRAWN = 20
 _LIMITS = (
     "max_steps",
     "max_episode_steps",
@@ -57,14 +58,14 @@ class Subject(Checked):
     Attributes:
         second: Another new instance; ``None`` if only an instance was passed.
         seed: Seed of each walk; ``None`` if `reset` takes none.
-        info_sizes: Size of info after each step of the walk.
+        info_sizes: Size of info after each call of the walk, for each episode.
     """
 
     batch: EnvBatch
     second: Any
     seed: int | None = SEED
     actions: Actions = field(init=False)
-    info_sizes: list[int] = field(default_factory=list)
+    info_sizes: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.actions = Actions(self.env.action_space)
@@ -149,7 +150,9 @@ def check_walk(subject: Subject) -> None:
                     "observations, or final_obs of a SyncVectorEnv in SAME_STEP mode, has wrong "
                     "values",
                 )
-            subject.info_sizes.append(_size(visit.info))
+            if not visit.values:
+                subject.info_sizes.append([])
+            subject.info_sizes[-1].append(_size(visit.info))
 
         try:
             take(
@@ -295,9 +298,12 @@ def _ends_there_anyway(subject: Checked, length: int) -> bool:
     if not isinstance(subject, Subject):
         return False
     rng, budget = np.random.default_rng(SEED), Budget(subject.seconds / 5)
-    for _ in range(_REPEATED):
+    actions: list[Any] = []
+    for action in (subject.actions.draw(rng) for _ in range(_DRAWN)):
+        if not any(is_equal(action, other) for other in actions):
+            actions.append(action)
+    for action in actions[:_REPEATED]:
         reset(subject.env, subject.seed)
-        action = subject.actions.draw(rng)
         for count in range(1, length + 1):
             with calling(f"step with the action {action!r}"):
                 _, _, terminated, truncated, _ = subject.env.step(action)
@@ -313,11 +319,10 @@ def _attribute(env: Any, name: str) -> Any:
 
 def check_infos(subject: Subject) -> None:
     """Infos do not grow with the steps."""
-    sizes = subject.info_sizes
-    longest = max([*subject.walk.lengths, 0])
+    episodes = subject.info_sizes
     for values, what in (
-        (sizes[1 : longest + 1] if longest else sizes[1:], "within an episode"),
-        (sizes, "over all episodes"),
+        (max(episodes, key=len, default=[])[1:], "within an episode"),
+        ([size for sizes in episodes for size in sizes], "over all episodes"),
     ):
         if len(values) < 20:
             continue

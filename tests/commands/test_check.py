@@ -17,13 +17,14 @@ import faulty_envs as envs
 import faulty_vector_envs as vectors
 import gymnasium
 import pytest
+import torch
 from faulty_envs import LimitTerminates, Sound
 from gymnasium.vector import AutoresetMode
 from raising import refused
 
 from pycollect import check_env
 from pycollect.__main__ import main
-from pycollect.check import calls, single, vector, walk
+from pycollect.check import calls, collecting, single, vector, walk
 from pycollect.check.report import FIXES, Report
 
 SECONDS = 5.0  # more than needed: the number of steps ends a check
@@ -76,6 +77,7 @@ SOUND: dict[str, Any] = {
     "instance": Sound(),
     "list": [Sound, Sound],
     "equal lengths by chance": envs.EndsAtAnObstacle,
+    "equal lengths with most actions": envs.EndsWithOneAction,
     "keywords": envs.TakesAnyKeyword,
     "ends its processes": envs.EndsProcess,
     "next-step": vectors.Rows,
@@ -106,7 +108,7 @@ ERRORS: dict[str, Sequence[Any]] = {
     "crashes": [envs.Crashes, envs.ExitingEnv],
     "final-observation": [vectors.NoFinal],
     "flag-type": [envs.FlagsByAgent],
-    "growing-info": [envs.GrowingInfo],
+    "growing-info": [envs.GrowingInfo, envs.GrowingInfoInEpisodes],
     "ignored-seed": [
         envs.IgnoresSeed,
         envs.IgnoresSeedZero,
@@ -220,12 +222,28 @@ def test_a_slow_environment_is_checked_in_bounded_time() -> None:
     assert time.monotonic() - began < 20
 
 
-def test_an_error_within_gymnasiums_checker_is_not_a_fault() -> None:
-    report = check_env(envs.IsNoEnvWithin, seconds=SECONDS)
+@pytest.mark.parametrize("make", [envs.IsNoEnvWithin, envs.IsNoMaskedEnvWithin])
+def test_an_error_within_gymnasiums_checker_is_not_a_fault(make: Any) -> None:
+    report = check_env(make, seconds=SECONDS)
     assert codes(report) == ([], [])
-    assert [text.partition(":")[0] for text in report.skipped] == [
+    skipped = [text.partition(":")[0] for text in report.skipped]
+    assert [name for name in skipped if name != "collecting"] == [
         "the rest of Gymnasium's check_env"
     ]
+
+
+def test_a_package_that_only_gymnasiums_checker_needs_is_not_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def needs_package(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("No module named 'array_api_compat'")
+
+    monkeypatch.setattr(collecting, "check_env", needs_package)
+    report = check_env(Sound, seconds=SECONDS)
+    assert codes(report) == ([], [])
+    (skipped,) = report.skipped
+    assert skipped.startswith("the rest of Gymnasium's check_env:")
+    assert "'array_api_compat'" in skipped
 
 
 def test_a_call_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +272,15 @@ def test_the_global_generator_is_named() -> None:
 
 def test_a_mode_that_is_passed_need_not_be_declared() -> None:
     assert checked(vectors.UndeclaredMode, autoreset_mode="NextStep").ok
+
+
+@pytest.mark.processes
+def test_equal_batches_are_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(torch.Tensor, "double", refuse)
+    assert codes(checked(Sound, worker=True)) == ([], [])
 
 
 @pytest.mark.processes

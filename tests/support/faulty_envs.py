@@ -177,6 +177,21 @@ class EndsAtAnObstacle(Sound):
         return self.steps >= (20 if len(self.seen) > 1 else 15), False
 
 
+class EndsWithOneAction(Sound):
+    """All episodes end after 20 steps, except those with action 0 only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Discrete(2)
+
+    def step(self, action: Any) -> Any:
+        self.acted = bool(action) or (self.steps > 0 and self.acted)
+        return super().step(action)
+
+    def flags(self, terminated: bool) -> tuple[Any, Any]:
+        return self.steps >= (20 if self.acted else 15), False
+
+
 class LimitInInfo(Sound):
     def flags(self, terminated: bool) -> tuple[Any, Any]:
         return terminated or self.steps >= 5, False
@@ -241,6 +256,18 @@ class GrowingInfo(Sound):
     def info(self) -> dict[str, Any]:
         self.history.append(0.5)
         return {"history": list(self.history)}
+
+
+class GrowingInfoInEpisodes(GrowingInfo):
+    """Starts a new list in each episode. The first episode after a seed is short."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.limit = 60 if seed is None else 15
+        self.history = []
+        return super().reset(seed=seed)
+
+    def flags(self, terminated: bool) -> tuple[Any, Any]:
+        return False, self.steps >= self.limit
 
 
 class StartsThread(Sound):
@@ -414,6 +441,12 @@ class MaskedEnv(gymnasium.Env[Any, Any]):
         self.time += 1
         ended = self.time >= 10 + self.np_random.integers(5)
         return np.array([self.time], np.float32), 1.0, ended, False, self.info()
+
+
+class IsNoMaskedEnvWithin(MaskedEnv):
+    """As `IsNoEnvWithin`, with an action mask."""
+
+    unwrapped = IsNoEnvWithin.unwrapped
 
 
 class MaskedSharedInfo(MaskedEnv):
