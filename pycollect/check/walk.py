@@ -23,6 +23,7 @@ from pycollect.envs.spaces import describe
 from pycollect.transport.process import waited
 
 _SLOW = 10.0  # times the median
+_SLOW_RESET = 1e-3  # seconds; episodes may be so short that quick resets take most of the time
 _PREEMPTED = 0.02  # seconds for which another process may have had the CPU
 _SHORTEST = 1e-9  # seconds; the time without CPU may be as long as the step
 KEPT = 150
@@ -323,7 +324,7 @@ def check_times(subject: Checked) -> None:
             f"{_time(middle)}, and together {share:.0%} of the time",
             WARNING,
         )
-    if len(resets) > 1 and sum(resets) > total and sum(resets) > 0.1:
+    if len(resets) > 1 and sum(resets) > max(total, 0.1) and median(resets) > _SLOW_RESET:
         report.add(
             "slow-reset",
             f"{len(resets)} resets took {_time(sum(resets))}, and all {len(steps)} steps together "

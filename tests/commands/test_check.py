@@ -78,6 +78,7 @@ SOUND: dict[str, Any] = {
     "list": [Sound, Sound],
     "equal lengths by chance": envs.EndsAtAnObstacle,
     "equal lengths with most actions": envs.EndsWithOneAction,
+    "short episodes": envs.ShortEpisodes,
     "keywords": envs.TakesAnyKeyword,
     "ends its processes": envs.EndsProcess,
     "next-step": vectors.Rows,

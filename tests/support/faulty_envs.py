@@ -374,6 +374,20 @@ class SlowResets(Sound):
         return super().reset(seed=seed)
 
 
+class ShortEpisodes(Sound):
+    """Resets take longer than all steps together, because episodes have two steps on average."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        end = time.perf_counter() + 0.0003
+        while time.perf_counter() < end:
+            pass
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, bool(self.np_random.random() < 0.5), truncated, info
+
+
 class SharedInfo(Sound):
     constant = np.zeros(2)
 
