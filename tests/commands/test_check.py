@@ -175,7 +175,7 @@ def test_no_false_alarm_for_an_id(name: str) -> None:
 
 
 def test_no_false_alarm_for_many_quick_resets() -> None:
-    assert codes(checked(envs.ShortEpisodes, 1.0)) == ([], [])
+    assert codes(checked(envs.ShortEpisodes)) == ([], [])
 
 
 @pytest.mark.slow

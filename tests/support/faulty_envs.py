@@ -378,7 +378,7 @@ class ShortEpisodes(Sound):
     """Resets take longer than all steps together, because episodes have two steps on average."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        end = time.perf_counter() + 0.0003
+        end = time.perf_counter() + 0.0008
         while time.perf_counter() < end:
             pass
         return super().reset(seed=seed)
