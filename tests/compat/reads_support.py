@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -77,6 +78,18 @@ class Probed(GymEnv):
 
 def probed() -> Any:
     return Probed("Pendulum-v1")
+
+
+class Slow(GymEnv):
+    """An environment whose rollouts of 12 steps take more than two seconds."""
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        time.sleep(0.2)
+        return super()._step(tensordict)
+
+
+def slow() -> Any:
+    return Slow("Pendulum-v1")
 
 
 SEVERAL = [  # one of them runs by default

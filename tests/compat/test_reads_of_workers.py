@@ -14,7 +14,19 @@ from tensordict import TensorDict
 
 pytest.importorskip("torchrl.collectors")
 
-from reads_support import BOTH, SEVERAL, linear, made, plain, plain_tensor, probed, write_seven
+import torchrl.collectors._multi_async
+import torchrl.collectors._multi_sync
+from reads_support import (
+    BOTH,
+    SEVERAL,
+    linear,
+    made,
+    plain,
+    plain_tensor,
+    probed,
+    slow,
+    write_seven,
+)
 from torchrl.envs import GymEnv
 
 import pycollect
@@ -126,6 +138,22 @@ def test_a_worker_that_does_not_answer_is_replaced_and_reported() -> None:
             assert collector.next().shape == (2, 6)
         restarts = [own["restarts"] for own in collector.stats()["workers"].values()]
     assert restarts == [2, 0]
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_slow_rollout_is_not_a_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In TorchRL, a batch that takes longer than MAX_IDLE_COUNT seconds ends the run."""
+    monkeypatch.setenv("MAX_IDLE_COUNT", "1")
+    for module in (torchrl.collectors._multi_sync, torchrl.collectors._multi_async):
+        monkeypatch.setattr(module, "_MAX_IDLE_COUNT", 1)  # read when TorchRL was imported
+    with (
+        pytest.raises(RuntimeError, match="MAX_IDLE_COUNT"),
+        made(torchrl.collectors, name, [slow]) as theirs,
+    ):
+        next(iter(theirs))
+    with made(pycollect, name, [slow]) as ours:
+        assert ours.next().numel() == 12
+        assert ours.stats()["workers"][0]["restarts"] == 0
 
 
 @pytest.mark.parametrize("name", SEVERAL)
