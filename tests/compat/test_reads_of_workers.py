@@ -140,6 +140,7 @@ def test_a_worker_that_does_not_answer_is_replaced_and_reported() -> None:
     assert restarts == [2, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEVERAL)
 def test_a_slow_rollout_is_not_a_fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In TorchRL, a batch that takes longer than MAX_IDLE_COUNT seconds ends the run."""
