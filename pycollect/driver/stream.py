@@ -245,7 +245,7 @@ class Stream:
             with self._flow.statistics.timed("deliver"), write:
                 yield write
         finally:
-            self._flow.statistics.batches += 1  # its frames were counted as they were written
+            self._flow.statistics.count_batch(0)  # its frames were counted as they were written
         self._show_progress(write.frames)
 
     @contextmanager
