@@ -117,7 +117,7 @@ def as_int64(key: Key, ids: torch.Tensor | None) -> torch.Tensor | None:
 
 def rows_like(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return values of rows with as many dimensions as `like`, so that they broadcast to it."""
-    return rows.view(*rows.shape, *[1] * (like.ndim - rows.ndim))
+    return rows.view((*rows.shape, *[1] * (like.ndim - rows.ndim)))
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -150,6 +150,12 @@ def noises(*makes: Callable[[], nn.Module]) -> Any:
     return TensorDictSequential(*heads, *(make() for make in makes))
 
 
+def one_number(make: Callable[..., nn.Module], spec: Any, dtype: torch.dtype) -> Any:
+    """Return a policy whose actions have no dimension of their own."""
+    actor = TensorDictModule(lambda seen: seen[..., 0].to(dtype), ["observation"], ["action"])
+    return TensorDictSequential(actor, make(spec))
+
+
 BOX, ONE_HOT = Bounded(-0.3, 0.3, (2,)), OneHot(3, dtype=torch.int64)
 OU = partial(OrnsteinUhlenbeckProcessModule, BOX)
 BOTH = {"action": BOX, "other": Bounded(-0.01, 0.01, (2,))}
@@ -165,6 +171,18 @@ UNUSUAL = {
         False,
     ),
     "noise of [2, 3]": ((2, 3), BOX, partial(noises, OU), False),
+    "noise of [], one environment": (
+        (),
+        Bounded(-0.3, 0.3, ()),
+        partial(one_number, OrnsteinUhlenbeckProcessModule, Bounded(-0.3, 0.3, ()), torch.float32),
+        False,
+    ),
+    "epsilon-greedy of int32, one environment": (
+        (),
+        Categorical(3),
+        partial(one_number, EGreedyModule, Categorical(3), torch.int32),
+        False,
+    ),
     "several agents": ((4,), Categorical(3), greedy_agents, True),
     "two processes": ((4,), BOX, partial(noises, OU, partial(OU, action_key="other")), True),
     "two keys projected": (
