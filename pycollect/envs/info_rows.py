@@ -48,10 +48,10 @@ def is_list(info: Any) -> bool:
 
 
 def final_observations(info: Any, ended: BoolArray) -> Any:
-    """Return the terminal observations of the rows that `ended`, or ``None`` if any is missing.
+    """Return the terminal observations of the rows that `ended`, or ``None`` if there are none.
 
     The result has Gymnasium's form: an array with one object per environment, or one batched
-    observation.
+    observation. See `lacks_final_rows` for missing rows.
     """
     if not is_list(info):
         return info.get("final_obs", info.get("final_observation"))
@@ -61,7 +61,23 @@ def final_observations(info: Any, ended: BoolArray) -> Any:
         for name in ("final_obs", "final_observation", "terminal_observation"):
             if name in info[row]:
                 final[row] = info[row][name]
-    return None if any(final[row] is None for row in np.flatnonzero(ended)) else final
+    return final if any(one is not None for one in final) else None
+
+
+def final_mask(info: Any) -> Any:
+    """Return Gymnasium's mask of the rows with a terminal observation, or ``None``."""
+    return None if is_list(info) else info.get("_final_obs", info.get("_final_observation"))
+
+
+def lacks_final_rows(info: Any, final: Any, ended: BoolArray) -> BoolArray:
+    """Return which rows that `ended` have no terminal observation in `final`, as bool [P]."""
+    if final is None:
+        return ended
+    has = final_mask(info)
+    lacks = np.zeros_like(ended) if has is None else ended & ~np.asarray(has, np.bool_)
+    if isinstance(final, np.ndarray) and final.dtype == object:
+        lacks |= ended & np.array([one is None for one in final])
+    return lacks
 
 
 def rows_of(info: Any, key: Key, envs: int) -> list[Any]:

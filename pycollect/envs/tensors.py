@@ -14,7 +14,7 @@ from pycollect.data.layout import show, torch_dtype
 from pycollect.data.tensordicts import rows_like
 from pycollect.envs.arrays import NumpyVectorEnv, as_tensor, mapped
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
-from pycollect.envs.info_rows import final_observations, is_list
+from pycollect.envs.info_rows import final_mask, final_observations, is_list
 from pycollect.envs.spaces import make_flatten, make_unflatten
 from pycollect.envs.vector import (
     OBSERVATION_VALID,
@@ -37,14 +37,15 @@ class Transition(NamedTuple):
     Attributes:
         following: The observations for the next action, [P, *frame].
         final: Last observations of the rows that ended, which the environment has reset, [P,
-            *frame]; other rows have no meaning. ``None`` if no row was reset, or if `lacks_final`.
+            *frame]; other rows have no meaning. ``None`` if no row was reset, or no last
+            observation is known.
         step_only: The `step_only` entries, [P, *frame].
         reward: [P].
         terminated: bool [P].
         truncated: bool [P].
         done: Terminated or truncated, bool [P].
-        lacks_final: Whether the environment has reset the rows that ended without returning their
-            last observations.
+        lacks_final: Rows that must be reported because the environment has reset them without
+            returning their last observations, bool [P]; ``None`` if there are none.
     """
 
     following: Tensors
@@ -54,7 +55,7 @@ class Transition(NamedTuple):
     terminated: torch.Tensor
     truncated: torch.Tensor
     done: torch.Tensor
-    lacks_final: bool
+    lacks_final: torch.Tensor | None
 
 
 class TensorVectorEnv(EnvBatch):
@@ -129,17 +130,18 @@ class TensorVectorEnv(EnvBatch):
         before, done = self._done, terminated | truncated
         self._done = done
         watches = self._watches_mode and not _is_capturing(self._device)
-        final = None
+        final = lacks = None
         if self.resets_itself or watches:
-            final = self._final(info, following, done)
+            final, lacks = self._final(info, following, done)
         if watches and (final is not None or not self.resets_itself):
             self._watch_mode(following, final, before, done, reward)
         if not self.resets_itself:
-            final = None
-        lacks = self.resets_itself and final is None
+            final = lacks = None
         step_only: Tensors = ()
         if self.has_validity:
-            step_only = (~done.unsqueeze(1) if lacks else self._all_valid,)
+            step_only = (self._all_valid if lacks is None else ~lacks.unsqueeze(1),)
+            if lacks is not None:  # a termination needs no last observation
+                lacks = truncated if lacks is done else lacks & truncated
         return Transition(following, final, step_only, reward, terminated, truncated, done, lacks)
 
     def _watch_mode(
@@ -182,35 +184,45 @@ class TensorVectorEnv(EnvBatch):
         else:
             check_reset_step(host.api.env, has_ended, has_reward)
 
-    def _final(self, info: Any, following: Tensors, ended: torch.Tensor) -> Tensors | None:
-        """Return terminal observations in the rows that `ended`, or ``None`` if there are none."""
+    def _final(
+        self, info: Any, following: Tensors, ended: torch.Tensor
+    ) -> tuple[Tensors | None, torch.Tensor | None]:
+        """Return terminal observations in the rows that `ended`, and which of them lack one.
+
+        A row that lacks one is copied from `following`. The first value is ``None`` without any
+        terminal observation, the second one if no row can lack one.
+        """
         # Entries of a list are rows of Python objects, for which the host has to wait.
         rows = ended.cpu().numpy() if is_list(info) else _NO_ROWS
-        final = final_observations(info, rows)
+        final, mask = final_observations(info, rows), final_mask(info)
         if final is None:
-            return None
+            return None, ended
+        has = None
+        if mask is not None:
+            has = self._row("_final_obs", as_tensor(mask).to(self._device))
         if isinstance(final, np.ndarray) and final.dtype == object:
-            return self._with_rows(following, final, ended)
+            return self._with_rows(following, final, ended if has is None else ended & has, ended)
         values = self._leaves(final)
-        if self._fit(values):
-            return values
-        check_final_rows(self._arrays, values, self.spec.num_envs)
-        return self._cast(values)
+        if not self._fit(values):
+            check_final_rows(self._arrays, values, self.spec.num_envs)
+            values = self._cast(values)
+        if has is None:
+            return values, None
+        return with_rows_of(following, values, has), ended & ~has
 
-    def _with_rows(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
-        """Return `following` with terminal observations, one per object, in the rows that `ended`.
+    def _with_rows(
+        self, following: Tensors, final: Any, has: torch.Tensor, ended: torch.Tensor
+    ) -> tuple[Tensors, torch.Tensor]:
+        """Return the result of `_final` for terminal observations in `final`, one object per row.
 
-        The other rows of `final` are ignored, because they may hold earlier terminal observations.
+        Only rows of `has` are read, because the others may hold earlier observations.
         """
         successor = tuple(leaf.clone() for leaf in following)
-        for row in ended.nonzero().flatten().tolist():
-            if final[row] is None and not self.resets_itself:
-                continue
-            if final[row] is None:
-                raise ValueError(lacks_final(self._arrays, f", got None for environment {row}"))
+        rows = has.cpu().numpy() & np.array([one is not None for one in final])
+        for row in np.flatnonzero(rows):
             for leaf, last in zip(successor, self._flatten(final[row]), strict=True):
                 leaf[row] = as_tensor(last)
-        return successor
+        return successor, ended & ~as_tensor(rows).to(self._device)
 
     def reset_done(self, done: BoolArray) -> Arrays:
         self._host.api.reset_rows(done)

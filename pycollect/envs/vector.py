@@ -12,7 +12,13 @@ from pycollect._core import Leaf, Recorder
 from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key
 from pycollect.envs.base import Arrays, AutoresetCalls, BoolArray, EnvBatch, EnvSpec, is_wrapped
-from pycollect.envs.info_rows import final_observations, rows_of, rows_of_step
+from pycollect.envs.info_rows import (
+    final_mask,
+    final_observations,
+    lacks_final_rows,
+    rows_of,
+    rows_of_step,
+)
 from pycollect.envs.spaces import Array, conform, make_flatten, make_read_extras
 from pycollect.envs.vector_api import Leaves, VectorApi, VectorStep, rows_differ
 from pycollect.errors import warn_user
@@ -104,8 +110,8 @@ class VectorEnvBatch(EnvBatch):
         elif ended.any():
             self._watches_mode = self.spec.skips_after_done
             self._resetting = ended
-            rows = np.flatnonzero(ended)
             final = final_observations(info, ended)
+            rows = np.flatnonzero(ended & ~lacks_final_rows(info, final, ended))
             if final is not None and any(
                 not np.array_equal(leaf[row], value, equal_nan=leaf.dtype.kind == "f")
                 for leaf, values in zip(observation, self._final_leaves(final, rows), strict=True)
@@ -185,12 +191,15 @@ class SameStepEnvBatch(VectorEnvBatch):
         valid = self._all_valid
         if self._ended.any():
             final = final_observations(info, self._ended)
-            if final is None and self._has_validity:
-                valid = ~self._ended[:, None]
-                if truncated.any():
+            lacks = lacks_final_rows(info, final, self._ended)
+            if lacks.any():
+                self._check_lacking(lacks, info, final)
+                valid = ~lacks[:, None]
+                if (truncated & lacks).any():
                     self.warn_of_truncation()
-            else:
-                observation = self._true_next(observation, info, final)
+            rows = np.flatnonzero(self._ended & ~lacks)
+            if len(rows):
+                observation = self._true_next(observation, final, rows)
         if self._has_validity:
             observation = (*observation, valid)
         return self._arrays(observation), reward, terminated, truncated
@@ -206,7 +215,11 @@ class SameStepEnvBatch(VectorEnvBatch):
         def record(result: Any) -> int:
             observation, reward, terminated, truncated, info = result
             resets = recorder.record_autoreset(
-                api.raw_leaves(observation), reward, terminated, truncated, self._raw_final(info)
+                api.raw_leaves(observation),
+                reward,
+                terminated,
+                truncated,
+                self._raw_final(info, terminated, truncated),
             )
             if resets is None:  # it needs casts, or is an error
                 self._raw = None
@@ -216,13 +229,18 @@ class SameStepEnvBatch(VectorEnvBatch):
 
         return AutoresetCalls(step, record)
 
-    def _raw_final(self, info: Any) -> Any:
+    def _raw_final(self, info: Any, terminated: Any, truncated: Any) -> Any:
         """Return the terminal observations as they are; ``None`` if they need checks or casts."""
         if self._watch_final or not isinstance(info, Mapping):
             return None
         final = info.get("final_obs", info.get("final_observation"))
         if final is None or (isinstance(final, np.ndarray) and final.dtype == object):
             return None
+        mask = final_mask(info)
+        if mask is not None:
+            ended = np.logical_or(np.asarray(terminated), np.asarray(truncated))
+            if np.any(ended & ~np.asarray(mask, np.bool_).reshape(ended.shape)):
+                return None
         try:
             return self.api.raw_leaves(final)
         except ValueError:  # perhaps no episode ended
@@ -258,17 +276,18 @@ class SameStepEnvBatch(VectorEnvBatch):
     def _reset_arrays(self, leaves: Leaves) -> Arrays:
         return self._arrays((*leaves, self._all_valid) if self._has_validity else leaves)
 
-    def _true_next(self, observation: Leaves, info: Any, final: Any) -> Leaves:
-        rows = np.flatnonzero(self._ended)
+    def _check_lacking(self, lacks: BoolArray, info: Any, final: Any) -> None:
+        """Raise a ValueError if rows may not lack their terminal observations."""
+        if self._has_validity:
+            return
+        row = np.flatnonzero(lacks)[0]
         if final is None:
-            keys = list(info[rows[0]] if isinstance(info, list | tuple) else info)
+            keys = list(info[row] if isinstance(info, list | tuple) else info)
             raise ValueError(lacks_final(self.api.env, f", got the keys {keys}"))
-        if isinstance(final, np.ndarray) and final.dtype == object:
-            lacking = [row for row in rows if final[row] is None]
-            if lacking:
-                raise ValueError(
-                    lacks_final(self.api.env, f", got None for environment {lacking[0]}")
-                )
+        raise ValueError(lacks_final(self.api.env, f", got none for environment {row}"))
+
+    def _true_next(self, observation: Leaves, final: Any, rows: Array) -> Leaves:
+        """Return the observation with the terminal observations of `rows`."""
         if self.spec.extras:
             self._final_extras = self._true_next_extras(final, rows)
         result = tuple(np.array(leaf) for leaf in observation)

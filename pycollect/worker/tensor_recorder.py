@@ -184,9 +184,9 @@ class TensorRecorder:
     def record(self, result: Transition) -> int:
         """Record a step; return how many environments have to be reset, see :class:`Recorder`."""
         following, final, step_only, reward, terminated, truncated, ended, lacks_final = result
-        if lacks_final:
+        if lacks_final is not None:
             self._may_lack_final = True
-            self._lacks_final |= truncated if self._env.has_validity else ended
+            self._lacks_final |= lacks_final
         truncated, fresh, resets = self._ended(ended, truncated)
         states = self._runner.states
         outputs = self._taken[: len(self._leaves.outputs)]

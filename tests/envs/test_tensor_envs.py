@@ -248,6 +248,57 @@ def test_last_observations_may_be_unknown(device: str) -> None:
         assert (batch["next", "observation"][seen] == other["next", "observation"][seen]).all()
 
 
+class FinalIfTruncated(CountingTensors):
+    """Return last observations of truncated rows, as a form of Gymnasium or a list; or "all"."""
+
+    def __init__(self, form: str, device: str) -> None:
+        super().__init__("SAME_STEP", "each" if form == "objects" else True, device)
+        self.form = form
+
+    def step(self, actions: Any) -> Any:
+        *values, info = super().step(actions)
+        cut = values[-1]
+        if self.form == "all":
+            return *values, {**info, "_final_obs": self._ended}
+        if self.form == "mask" and cut.any():
+            info["_final_obs"] = cut
+        elif self.form == "objects" and info:
+            info["final_obs"][(self._ended & ~cut).cpu().numpy()] = None
+            del info["_final_obs"]
+        elif self.form == "list":
+            last = info["final_obs"]
+            info = [{"final_obs": last[row]} if cut[row] else {} for row in range(len(last))]
+        return *values, info if cut.any() or self.form == "list" else {}
+
+
+@pytest.mark.filterwarnings("ignore:final_observation")
+@pytest.mark.parametrize("form", ["mask", "objects", "list"])
+def test_some_last_observations_may_be_unknown(device: str, form: str) -> None:
+    make = partial(FinalIfTruncated, form, device)
+    known = collected(partial(CountingTensors, device=device), doubling)[0]
+    some = collected(make, doubling, final_observation="unknown")[0]
+    assert any(batch["next", "truncated"].any() for batch in some)
+    for batch, other in zip(some, known, strict=True):
+        valid = batch["next", "observation_valid"]
+        assert (valid == ~batch["next", "terminated"]).all()
+        seen = valid.squeeze(-1)
+        assert (batch["next", "observation"][seen] == other["next", "observation"][seen]).all()
+        assert (batch["next", "observation"][~seen][:, 1] == 0).all()
+    with refused(ValueError, "final_observation"):
+        collected(make, doubling)
+
+
+def test_a_mask_of_all_last_observations_changes_nothing(device: str) -> None:
+    batches = [
+        collected(make, doubling)
+        for make in (
+            partial(FinalIfTruncated, "all", device),
+            partial(CountingTensors, device=device),
+        )
+    ]
+    assert_same(*batches)
+
+
 def test_unknown_last_observations_must_be_requested(device: str) -> None:
     with refused(ValueError, "final_observation"):
         collected(partial(CountingTensors, "SAME_STEP", False, device=device), doubling)

@@ -151,7 +151,7 @@ def noises(*makes: Callable[[], nn.Module]) -> Any:
 
 
 def one_number(make: Callable[..., nn.Module], spec: Any, dtype: torch.dtype) -> Any:
-    """Return a policy whose actions have no dimension of their own."""
+    """Return a policy with scalar actions."""
     actor = TensorDictModule(lambda seen: seen[..., 0].to(dtype), ["observation"], ["action"])
     return TensorDictSequential(actor, make(spec))
 
