@@ -114,7 +114,8 @@ def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[A
     """
     rows = rows_of(info, key, len(ended))
     if is_list(info):
-        last = [entry_of(row, ("final_info", *key)) for row in info]
+        # Without "final_info", as in SuperSuit and Stable-Baselines3, the info is the step's own.
+        last = [entry_of(row.get("final_info", row), key) for row in info]
     else:
         final = info.get("final_info")
         if final is None:

@@ -421,23 +421,26 @@ def test_statistics_of_a_vector_wrapper(kind: Any, mode: AutoresetMode, in_lists
 
 @pytest.mark.parametrize("name", ["final_obs", "terminal_observation"])
 def test_terminal_observations_in_a_list_of_infos(name: str) -> None:
-    """SuperSuit returns such lists, and uses another key for the observation."""
+    """SuperSuit returns such lists: without final_info, and another key for the observation."""
 
     class Listed(vector_wrappers.DictInfoToList):
         def step(self, actions: Any) -> Any:
             *rest, infos = super().step(actions)
-            return *rest, [
-                {name if key == "final_obs" else key: own for key, own in info.items()}
-                for info in infos
-            ]
+            own = [info.get("final_info", info) for info in infos]
+            last = [{name: info["final_obs"]} if "final_obs" in info else {} for info in infos]
+            return *rest, [{**mine, **final} for mine, final in zip(own, last, strict=True)]
 
     with SyncDataCollector(
-        lambda: Listed(vector("SAME_STEP")), parity_policy(), frames_per_batch=90
+        lambda: Listed(vector("SAME_STEP")),
+        parity_policy(),
+        frames_per_batch=90,
+        info_keys=["steps"],
     ) as collector:
         td = collector.next()
     steps, following = td["observation"][..., 2], td["next", "observation"][..., 2]
     assert td["next", "done"].any()
     assert torch.equal(following, steps + 1)
+    assert torch.equal(td["next", "steps"], following.long())
 
 
 def test_a_list_that_lacks_infos_is_refused() -> None:
