@@ -53,8 +53,13 @@ def final_observations(info: Any, ended: BoolArray) -> Any:
     The result has Gymnasium's form: an array with one object per environment, or one batched
     observation. See `lacks_final_rows` for missing rows.
     """
-    if not is_list(info):
+    if isinstance(info, Mapping):
         return info.get("final_obs", info.get("final_observation"))
+    if not is_list(info):
+        raise TypeError(
+            "step: expected a dict as info, or a list with one dict per environment, got "
+            f"{type(info).__name__}"
+        )
     final = np.empty(len(ended), object)
     for row in np.flatnonzero(ended):
         # SuperSuit uses "terminal_observation".
@@ -73,11 +78,21 @@ def lacks_final_rows(info: Any, final: Any, ended: BoolArray) -> BoolArray:
     """Return which rows that `ended` have no terminal observation in `final`, as bool [P]."""
     if final is None:
         return ended
-    has = final_mask(info)
-    lacks = np.zeros_like(ended) if has is None else ended & ~np.asarray(has, np.bool_)
+    mask = final_mask(info)
+    lacks = np.zeros_like(ended) if mask is None else ended & ~_as_row(mask, len(ended))
     if isinstance(final, np.ndarray) and final.dtype == object:
         lacks |= ended & np.array([one is None for one in final])
     return lacks
+
+
+def _as_row(mask: Any, envs: int) -> BoolArray:
+    row = np.asarray(mask, np.bool_)
+    if row.size != envs:
+        raise ValueError(
+            f"final_observation: expected info['_final_obs'] of shape [{envs}], got "
+            f"{list(row.shape)}"
+        )
+    return row.reshape(envs)
 
 
 def rows_of(info: Any, key: Key, envs: int) -> list[Any]:

@@ -199,7 +199,8 @@ class TensorVectorEnv(EnvBatch):
             return None, ended
         has = None
         if mask is not None:
-            has = self._row("_final_obs", as_tensor(mask).to(self._device))
+            name = "final_observation: info['_final_obs']"
+            has = self._row(name, as_tensor(mask).to(self._device))
         if isinstance(final, np.ndarray) and final.dtype == object:
             return self._with_rows(following, final, ended if has is None else ended & has, ended)
         values = self._leaves(final)

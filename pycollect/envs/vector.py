@@ -239,7 +239,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         mask = final_mask(info)
         if mask is not None:
             ended = np.logical_or(np.asarray(terminated), np.asarray(truncated))
-            if np.any(ended & ~np.asarray(mask, np.bool_).reshape(ended.shape)):
+            if lacks_final_rows(info, final, ended.reshape(-1).astype(np.bool_)).any():
                 return None
         try:
             return self.api.raw_leaves(final)

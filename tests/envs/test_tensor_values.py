@@ -21,6 +21,7 @@ from tensor_envs import (
     assert_same,
     collected,
     doubling,
+    record_as_on_a_device,
 )
 from tensordict.nn import TensorDictModule
 
@@ -329,3 +330,25 @@ def test_other_observations_than_the_spaces_are_refused(change: Any) -> None:
 
     with refused(ValueError, "observation"):
         collected(Changing, doubling, 20)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(
+    ("change", "error", "name"),
+    [
+        (lambda info: None, TypeError, "step"),
+        (lambda info: {**info, "_final_obs": torch.ones(9)}, ValueError, "final_observation"),
+    ],
+)
+def test_infos_of_another_form_are_refused(
+    change: Any, error: Any, name: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Changing(CountingTensors):
+        def step(self, actions: Any) -> Any:
+            *values, info = super().step(actions)
+            return *values, change(info)
+
+    if on_device:
+        record_as_on_a_device(monkeypatch)
+    with refused(error, name):
+        collected(Changing, doubling)
