@@ -166,6 +166,7 @@ _GYMNASIUM_CODES = (
     ("inf value", "not-finite"),
     ("signal to be a boolean", "flag-type"),
     ("provide a `seed`", "ignored-seed"),
+    ("generators are not different", "gymnasium", "ignored-seed"),
 )
 """Parts of Gymnasium's messages, the code of each, and other codes for the same fault."""
 
