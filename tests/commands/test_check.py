@@ -202,6 +202,19 @@ def test_a_fault_is_the_only_error(make: Any, code: str) -> None:
     assert all(own.fix for own in report.findings)
 
 
+@pytest.mark.parametrize(
+    ("make", "code"), [(envs.ReusedBuffer, "reused-buffer"), (envs.OldInterface, "interface")]
+)
+def test_a_fault_of_a_registered_environment(make: Any, code: str) -> None:
+    name = "PycollectTests/Faulty-v0"
+    gymnasium.register(name, make, max_episode_steps=20)
+    try:
+        report = check_env(name, seconds=SECONDS)
+    finally:
+        del gymnasium.registry[name]
+    assert [own.code for own in report.errors] == [code]
+
+
 @cases(WARNINGS)
 def test_a_possibly_intended_behavior_is_a_warning(make: Any, code: str) -> None:
     assert codes(checked(make)) == ([], [code])
