@@ -53,7 +53,7 @@ class CallFailed(Exception):
     """A call of the environment raised, or did not return in time.
 
     Attributes:
-        code: "crashes" or "hangs".
+        code: "crashes", "hangs" or "interface".
         refusal: Message of an error that this package raised, else "".
     """
 
@@ -100,7 +100,9 @@ def calling(call: str, calls: int = 1) -> Iterator[None]:
         said = " ".join(str(error).split()) or "without a message"
         said = said if len(said) <= 300 else f"{said[:297]}..."
         text = f"{call} raised {type(error).__name__}: {said} ({place})"
-        raise CallFailed("crashes", text, place, _refusal(error)) from error
+        by_wrapper = "gymnasium/wrappers/" in place and "values to unpack" in said
+        code = "interface" if by_wrapper else "crashes"
+        raise CallFailed(code, text, place, _refusal(error)) from error
 
 
 def _refusal(error: BaseException) -> str:

@@ -155,9 +155,9 @@ _COLORS = re.compile(r"\x1b\[\d+m")
 
 _GYMNASIUM_CODES = (
     ("share an object", "shared-object", "reused-buffer"),
-    ("non-deterministic", "non-deterministic", "ignored-seed"),
-    ("not equivalent", "non-deterministic", "ignored-seed"),
-    ("although similar", "non-deterministic", "ignored-seed"),
+    ("non-deterministic", "non-deterministic", "ignored-seed", "reused-buffer"),
+    ("not equivalent", "non-deterministic", "ignored-seed", "reused-buffer"),
+    ("although similar", "non-deterministic", "ignored-seed", "reused-buffer"),
     ("within the observation space", "observation-space", "observation-", "not-finite"),
     ("numpy array dtype", "observation-dtype", "observation-"),
     ("expecting a numpy array", "observation-dtype", "observation-"),
@@ -166,6 +166,7 @@ _GYMNASIUM_CODES = (
     ("inf value", "not-finite"),
     ("signal to be a boolean", "flag-type"),
     ("provide a `seed`", "ignored-seed"),
+    ("generators are not different", "gymnasium", "ignored-seed"),
 )
 """Parts of Gymnasium's messages, the code of each, and other codes for the same fault."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -12,13 +13,15 @@ from gymnasium import spaces
 
 from pycollect.check.calls import Budget, CallFailed, Start, calling, watched_starts
 from pycollect.check.report import WARNING, Draft
-from pycollect.check.values import is_equal, make_check
+from pycollect.check.values import is_equal, make_check, size_of
 from pycollect.check.walk import (
+    RECENT,
     Actions,
     Checked,
     Observer,
     Visit,
     Walk,
+    change_of_oldest,
     check_times,
     compare,
     global_generators,
@@ -136,6 +139,7 @@ def check_walk(subject: Subject) -> None:
     """Every result of `reset` and `step` fits the spaces and stays as it is; nothing is started."""
     fits, report = make_check(subject.env.observation_space), subject.report
     starts_by_step: list[tuple[str, Start]] = []
+    recent = deque[Visit](maxlen=RECENT)
     with watched_starts() as starts:
 
         def observe(visit: Visit) -> None:
@@ -143,16 +147,17 @@ def check_walk(subject: Subject) -> None:
             starts.clear()
             fits(visit.observation, visit.where.partition("(")[0], report)
             _check_values(visit, subject)
-            if visit.overwritten:
+            change = visit.overwritten or change_of_oldest(recent)
+            if change:
                 report.add(
                     "reused-buffer",
-                    f"{visit.overwritten}. Collectors copy each frame at once; a list of "
-                    "observations, or final_obs of a SyncVectorEnv in SAME_STEP mode, has wrong "
-                    "values",
+                    f"{change}. Collectors copy each frame at once; a list of observations, or "
+                    "final_obs of a SyncVectorEnv in SAME_STEP mode, has wrong values",
                 )
+            recent.append(visit)
             if not visit.values:
                 subject.info_sizes.append([])
-            subject.info_sizes[-1].append(_size(visit.info))
+            subject.info_sizes[-1].append(size_of(visit.info))
 
         try:
             take(
@@ -192,6 +197,23 @@ def _check_values(visit: Visit, subject: Subject) -> None:
                 f"{visit.where} returned {name}={describe(flag)} instead of a bool",
                 WARNING,
             )
+
+
+def check_other_seed(subject: Subject) -> None:
+    """`reset` does not seed the environment's generator with a constant."""
+    env, states = subject.env.unwrapped, []
+    if subject.seed is None or subject.report.has("ignored-seed"):
+        return
+    for seed in (1, 2):
+        generator = getattr(env, "_np_random", None)
+        if not isinstance(generator, np.random.Generator):
+            return
+        generator.random()  # only a reset that seeds the generator undoes this
+        reset(subject.env, seed)
+        states.append(env.np_random.bit_generator.state)
+    if is_equal(*states):
+        text = "reset(seed=1) and reset(seed=2) seeded self.np_random equally"
+        subject.report.add("ignored-seed", text)
 
 
 def check_same_seed(subject: Subject) -> None:
@@ -252,12 +274,11 @@ def _report_starts(starts: list[tuple[str, Start]], report: Draft) -> None:
             continue
         where, start = of_kind[0]
         calls = len({where for where, _ in of_kind})
-        is_rare = calls == 1 or kind == "reset"
         report.add(
             "starts-process",
             f"{where} started {start.kind} at {start.place}"
             + (f", and so did {calls - 1} other calls" if calls > 1 else ""),
-            WARNING if is_rare else "error",
+            WARNING if calls == 1 or kind == "reset" else "error",
         )
 
 
@@ -276,18 +297,23 @@ def check_flags(subject: Checked) -> None:
             "merged-flags",
             f"terminated and truncated were both True at all {count} ends of episodes",
         )
-    elif count > 2 and len({*walk.lengths}) == 1 and all(both == (True, False) for both in ends):
-        _report_equal_lengths(subject, walk.lengths[0], count)
+    elif count and all(both == (True, False) for both in ends):
+        _report_longest(subject, max(walk.lengths), count)
 
 
-def _report_equal_lengths(subject: Checked, length: int, count: int) -> None:
+def _report_longest(subject: Checked, length: int, count: int) -> None:
+    longest = subject.walk.lengths.count(length)
+    if longest < 3 or length < 2:
+        return
     names = [name for name in _LIMITS if _attribute(subject.env, name) == length]
-    if length < 2 or not (names or (length >= 10 and _ends_there_anyway(subject, length))):
+    may_be_limit = longest == count and length >= 10
+    if not names and not (may_be_limit and _ends_there_anyway(subject, length)):
         return
     limit = f", which is its {names[0]}" if names else ""
+    which = f"all {count}" if longest == count else f"{longest} of {count}"
     subject.report.add(
         "merged-flags",
-        f"all {count} episodes ended with terminated=True after exactly {length} steps{limit}",
+        f"{which} episodes ended with terminated=True after exactly {length} steps{limit}",
         "error" if names else WARNING,
         "If that is a time limit, return truncated=True instead of terminated=True.",
     )
@@ -337,17 +363,6 @@ def check_infos(subject: Subject) -> None:
             return
 
 
-def _size(value: Any, depth: int = 6) -> int:
-    """Return the number of values in a nest of containers and arrays."""
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return int(value.size)
-    if depth and isinstance(value, Mapping):
-        return len(value) + sum(_size(entry, depth - 1) for entry in value.values())
-    if depth and isinstance(value, list | tuple | set | frozenset):
-        return len(value) + sum(_size(entry, depth - 1) for entry in value)
-    return len(value) if isinstance(value, str | bytes) else 1
-
-
 def check_step_before_reset(subject: Subject) -> None:
     """A step before the first reset raises an error."""
     if subject.second is None:
@@ -381,4 +396,5 @@ CHECKS = (
     check_ends,
     check_times,
     check_same_seed,
+    check_other_seed,
 )

@@ -184,3 +184,14 @@ def _bounds(space: Space) -> tuple[Any, Any]:
 def _at(where: Any) -> str:
     place = np.argwhere(where)[0].tolist()
     return f" at {place}" if place else ""
+
+
+def size_of(value: Any, depth: int = 6) -> int:
+    """Return the number of values in a nest of containers and arrays."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return int(value.size)
+    if depth and isinstance(value, Mapping):
+        return len(value) + sum(size_of(entry, depth - 1) for entry in value.values())
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return len(value) + sum(size_of(entry, depth - 1) for entry in value)
+    return len(value) if isinstance(value, str | bytes) else 1

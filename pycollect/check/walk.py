@@ -28,6 +28,8 @@ _PREEMPTED = 0.02  # seconds for which another process may have had the CPU
 _SHORTEST = 1e-9  # seconds; the time without CPU may be as long as the step
 KEPT = 150
 """Number of transitions of a walk that are kept for comparisons."""
+RECENT = 8
+"""Number of calls within which an environment may use a buffer again."""
 
 
 @dataclass
@@ -61,6 +63,14 @@ class Visit:
         if before is None or is_equal(before.observation, before.kept):
             return ""
         return f"{self.where} changed the observation that {before.where} had returned"
+
+
+def change_of_oldest(recent: Sequence[Visit]) -> str:
+    """Return a text if the observation of the oldest of RECENT calls has changed, else ""."""
+    if len(recent) < RECENT or is_equal(recent[0].observation, recent[0].kept):
+        return ""
+    where = recent[0].where
+    return f"one of the next {RECENT} calls changed the observation that {where} had returned"
 
 
 @dataclass

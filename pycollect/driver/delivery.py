@@ -379,6 +379,13 @@ class BufferWrite:
                 self._statistics.frames += frames
                 self._statistics.progress["replay_written_frames"] += frames
 
+    def withdraw(self, frames_of: Mapping[int, int]) -> None:
+        """No longer expect frames of each worker; the caller counts them as lost."""
+        with Uninterrupted():
+            for worker, frames in frames_of.items():
+                self._expected[worker] -= frames
+                self._ledger.deliver(worker, -frames)
+
     def __enter__(self) -> BufferWrite:
         return self
 

@@ -152,17 +152,23 @@ class Flow:
         pending = 0 if self.queue is None or self.closed else self.queue.open_frames
         return {**self.statistics.progress, "trajectory_pending_frames": pending}
 
-    def count_lag(self, versions: Mapping[int, int], frames_of: Mapping[int, int]) -> None:
-        """Count by how many policy versions delivered frames are behind."""
-        for worker, frames in frames_of.items():
-            self.statistics.count_lag(self.version.lag(versions[worker]), frames)
+    def lags(self, versions: Mapping[int, int]) -> dict[int, int]:
+        """Return by how many policy versions each worker's rollout is behind now."""
+        return {worker: self.version.lag(version) for worker, version in versions.items()}
 
-    def is_stale(self, versions: Mapping[int, int]) -> bool:
+    def count_lag(self, lags: Mapping[int, int], frames_of: Mapping[int, int]) -> None:
+        """Count delivered frames by their lag."""
+        for worker, frames in frames_of.items():
+            self.statistics.count_lag(lags[worker], frames)
+
+    def exceeds_limit(self, lags: Mapping[int, int]) -> bool:
         """Whether a rollout is too old to be delivered, by `max_policy_lag`."""
         limit = self.options.max_policy_lag
-        return limit is not None and any(
-            self.version.lag(version) > limit for version in versions.values()
-        )
+        return limit is not None and any(lag > limit for lag in lags.values())
+
+    def is_stale(self, versions: Mapping[int, int]) -> bool:
+        """Whether a rollout is too old now."""
+        return self.exceeds_limit(self.lags(versions))
 
     def take_parts(self) -> list[Part]:
         """Remove and return the parts that are about to be delivered."""

@@ -171,7 +171,7 @@ class Stream:
             with self._flow.statistics.timed("deliver"):
                 td = self._finish(td, batch.tensors, batch.frames_of)
                 self._source.before_delivery(td)
-                self._flow.count_lag(batch.versions, batch.frames_of)
+                self._flow.count_lag(self._flow.lags(batch.versions), batch.frames_of)
                 self._ready.append(Finished(td, batch.frames_of, batch.versions))
         self._show_progress(sum(batch.frames_of.values()))
         return True
@@ -217,9 +217,13 @@ class Stream:
             for frames_of, piece in pieces(td, batch, self._flow.options):
                 done = finish(piece, self._flow.options, batch.tensors)
                 self._source.before_delivery(done)
+                if self._flow.exceeds_limit(lags := self._flow.lags(batch.versions)):
+                    write.withdraw(frames_of)  # there were updates meanwhile
+                    self._lose_stale(frames_of)
+                    continue
                 extend(done, self._flow.options)
                 write.count(frames_of)
-                self._flow.count_lag(batch.versions, frames_of)
+                self._flow.count_lag(lags, frames_of)
 
     def _fill_with_trajectories(self) -> None:
         """Write the trajectories that a batch completes to the replay buffer."""

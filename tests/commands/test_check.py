@@ -112,11 +112,17 @@ ERRORS: dict[str, Sequence[Any]] = {
     "ignored-seed": [
         envs.IgnoresSeed,
         envs.IgnoresSeedZero,
+        envs.SeedsWithConstant,
         envs.TakesNoSeed,
         vectors.IgnoresSeeds,
     ],
     "interface": [envs.OldInterface, envs.OldReset],
-    "merged-flags": [envs.BothFlags, LimitTerminates, envs.LimitInInfo],
+    "merged-flags": [
+        envs.BothFlags,
+        LimitTerminates,
+        envs.LimitAndGoalTerminate,
+        envs.LimitInInfo,
+    ],
     "non-deterministic": [
         envs.UnseededSteps,
         envs.SurvivesReset,
@@ -130,7 +136,7 @@ ERRORS: dict[str, Sequence[Any]] = {
     "observation-space": [envs.MissingEntry],
     "refused": [envs.ReservedKey, [Sound, envs.ReservedKey]],
     "reset-mask": [vectors.IgnoresMask],
-    "reused-buffer": [envs.ReusedBuffer],
+    "reused-buffer": [envs.ReusedBuffer, envs.ReusedBuffers],
     "reward-type": [envs.TextReward, envs.NoReward, envs.VectorReward, vectors.ColumnRewards],
     "same-instance": [vectors.TwiceTheSame],
     "same-rows": [vectors.EqualRows],
@@ -154,6 +160,10 @@ def cases(makers: Mapping[str, Sequence[Any]]) -> Any:
         [(make, code) for code, several in makers.items() for make in several],
         ids=lambda own: getattr(own, "__name__", own if isinstance(own, str) else "list"),
     )
+
+
+def test_an_environment_may_have_its_own_generator() -> None:
+    assert codes(checked(envs.HasOwnGenerator))[0] == []
 
 
 @pytest.mark.parametrize("env", SOUND.values(), ids=SOUND)
@@ -190,6 +200,19 @@ def test_a_fault_is_the_only_error(make: Any, code: str) -> None:
     assert {own.code for own in report.errors} == {code}, report
     assert not report.ok
     assert all(own.fix for own in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("make", "code"), [(envs.ReusedBuffer, "reused-buffer"), (envs.OldInterface, "interface")]
+)
+def test_a_fault_of_a_registered_environment(make: Any, code: str) -> None:
+    name = "PycollectTests/Faulty-v0"
+    gymnasium.register(name, make, max_episode_steps=20)
+    try:
+        report = check_env(name, seconds=SECONDS)
+    finally:
+        del gymnasium.registry[name]
+    assert [own.code for own in report.errors] == [code]
 
 
 @cases(WARNINGS)

@@ -320,6 +320,30 @@ def test_in_process_a_rollout_that_updates_overtake_is_dropped() -> None:
         assert set(buffer[0][IDS].tolist()) == {1}
 
 
+def test_a_rollout_that_updates_overtake_before_it_is_written_is_dropped() -> None:
+    buffer = Buffer()
+    updates = iter([2, 1])
+
+    def update(td: Any) -> Any:
+        for _ in range(next(updates)):
+            collector.update_policy_weights_()
+        return td
+
+    with SyncDataCollector(
+        CountingEnv(length=9_000),
+        parity_policy(),
+        frames_per_batch=T,
+        max_policy_lag=1,
+        replay_buffer=buffer,
+        postproc=update,
+    ) as collector:
+        collector.next()
+        collector.next()
+        assert check_counts(collector)["reasons"] == {"max_policy_lag": T}
+        assert collector.stats()["policy_lag"] == {1: T}
+        assert [set(written[IDS].tolist()) for written in buffer] == [{1}]
+
+
 def test_an_interrupted_batch_is_dropped_if_it_became_too_old() -> None:
     with SyncDataCollector(
         CountingEnv(length=9_000), parity_policy(), frames_per_batch=T, max_policy_lag=0

@@ -55,6 +55,22 @@ class ReusedBuffer(Sound):
         return self.buffer
 
 
+class ReusedBuffers(Sound):
+    """Returns two buffers in turn."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffers = np.zeros((2, 3), np.float32)
+
+    def observe(self) -> Any:
+        self.calls += 1
+        buffer = self.buffers[self.calls % 2]
+        buffer[:] = self.place
+        return buffer
+
+
 class ChangedLater(Sound):
     def observe(self) -> Any:
         self.shown = self.place.copy()
@@ -161,6 +177,13 @@ class LimitTerminates(Sound):
         return self.steps >= self.max_steps, False
 
 
+class LimitAndGoalTerminate(Sound):
+    max_episode_steps = 12
+
+    def flags(self, terminated: bool) -> tuple[Any, Any]:
+        return terminated or self.steps >= self.max_episode_steps, False
+
+
 class EqualLengths(Sound):
     def flags(self, terminated: bool) -> tuple[Any, Any]:
         return self.steps >= 12, False
@@ -211,6 +234,33 @@ class IgnoresSeed(Sound):
 class IgnoresSeedZero(Sound):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return super().reset(seed=seed or None, options=options)
+
+
+class SeedsWithConstant(Sound):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=42, options=options)
+
+
+class HasOwnGenerator(Sound):
+    """Draws from a generator of its own; only `__init__` draws from `np_random`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        gymnasium.Env.reset(self, seed=42)
+        self.np_random.random()
+        self.own = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.own = np.random.default_rng(seed) if seed is not None else self.own
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.observe(), 0.0, *self.flags(bool(self.own.random() < 0.1)), {}
+
+    def observe(self) -> Any:
+        return self.own.uniform(-1.0, 1.0, 3).astype(np.float32)
 
 
 class TakesNoSeed(Sound):
