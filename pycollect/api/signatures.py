@@ -116,11 +116,11 @@ class SyncDataCollectorSignature:
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
-                is taken for delivery, before `postproc` and the replay buffer, counted from the
-                oldest weights of its rollout. Workers wait rather than start a rollout that could
-                become older. If the learner updates more often than before, rollouts that have
-                become too old are dropped and counted in `ledger()`. Weights then always go to all
-                workers. ``None`` sets no limit (default: ``None``).
+                is taken for delivery, before `postproc`, or when it is written to the replay
+                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.
@@ -345,11 +345,11 @@ class MultiSyncDataCollectorSignature:
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
-                is taken for delivery, before `postproc` and the replay buffer, counted from the
-                oldest weights of its rollout. Workers wait rather than start a rollout that could
-                become older. If the learner updates more often than before, rollouts that have
-                become too old are dropped and counted in `ledger()`. Weights then always go to all
-                workers. ``None`` sets no limit (default: ``None``).
+                is taken for delivery, before `postproc`, or when it is written to the replay
+                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.
@@ -615,11 +615,11 @@ class MultiaSyncDataCollectorSignature:
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
-                is taken for delivery, before `postproc` and the replay buffer, counted from the
-                oldest weights of its rollout. Workers wait rather than start a rollout that could
-                become older. If the learner updates more often than before, rollouts that have
-                become too old are dropped and counted in `ledger()`. Weights then always go to all
-                workers. ``None`` sets no limit (default: ``None``).
+                is taken for delivery, before `postproc`, or when it is written to the replay
+                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.
@@ -889,11 +889,11 @@ class RayCollectorSignature:
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
-                is taken for delivery, before `postproc` and the replay buffer, counted from the
-                oldest weights of its rollout. Workers wait rather than start a rollout that could
-                become older. If the learner updates more often than before, rollouts that have
-                become too old are dropped and counted in `ledger()`. Weights then always go to all
-                workers. ``None`` sets no limit (default: ``None``).
+                is taken for delivery, before `postproc`, or when it is written to the replay
+                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.
@@ -1182,11 +1182,11 @@ class DistributedDataCollectorSignature:
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
-                is taken for delivery, before `postproc` and the replay buffer, counted from the
-                oldest weights of its rollout. Workers wait rather than start a rollout that could
-                become older. If the learner updates more often than before, rollouts that have
-                become too old are dropped and counted in `ledger()`. Weights then always go to all
-                workers. ``None`` sets no limit (default: ``None``).
+                is taken for delivery, before `postproc`, or when it is written to the replay
+                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.
@@ -1465,11 +1465,11 @@ class DistributedSyncDataCollectorSignature:
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
-                is taken for delivery, before `postproc` and the replay buffer, counted from the
-                oldest weights of its rollout. Workers wait rather than start a rollout that could
-                become older. If the learner updates more often than before, rollouts that have
-                become too old are dropped and counted in `ledger()`. Weights then always go to all
-                workers. ``None`` sets no limit (default: ``None``).
+                is taken for delivery, before `postproc`, or when it is written to the replay
+                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
             progress: Show a progress bar (default: ``False``).
             observation_dtype: Cast observations to this dtype (or its name), at the root, under
                 "next" and for the policy. A dict casts by observation key. Flags are never cast,
@@ -1744,11 +1744,11 @@ class RPCDataCollectorSignature:
             extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P]
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
-                is taken for delivery, before `postproc` and the replay buffer, counted from the
-                oldest weights of its rollout. Workers wait rather than start a rollout that could
-                become older. If the learner updates more often than before, rollouts that have
-                become too old are dropped and counted in `ledger()`. Weights then always go to all
-                workers. ``None`` sets no limit (default: ``None``).
+                is taken for delivery, before `postproc`, or when it is written to the replay
+                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                start a rollout that could become older. If the learner updates more often than
+                before, rollouts that have become too old are dropped and counted in `ledger()`.
+                Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
             max_frames_per_update: With `replay_buffer`, maximum number of frames that `start()`
                 collects per call of `update_policy_weights_()`. `init_random_frames` and one more
                 batch (or this number of frames, if that is more) are allowed before the first call.

@@ -381,10 +381,9 @@ class BufferWrite:
 
     def withdraw(self, frames_of: Mapping[int, int]) -> None:
         """No longer expect frames of each worker; the caller counts them as lost."""
-        with Uninterrupted():
-            for worker, frames in frames_of.items():
-                self._expected[worker] -= frames
-                self._ledger.deliver(worker, -frames)
+        for worker, frames in frames_of.items():
+            self._expected[worker] -= frames
+            self._ledger.deliver(worker, -frames)
 
     def __enter__(self) -> BufferWrite:
         return self

@@ -41,8 +41,6 @@ from pycollect.errors import (
     without_frames,
 )
 
-_DROPPED_BEFORE_WARNING = 20
-
 T = TypeVar("T")
 
 Source: TypeAlias = InProcess | Scheduler
@@ -217,9 +215,11 @@ class Stream:
             for frames_of, piece in pieces(td, batch, self._flow.options):
                 done = finish(piece, self._flow.options, batch.tensors)
                 self._source.before_delivery(done)
-                if self._flow.exceeds_limit(lags := self._flow.lags(batch.versions)):
-                    write.withdraw(frames_of)  # there were updates meanwhile
-                    self._lose_stale(frames_of)
+                lags = self._flow.lags({worker: batch.versions[worker] for worker in frames_of})
+                if self._flow.exceeds_limit(lags):  # there were updates meanwhile
+                    with Uninterrupted():
+                        write.withdraw(frames_of)
+                        self._lose_stale(frames_of)
                     continue
                 extend(done, self._flow.options)
                 write.count(frames_of)
@@ -353,7 +353,7 @@ class Stream:
             flow.unclaimed = None
             self._lose_stale(batch.frames_of)
         self._dropped += 1
-        if self._dropped == _DROPPED_BEFORE_WARNING:
+        if self._dropped == 20:
             warn_user(
                 f"max_policy_lag: the last {self._dropped} batches were dropped, because each was "
                 f"more than {flow.options.max_policy_lag} policy versions old; update weights less "
