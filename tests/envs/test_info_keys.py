@@ -21,7 +21,7 @@ from collect_support import (
     parity_policy,
 )
 from echo_envs import LENGTHS
-from envs_for_tests import CountingEnv, NestedEnv
+from envs_for_tests import CountingEnv, CountingVectorEnv, NestedEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers import vector as vector_wrappers
@@ -438,6 +438,27 @@ def test_terminal_observations_in_a_list_of_infos(name: str) -> None:
     steps, following = td["observation"][..., 2], td["next", "observation"][..., 2]
     assert td["next", "done"].any()
     assert torch.equal(following, steps + 1)
+
+
+def test_a_list_of_infos_without_a_final_info_is_of_the_step() -> None:
+    """SuperSuit does not replace the infos of the rows that ended."""
+
+    class Listed(CountingVectorEnv):
+        def step(self, actions: Any) -> Any:
+            *rest, info = super().step(actions)
+            finals = info.get("final_obs", [None] * self.num_envs)
+            rewards = zip(rest[1], finals, strict=True)
+            return *rest, [{"steps": reward, "final_obs": final} for reward, final in rewards]
+
+    def listed() -> Any:
+        return Listed([CountingEnv(number, LENGTHS) for number in range(3)], "SAME_STEP")
+
+    with SyncDataCollector(
+        listed, None, frames_per_batch=90, info_keys={"steps": torch.float32}
+    ) as collector:
+        following = collector.next()["next"]
+    assert following["done"].any()
+    assert torch.equal(following["steps"], following["observation"][..., 2])
 
 
 def test_a_list_that_lacks_infos_is_refused() -> None:
