@@ -211,9 +211,10 @@ def pieces(
 ) -> Iterator[tuple[Mapping[int, int], TensorDictBase]]:
     """Split a batch into the pieces to write; yield each piece with its frames by worker.
 
-    A piece is one rollout, [T] or [*P, T], without the empty cells at its end if it stopped early.
-    A sync batch is written as a whole, flattened without a copy, if the buffer stores single items
-    and so cannot distinguish the two.
+    A piece is one rollout, [T] or [*P, T]. Empty cells at its end are left out only if the buffer
+    extends along time; otherwise an item is a row, and all rows have the same length. A sync batch
+    is written as a whole, flattened without a copy, if the buffer stores single items and so cannot
+    distinguish the two.
     """
     if batch.joined == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
         td.names = None
@@ -226,7 +227,8 @@ def pieces(
             if mask is None:
                 yield {worker: part.numel()}, part
             elif frames := int(mask.sum()):
-                yield {worker: frames}, _without_end(part, mask)
+                extends_time = getattr(options.replay_buffer, "dim_extend", 0) == part.ndim - 1
+                yield {worker: frames}, _without_end(part, mask) if extends_time else part
 
 
 def _takes_items(options: StreamOptions, td: TensorDictBase) -> bool:

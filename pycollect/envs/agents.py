@@ -320,12 +320,14 @@ class GroupRow:
         shape = self._no_reward.shape
         try:
             values = [rewards.get(agent, self._no_reward) for agent in self.agents]
+            if type(None) in map(type, values):
+                raise TypeError("numpy would record NaN")
             if shape and any(np.shape(value) != shape for value in values):
                 raise ValueError("they would be broadcast")
             try:
                 self._reward[:] = values
             except ValueError:  # perhaps a declared reward of shape [1]
-                self._reward[:] = [np.reshape(value, shape) for value in values]
+                self._reward[:] = [np.asarray(value).reshape(shape) for value in values]
         except (TypeError, ValueError, AttributeError):
             expected = f"{shape[0]} numbers" if shape else "one number"
             raise ValueError(

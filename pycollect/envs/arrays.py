@@ -91,7 +91,11 @@ class NumpyVectorEnv:
         self.shares_memory = self._module is None and self.device == CPU
         base = getattr(env, "unwrapped", env)
         self.unwrapped = self if base is env else base
-        self._declares_rewards = hasattr(env, "reward_space") or hasattr(base, "reward_space")
+        self._declares_rewards = any(
+            hasattr(own, name)
+            for own in (env, base)
+            for name in ("reward_space", "single_reward_space")
+        )
         # Wrappers that convert to tensors pass the mask to Gymnasium's environment unchanged.
         self._masks_are_arrays = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
         self.reset = functools.wraps(env.reset)(lambda *args, **named: self._reset(*args, **named))

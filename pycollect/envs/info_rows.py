@@ -121,15 +121,15 @@ def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[A
     """Return the entry of each row after a step in SAME_STEP mode.
 
     For rows that ended, "final_info" holds the entry of the step, and the info itself holds that of
-    the reset. If the info of a reset lacks the entry, a wrapper has added it to the info of the
-    step; it is then used for rows without an entry in "final_info".
+    the reset. Without a "final_info", the info itself is that of the step. If the info of a reset
+    lacks the entry, a wrapper has added it to the info of the step; it is then used for rows
+    without an entry in "final_info".
 
     Args:
         at_reset: Info of a reset; ``None`` if there is no wrapper.
     """
     rows = rows_of(info, key, len(ended))
     if is_list(info):
-        # Without "final_info", as in SuperSuit and Stable-Baselines3, the info is the step's own.
         last = [entry_of(row.get("final_info", row), key) for row in info]
     else:
         final = info.get("final_info")

@@ -282,6 +282,13 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the envi
     )
 
 
+def check_real(array: Array, name: str, env: Any = "the environment") -> Array:
+    """Return the array; raise a TypeError if a value is no real number, or None."""
+    if array.dtype.kind not in "biufO" or any(value is None for value in array.flat):
+        raise TypeError(f"{name}: expected numbers from {env}, got an array of {array.dtype}")
+    return array
+
+
 def cast_safely(array: Array, name: str) -> Array | None:
     """Return the array in the dtype `name`, or ``None`` if the cast is not safe.
 

@@ -28,6 +28,7 @@ from pycollect.envs.random_actions import make_sampler
 from pycollect.envs.spaces import (
     Array,
     action_leaves,
+    check_real,
     conform,
     make_flatten,
     make_read_rows,
@@ -298,7 +299,9 @@ class VectorApi:
             )
         if self._rewards_are_columns:
             array = array.reshape(self._row_shape)
-        return array if array.dtype in _REWARD_DTYPES else array.astype(np.float64)
+        if array.dtype in _REWARD_DTYPES:
+            return array
+        return check_real(array, "reward", self.env).astype(np.float64)
 
     def _flags(self, name: str, value: Any) -> BoolArray:
         array = value if type(value) is np.ndarray else np.asarray(value)
@@ -306,7 +309,9 @@ class VectorApi:
             raise ValueError(
                 f"{name}: expected shape [{self.num_envs}] from {self.env}, got {list(array.shape)}"
             )
-        return array if array.dtype in _FLAG_DTYPES else array.astype(np.bool_)
+        if array.dtype in _FLAG_DTYPES:
+            return array
+        return check_real(array, name, self.env).astype(np.bool_)
 
     def _conform(self, leaves: tuple[Any, ...]) -> Leaves:
         for value, dtype, shape in zip(leaves, self._dtypes, self._shapes, strict=True):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from collect_support import IN_PROCESS, MULTI_STACK, STACK, Way, collecting, marked, parity_policy
 from echo_envs import ENTRIES
+from envs_for_tests import CountingEnv, CountingVectorEnv
 from raising import refused, warned
 from tensordict import TensorDictBase
 from torchrl.data import LazyTensorStorage, ReplayBuffer
@@ -75,6 +76,26 @@ def test_a_replay_buffer_gets_only_frames() -> None:
         delivered = collector.ledger()["total"]["delivered"]
     assert len(buffer) == delivered
     assert (buffer[:]["collector", "traj_ids"] >= 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:create_env_fn")
+def test_rows_in_a_replay_buffer_have_one_length() -> None:
+    """Episodes of equal length end at once, so the last step of a rollout may only reset."""
+
+    def clocks() -> CountingVectorEnv:
+        return CountingVectorEnv([CountingEnv(0, 3), CountingEnv(1, 3)], ignores_mask=True)
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100))
+    with SyncDataCollector(
+        clocks, None, frames_per_batch=10, total_frames=60, replay_buffer=buffer
+    ) as collector:
+        for _ in collector:
+            pass
+        delivered = collector.ledger()["total"]["delivered"]
+    masks = buffer[:]["collector", "mask"].unflatten(0, (-1, 2))  # [rollouts, 2, steps]
+    assert not masks[:, :, -1].any(1).all()
+    assert masks.shape[2] == 5
+    assert masks.sum() == delivered
 
 
 @pytest.mark.parametrize("other", [{"split_trajs": True}, {"trajs_per_batch": 2}])

@@ -109,6 +109,17 @@ class TestRefused:
         with collector, refused(ValueError, "reward"):
             collector.next()
 
+    @pytest.mark.parametrize("agents", [("agent_1",), ("agent_0", "agent_1", "agent_2")])
+    def test_a_reward_of_none_is_refused(self, agents: tuple[str, ...]) -> None:
+        class Broken(Crowd):
+            def step(self, actions: Any) -> Any:
+                observations, rewards, *rest = super().step(actions)
+                return observations, rewards | dict.fromkeys(agents), *rest
+
+        collector = SyncDataCollector(Broken, policy_of("alike"), frames_per_batch=4)
+        with collector, refused(ValueError, "reward"):
+            collector.next()
+
     def test_turn_based_environments_that_cannot_be_converted(self) -> None:
         env = Crowd()
         env.agent_iter = lambda: iter(())  # type: ignore[attr-defined]

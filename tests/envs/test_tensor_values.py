@@ -244,6 +244,17 @@ def test_observations_may_have_names_of_the_collectors_own_entries() -> None:
             assert (batch[(*root, "is_init")] == other[(*root, "observation")] + 1).all()
 
 
+def test_columns_of_a_declared_reward() -> None:
+    class Columns(CountingTensors):
+        single_reward_space = Box(-np.inf, np.inf, (1,), np.float32)
+
+        def step(self, actions: Any) -> Any:
+            observation, reward, *rest = super().step(actions)
+            return observation, reward[:, None], *rest
+
+    assert_same(collected(Columns, doubling), collected(CountingArrays, doubling))
+
+
 def test_columns_gradients_and_other_dtypes_are_accepted() -> None:
     class Odd(CountingTensors):
         weight = torch.ones(2, requires_grad=True)

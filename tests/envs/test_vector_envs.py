@@ -352,6 +352,18 @@ class TestForeignVectorEnvs:
         with refused(ValueError, "reward"):
             batch.step(np.zeros(1, int))
 
+    @pytest.mark.parametrize("place", [1, 2, 3])
+    @pytest.mark.parametrize("wrong", [None, "False", 1j])
+    def test_rewards_and_flags_must_be_real_numbers(self, place: int, wrong: Any) -> None:
+        class Wrong(CountingVectorEnv):
+            def step(self, actions: Any) -> Any:
+                result = [*super().step(actions)]
+                result[place] = [wrong] * self.num_envs
+                return tuple(result)
+
+        with refused(TypeError, ("reward", "terminated", "truncated")[place - 1]):
+            make_env_batch(lambda: Wrong(envs(), "DISABLED"))
+
     @pytest.mark.parametrize("stated", ["NEXT_STEP", "DISABLED"])
     @pytest.mark.parametrize("batched_final", [False, True])
     def test_a_wrong_autoreset_mode_is_found_at_the_first_end(
