@@ -318,7 +318,11 @@ def check_reset_step(env: Any, ends: bool, has_reward: bool) -> None:
     Raise a ValueError if it `ends` an episode. Warn of a reward unless a wrapper may have added it.
     """
     if ends:
-        refuse_mode(env, "ended an episode in the step that should only reset the row")
+        refuse_mode(
+            env,
+            "ended an episode in the step that should only reset the row",
+            "SAME_STEP, or DISABLED if it does not reset rows itself",
+        )
     if has_reward and not is_wrapped(env):
         warn_user(
             f"autoreset_mode: {env} declares NEXT_STEP, so the step after the end of an episode "
@@ -327,11 +331,11 @@ def check_reset_step(env: Any, ends: bool, has_reward: bool) -> None:
         )
 
 
-def refuse_mode(env: Any, why: str) -> NoReturn:
+def refuse_mode(env: Any, why: str, mode: str = "SAME_STEP") -> NoReturn:
     """Raise a ValueError because the environment contradicts its autoreset mode."""
     raise ValueError(
         f"autoreset_mode: {env} does not follow the mode that it declares: it {why}; set its "
-        "metadata['autoreset_mode'] to SAME_STEP"
+        f"metadata['autoreset_mode'] to {mode}"
     )
 
 
