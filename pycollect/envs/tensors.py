@@ -186,7 +186,7 @@ class TensorVectorEnv(EnvBatch):
         """Return terminal observations in the rows that `ended`, or ``None`` if there are none."""
         # Entries of a list are rows of Python objects, for which the host has to wait.
         rows = ended.cpu().numpy() if is_list(info) else _NO_ROWS
-        final = final_observations(info, rows)
+        final = final_observations(info, rows, self._host.api.observation_space)
         if final is None:
             return None
         if isinstance(final, np.ndarray) and final.dtype == object:
@@ -202,6 +202,7 @@ class TensorVectorEnv(EnvBatch):
 
         The other rows of `final` are ignored, because they may hold earlier terminal observations.
         """
+        check_final_rows(self._arrays, [final], self.spec.num_envs)
         successor = tuple(leaf.clone() for leaf in following)
         for row in ended.nonzero().flatten().tolist():
             if final[row] is None and not self.resets_itself:

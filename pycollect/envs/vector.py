@@ -105,7 +105,7 @@ class VectorEnvBatch(EnvBatch):
             self._watches_mode = self.spec.skips_after_done
             self._resetting = ended
             rows = np.flatnonzero(ended)
-            final = final_observations(info, ended)
+            final = final_observations(info, ended, self.api.observation_space)
             if final is not None and any(
                 not np.array_equal(leaf[row], value, equal_nan=leaf.dtype.kind == "f")
                 for leaf, values in zip(observation, self._final_leaves(final, rows), strict=True)
@@ -184,7 +184,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._ended = terminated | truncated
         valid = self._all_valid
         if self._ended.any():
-            final = final_observations(info, self._ended)
+            final = final_observations(info, self._ended, self.api.observation_space)
             if final is None and self._has_validity:
                 valid = ~self._ended[:, None]
                 if truncated.any():
@@ -264,6 +264,7 @@ class SameStepEnvBatch(VectorEnvBatch):
             keys = list(info[rows[0]] if isinstance(info, list | tuple) else info)
             raise ValueError(lacks_final(self.api.env, f", got the keys {keys}"))
         if isinstance(final, np.ndarray) and final.dtype == object:
+            check_final_rows(self.api.env, [final], self.api.num_envs)
             lacking = [row for row in rows if final[row] is None]
             if lacking:
                 raise ValueError(
