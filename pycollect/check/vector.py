@@ -256,7 +256,8 @@ def check_final_observations(vector: Vector) -> None:
             break
     else:
         return
-    final = None if is_list(info) and not info else final_observations(info, ended)
+    is_empty = is_list(info) and not info
+    final = None if is_empty else final_observations(info, ended, api.observation_space)
     if final is not None and vector.mode is not None:
         vector.report.add(
             "autoreset-mode",

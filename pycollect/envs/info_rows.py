@@ -6,9 +6,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from pycollect.data.layout import Key
 from pycollect.envs.base import BoolArray
+from pycollect.envs.spaces import Space
 
 NOTHING = object()
 """Marks a missing entry of an info."""
@@ -47,14 +49,24 @@ def is_list(info: Any) -> bool:
     return isinstance(info, list | tuple)
 
 
-def final_observations(info: Any, ended: BoolArray) -> Any:
+def final_observations(info: Any, ended: BoolArray, space: Space) -> Any:
     """Return the terminal observations of the rows that `ended`, or ``None`` if there are none.
 
     The result has Gymnasium's form: an array with one object per environment, or one batched
     observation. See `lacks_final_rows` for missing rows.
+
+    Args:
+        space: Observation space of one environment. Unless it is a Tuple, a list or tuple of
+            terminal observations has one object per environment.
     """
     if isinstance(info, Mapping):
-        return info.get("final_obs", info.get("final_observation"))
+        values = info.get("final_obs", info.get("final_observation"))
+        if isinstance(space, spaces.Tuple) or not isinstance(values, list | tuple):
+            return values
+        objects = np.empty(len(values), object)
+        for place, value in enumerate(values):
+            objects[place] = value
+        return objects
     if not is_list(info):
         raise TypeError(
             "step: expected a dict as info, or a list with one dict per environment, got "

@@ -194,7 +194,10 @@ class TensorVectorEnv(EnvBatch):
         """
         # Entries of a list are rows of Python objects, for which the host has to wait.
         rows = ended.cpu().numpy() if is_list(info) else _NO_ROWS
-        final, mask = final_observations(info, rows), final_mask(info)
+        final, mask = (
+            final_observations(info, rows, self._host.api.observation_space),
+            final_mask(info),
+        )
         if final is None:
             return None, ended
         has = None
@@ -218,6 +221,7 @@ class TensorVectorEnv(EnvBatch):
 
         Only rows of `has` are read, because the others may hold earlier observations.
         """
+        check_final_rows(self._arrays, [final], self.spec.num_envs)
         successor = tuple(leaf.clone() for leaf in following)
         rows = has.cpu().numpy() & np.array([one is not None for one in final])
         for row in np.flatnonzero(rows):

@@ -110,7 +110,7 @@ class VectorEnvBatch(EnvBatch):
         elif ended.any():
             self._watches_mode = self.spec.skips_after_done
             self._resetting = ended
-            final = final_observations(info, ended)
+            final = final_observations(info, ended, self.api.observation_space)
             rows = np.flatnonzero(ended & ~lacks_final_rows(info, final, ended))
             if final is not None and any(
                 not np.array_equal(leaf[row], value, equal_nan=leaf.dtype.kind == "f")
@@ -190,7 +190,9 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._ended = terminated | truncated
         valid = self._all_valid
         if self._ended.any():
-            final = final_observations(info, self._ended)
+            final = final_observations(info, self._ended, self.api.observation_space)
+            if isinstance(final, np.ndarray) and final.dtype == object:
+                check_final_rows(self.api.env, [final], self.api.num_envs)
             lacks = lacks_final_rows(info, final, self._ended)
             if lacks.any():
                 self._check_lacking(lacks, info, final)
@@ -337,7 +339,11 @@ def check_reset_step(env: Any, ends: bool, has_reward: bool) -> None:
     Raise a ValueError if it `ends` an episode. Warn of a reward unless a wrapper may have added it.
     """
     if ends:
-        refuse_mode(env, "ended an episode in the step that should only reset the row")
+        refuse_mode(
+            env,
+            "ended an episode in the step that should only reset the row",
+            "SAME_STEP, or DISABLED if it does not reset rows itself",
+        )
     if has_reward and not is_wrapped(env):
         warn_user(
             f"autoreset_mode: {env} declares NEXT_STEP, so the step after the end of an episode "
@@ -346,11 +352,11 @@ def check_reset_step(env: Any, ends: bool, has_reward: bool) -> None:
         )
 
 
-def refuse_mode(env: Any, why: str) -> NoReturn:
+def refuse_mode(env: Any, why: str, mode: str = "SAME_STEP") -> NoReturn:
     """Raise a ValueError because the environment contradicts its autoreset mode."""
     raise ValueError(
         f"autoreset_mode: {env} does not follow the mode that it declares: it {why}; set its "
-        "metadata['autoreset_mode'] to SAME_STEP"
+        f"metadata['autoreset_mode'] to {mode}"
     )
 
 

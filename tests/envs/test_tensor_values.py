@@ -52,7 +52,17 @@ class Listing(CountingTensors):
         return *values, [{"final_obs": own} if ended else {} for own, ended in rows]
 
 
-@pytest.mark.parametrize("kind", [Keeping, Listing])
+class Several(CountingTensors):
+    """Return last observations as a list of one tensor or None per row."""
+
+    def step(self, actions: Any) -> Any:
+        *values, info = super().step(actions)
+        done = values[2] | values[3]
+        rows = zip(info["final_obs"], done.tolist(), strict=True)
+        return *values, {"final_obs": [own if ended else None for own, ended in rows]}
+
+
+@pytest.mark.parametrize("kind", [Keeping, Listing, Several])
 def test_last_observations_belong_to_ended_rows(kind: Any) -> None:
     assert_same(collected(kind, doubling), collected(CountingArrays, doubling))
 

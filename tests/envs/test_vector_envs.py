@@ -401,6 +401,13 @@ class TestForeignVectorEnvs:
         with refused(ValueError, "autoreset_mode") if ends else warned("autoreset_mode"):
             frames(batch, 9)
 
+    def test_an_environment_without_resets_should_declare_disabled(self) -> None:
+        env = CountingVectorEnv(envs(length=4))
+        env.mode = "DISABLED"
+        with refused(ValueError, "autoreset_mode") as caught:
+            frames(make_env_batch(env), 9)
+        assert "DISABLED" in str(caught.value)
+
     @pytest.mark.parametrize(("count", "length"), [(1, 1), (1, 4), (3, 4)])
     def test_an_env_with_masks_is_probed_before_use(self, count: int, length: int) -> None:
         class Wrong(CountingVectorEnv):
