@@ -117,7 +117,7 @@ class SyncDataCollectorSignature:
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
                 is taken for delivery, before `postproc`, or when it is written to the replay
-                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                buffer, counted from the oldest weights of its rollout. Workers wait rather than
                 start a rollout that could become older. If the learner updates more often than
                 before, rollouts that have become too old are dropped and counted in `ledger()`.
                 Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
@@ -346,7 +346,7 @@ class MultiSyncDataCollectorSignature:
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
                 is taken for delivery, before `postproc`, or when it is written to the replay
-                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                buffer, counted from the oldest weights of its rollout. Workers wait rather than
                 start a rollout that could become older. If the learner updates more often than
                 before, rollouts that have become too old are dropped and counted in `ledger()`.
                 Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
@@ -616,7 +616,7 @@ class MultiaSyncDataCollectorSignature:
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
                 is taken for delivery, before `postproc`, or when it is written to the replay
-                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                buffer, counted from the oldest weights of its rollout. Workers wait rather than
                 start a rollout that could become older. If the learner updates more often than
                 before, rollouts that have become too old are dropped and counted in `ledger()`.
                 Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
@@ -890,7 +890,7 @@ class RayCollectorSignature:
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
                 is taken for delivery, before `postproc`, or when it is written to the replay
-                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                buffer, counted from the oldest weights of its rollout. Workers wait rather than
                 start a rollout that could become older. If the learner updates more often than
                 before, rollouts that have become too old are dropped and counted in `ledger()`.
                 Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
@@ -1183,7 +1183,7 @@ class DistributedDataCollectorSignature:
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
                 is taken for delivery, before `postproc`, or when it is written to the replay
-                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                buffer, counted from the oldest weights of its rollout. Workers wait rather than
                 start a rollout that could become older. If the learner updates more often than
                 before, rollouts that have become too old are dropped and counted in `ledger()`.
                 Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
@@ -1466,7 +1466,7 @@ class DistributedSyncDataCollectorSignature:
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
                 is taken for delivery, before `postproc`, or when it is written to the replay
-                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                buffer, counted from the oldest weights of its rollout. Workers wait rather than
                 start a rollout that could become older. If the learner updates more often than
                 before, rollouts that have become too old are dropped and counted in `ledger()`.
                 Weights then always go to all workers. ``None`` sets no limit (default: ``None``).
@@ -1745,7 +1745,7 @@ class RPCDataCollectorSignature:
                 (default: ``True``).
             max_policy_lag: Maximum number of policy versions by which a frame may be behind when it
                 is taken for delivery, before `postproc`, or when it is written to the replay
-                buffer. Counted from the oldest weights of its rollout. Workers wait rather than
+                buffer, counted from the oldest weights of its rollout. Workers wait rather than
                 start a rollout that could become older. If the learner updates more often than
                 before, rollouts that have become too old are dropped and counted in `ledger()`.
                 Weights then always go to all workers. ``None`` sets no limit (default: ``None``).

@@ -316,10 +316,10 @@ class StreamOptions:
         None,
         check.check_policy_lag,
         """Maximum number of policy versions by which a frame may be behind when it is taken for
-        delivery, before `postproc`, or when it is written to the replay buffer. Counted from the
+        delivery, before `postproc`, or when it is written to the replay buffer, counted from the
         oldest weights of its rollout. Workers wait rather than start a rollout that could become
-        older. If the learner updates more often than before, rollouts that have become too
-        old are dropped and counted in `ledger()`. Weights then always go to all workers. ``None``
+        older. If the learner updates more often than before, rollouts that have become too old are
+        dropped and counted in `ledger()`. Weights then always go to all workers. ``None``
         sets no limit.""",
         also=("trajs_per_batch", "replay_write_mode"),
     )

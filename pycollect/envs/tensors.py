@@ -194,14 +194,11 @@ class TensorVectorEnv(EnvBatch):
         """
         # Entries of a list are rows of Python objects, for which the host has to wait.
         rows = ended.cpu().numpy() if is_list(info) else _NO_ROWS
-        final, mask = (
-            final_observations(info, rows, self._host.api.observation_space),
-            final_mask(info),
-        )
+        final = final_observations(info, rows, self._host.api.observation_space)
         if final is None:
             return None, ended
         has = None
-        if mask is not None:
+        if (mask := final_mask(info)) is not None:
             name = "final_observation: info['_final_obs']"
             has = self._row(name, as_tensor(mask).to(self._device))
         if isinstance(final, np.ndarray) and final.dtype == object:
