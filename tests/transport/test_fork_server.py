@@ -11,6 +11,7 @@ import pkgutil
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -351,6 +352,15 @@ def test_a_count_that_takes_long_is_awaited(
     assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"
 
 
+@own_template
+def test_imports_get_more_time_if_other_programs_use_the_cpu(
+    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_BUSY_SECONDS", 0.5)
+    monkeypatch.setattr(forking, "waited", lambda pid: time.monotonic())
+    assert parent(started(engine, CountingEnv)).name() == "pyc-fork-server"
+
+
 @pytest.mark.slow
 @own_template
 def test_the_number_of_fork_servers_is_limited(
@@ -589,6 +599,7 @@ def test_workers_end_with_a_program_that_they_are_still_importing(tmp_path: Path
 
 ON_STANDARD_INPUT = """
 import sys
+import time
 from pycollect import MultiSyncDataCollector
 from envs_for_tests import CountingEnv
 with MultiSyncDataCollector(

@@ -17,7 +17,7 @@ from multiprocessing import forkserver, process, spawn, util
 from pathlib import Path
 
 from pycollect.errors import filters_import_warnings, is_interrupt, warn_user
-from pycollect.transport.process import has_pidfd
+from pycollect.transport.process import has_pidfd, waited
 from pycollect.transport.processes.fork_server_main import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
 from pycollect.transport.worker_process import children_of, cpu_ticks, kill_tree
 
@@ -62,8 +62,8 @@ _ALWAYS = ("pycollect.transport.host",)
 _IF_IMPORTED = ("gymnasium", "torchrl", "torchrl.envs")
 _PACKAGE = "pycollect."
 
-_STILL_SECONDS = 5.0  # timeout of a fork server that uses no CPU time: it is stopped or blocked
-_BUSY_SECONDS = 60.0  # timeout of a fork server that uses CPU time: it imports
+_STILL_SECONDS = 5.0  # timeout of a fork server that needs no CPU: it is stopped or blocked
+_BUSY_SECONDS = 60.0  # timeout of a fork server that imports, without its waits for a CPU
 _POLL_MILLISECONDS = 100
 _MAX_TRIES = 4  # number of fork servers; the last one preloads only what is necessary
 _IDLE_SECONDS = 60.0
@@ -198,15 +198,20 @@ class ForkServer:
         self.process.wait()
 
     def _await(self, message_of: socket.socket) -> None:
-        """Wait until a message has arrived or the fork server has ended."""
+        """Wait until a message has arrived or the fork server has ended.
+
+        Like a starting worker (`StartTimer`), it gets more time on a busy machine.
+        """
         poll = select.poll()
         poll.register(message_of, select.POLLIN)
         began = moved = time.monotonic()
-        used = self._ticks()
+        used, delay = self._ticks(), waited(self.process.pid)
+        limit = began + _BUSY_SECONDS - delay
         while not poll.poll(_POLL_MILLISECONDS):
-            now, before, used = time.monotonic(), used, self._ticks()
-            moved = moved if used == before else now
-            if now - moved > _STILL_SECONDS or now - began > _BUSY_SECONDS:
+            now, before = time.monotonic(), (used, delay)
+            used, delay = self._ticks(), waited(self.process.pid)
+            moved = moved if (used, delay) == before else now
+            if now - moved > _STILL_SECONDS or now > limit + delay:
                 warn_user(
                     f"the fork server (process {self.process.pid}) did not answer for "
                     f"{now - began:.0f} s and was killed; workers start from a new fork server or "
