@@ -218,7 +218,7 @@ class _Unwrapped:
         if module.return_composite:
             return self._chain(module, module._module_iter(), default)
         inner = default or module.default_interaction_type
-        first = self._chain(module, [module.det_part], inner)
+        first = self._chain(module, [module._det_part], inner)
         return [*first, *self.steps(module._last_module, default)]
 
     def _chain(
