@@ -170,6 +170,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             exploration_type=exploration_type,
             replay_buffer=replay_buffer,
             trajs_per_batch=1 if trajectories else None,
+            trajs_per_write=1 if trajectories and replay_buffer is not None else None,
             traj_format="cat" if trajectories else "padded",
             drop_uncollected=not trajectories,
             update_after_each_batch=policy is not None,

@@ -238,7 +238,7 @@ class Stream:
                     assert popped is not None  # `complete` counted them
                     write.expect(popped.frames)
                 td = self._flow.uploads.moved(popped.td, *self._batch_devices)
-                put(finish(td, options, {}), options.replay_buffer)
+                put(self._finish(td, {}, popped.frames), options.replay_buffer)
                 write.count(popped.frames)
 
     @contextmanager

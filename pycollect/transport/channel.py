@@ -214,7 +214,9 @@ class CallChannel:
         weights = self._weights
         if isinstance(request, Collect) and weights is not None and weights[0] > self._sent_serial:
             serial, version, packed = weights
-            request = request._replace(weights=SetWeights(serial, version, packed.reference))
+            request = request._replace(
+                serial=serial, weights_version=version, weights=packed.reference
+            )
             self._sent_serial = serial
         self._calls.append(self._caller.call(request))
 

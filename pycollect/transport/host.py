@@ -194,7 +194,7 @@ class WorkerHost:
     def _collect(self, request: Collect) -> tuple[tuple[Any, ...], Buffer | PackedBuffer | None]:
         """Collect one rollout; return its plain report and, without rows, its bytes."""
         if request.weights is not None:
-            self._receive(request.weights)
+            self._receive(SetWeights(request.serial, request.weights_version, request.weights))
         control = self._end.control(request.number, request.min_steps)
         if request.rows is not None:
             rows = self._slabs.rows(request.rows, self._built.placement)

@@ -189,7 +189,9 @@ class Collect(NamedTuple):
     min_steps: int  # minimum number of steps, even if the rollout is stopped
     version: int  # policy version at the time of the request
     rows: RowsAddress | None = None  # rows to write into; without, the answer has the bytes
-    weights: SetWeights | None = None  # newer weights, if the channel publishes none
+    serial: int = 0
+    weights_version: int = 0
+    weights: Any = None  # newer ones, if the channel publishes none; Ray fetches no nested values
 
 
 class Run(NamedTuple):

@@ -134,6 +134,26 @@ def test_inputs_of_the_buffer_and_the_hook_equal_torchrls() -> None:
         assert torch.equal(buffer[:]["twice"], 2 * buffer[:]["observation"])
 
 
+def test_complete_trajectories_in_the_buffer_equal_torchrls() -> None:
+    for home in HOMES:
+        buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
+        lengths: list[int] = []
+        arguments = {
+            "replay_buffer": buffer,
+            "policy_version": 5,
+            "post_collect_hook": lambda td, lengths=lengths: lengths.append(len(td)),
+        }
+        with made(home, yield_completed_trajectories=True, **arguments) as collector:
+            assert not any(batch for _, batch in zip(range(8), collector, strict=False))
+        assert lengths
+        for frames in buffer[:].split(lengths):
+            assert frames["next", "done"].flatten().nonzero().flatten().tolist() == [
+                len(frames) - 1
+            ]
+            assert (frames["policy_version"] == 5).all()
+            assert len(set(map(int, frames["env_index"]))) == 1
+
+
 def test_versions_and_weights() -> None:
     """Each update increments the version, from its initial value on, and frames record it."""
     for home in HOMES:

@@ -100,6 +100,31 @@ class TestData:
         assert worker.collect_data()[0]["Observation"].shape == (6, 2, 2)
         worker.stop()
 
+    def test_the_environment_gets_actions_of_a_box_clipped(self) -> None:
+        space = Box(-0.5, 0.25, (1,), np.float32)
+        taken = []
+
+        class Continuous(Counting):
+            action_space = space
+
+            def step(self, action: Any) -> Any:
+                taken.append(action.copy())
+                return super().step(action)
+
+        worker = worker_of(
+            **on_policy(size=20)
+            | {
+                "train_envs_factory": lambda device, *_: GymEnvs([Continuous], device),
+                "actor_factory": ActorCritic.create_factory(OBSERVATION, space, 8),
+            }
+        )
+        data, _ = worker.collect_data()
+        worker.stop()
+        actions = data["Action"][:20, 0].numpy()
+        assert np.array_equal(np.array(taken), actions.clip(space.low, space.high))
+        assert (actions < space.low).any()
+        assert (actions > space.high).any()
+
     def test_a_truncated_end_is_bootstrapped(self) -> None:
         worker = worker_of(**on_policy(truncates=True, gamma=0.5))
         data, _ = worker.collect_data()

@@ -103,7 +103,7 @@ def test_weights_travel_with_the_next_rollout(handle: WorkerHandle, actor: Notin
     sent, carrying, later = [request for request, _ in actor.notes]
     assert sent == SetWeights(1, 10, b"1")
     assert isinstance(carrying, Collect)
-    assert carrying.weights == sent
+    assert (carrying.serial, carrying.weights_version, carrying.weights) == sent
     assert later.weights is None
     assert handle.assign(1, 11, weights, False) is None
     assert len(actor.notes) == 3  # older weights than those that were sent

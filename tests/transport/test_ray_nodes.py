@@ -117,6 +117,20 @@ def test_batches_do_not_depend_on_the_actors_nodes(
 
 
 @pytest.mark.ray
+def test_an_actor_of_another_node_gets_weights_with_its_next_rollout(other_node: Any) -> None:
+    """Nothing is queued and the driver does not wait, so no call of its own carries the weights."""
+    policy = bias_policy()
+    with collecting(
+        STACK, endless, policy, frames=T, remote_configs=[HERE, ELSEWHERE]
+    ) as collector:
+        for version in range(3):
+            with torch.no_grad():
+                policy.module.bias.fill_(version)
+            collector.update_policy_weights_()
+            assert (collector.next()["bias"] == version).all()
+
+
+@pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [STACK, ASYNC[2]], ids=lambda way: way.name)
 def test_local_and_remote_actors_get_weights_and_replacements(other_node: Any, way: Way) -> None:

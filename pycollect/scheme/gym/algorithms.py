@@ -46,25 +46,28 @@ class ActorCritic(_Actor):
         ValueError: A space has another type.
     """
 
+    _low: Tensor | None
+    _high: Tensor | None
+
     def __init__(
         self, observation_space: spaces.Box, action_space: spaces.Space[Any], hidden: int = 64
     ) -> None:
         super().__init__()
         inputs = _size(observation_space)
-        self._low: Tensor | None = None
-        self._high: Tensor | None = None
+        low = high = None
         if isinstance(action_space, spaces.Discrete) and action_space.start == 0:
             outputs, self.log_std = int(action_space.n), None
         elif isinstance(action_space, spaces.Box) and len(action_space.shape) == 1:
             outputs = action_space.shape[0]
             self.log_std = nn.Parameter(torch.zeros(outputs))
-            self.register_buffer("_low", torch.from_numpy(action_space.low))
-            self.register_buffer("_high", torch.from_numpy(action_space.high))
+            low, high = torch.from_numpy(action_space.low), torch.from_numpy(action_space.high)
         else:
             raise ValueError(
                 "action_space: expected Discrete from 0 on or a Box of one dimension, got "
                 f"{action_space}"
             )
+        self.register_buffer("_low", low)
+        self.register_buffer("_high", high)
         self.policy = _layers(inputs, hidden, outputs, 0.01)
         self.critic = _layers(inputs, hidden, 1, 1.0)
 
