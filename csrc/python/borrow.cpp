@@ -253,7 +253,7 @@ TensorView borrow(py::handle object, const char* what, ScalarRoom* room, bool wr
   }
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     // NumPy parses the format string. The view outlives this array, because the caller keeps the
-    // object. If NumPy does not know the format, there is no array, or a copy.
+    // object. A format without a dtype yields no array, or a copy.
     if (const py::array array = py::array::ensure(object); array && !array.owndata()) {
       return view_of_numpy(array, what, writable);
     }
