@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pycollect
 from pycollect.bench.cli import add_command as add_bench
@@ -21,21 +23,33 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command in the arguments; return the exit code, 130 after Ctrl-C."""
+    """Run the command in the arguments; return the exit code.
+
+    It is 130 after Ctrl-C, and 141 if the reader of stdout, such as ``head``, is gone.
+    """
     parser = _parser()
     args, unknown = parser.parse_known_args(arguments)
     if unknown:  # with the usage of the command, not of the whole program
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if args.tell is not None:
-        try:
-            print(args.tell())
-        except FileNotFoundError as error:
-            sys.exit(str(error))
-        return 0
     try:
-        return args.run(args) or 0
+        return args.run(args) or 0 if args.tell is None else _print(args.tell)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        stdout = select.poll()
+        stdout.register(1, 0)
+        if not stdout.poll(0):  # it has a reader, so another pipe is broken
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the flush when Python ends
+        return 141
+
+
+def _print(tell: Callable[[], object]) -> int:
+    try:
+        print(tell(), flush=True)
+    except FileNotFoundError as error:
+        sys.exit(str(error))
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -774,7 +774,11 @@ class CompiledEnv:
         self,
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]: ...
     def seed(self, seeds: Sequence[int]) -> None:
-        """Seed the environments. Reset them afterwards."""
+        """Seed the environments with `num_seeds` seeds. Reset them afterwards.
+
+        Raises:
+            ValueError: If the number of seeds is not `num_seeds`.
+        """
 
     def reset_all(self) -> None:
         """Begin a new episode in each environment."""

@@ -111,10 +111,20 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def positive(text: str) -> int:
-    """Return an int of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {value}")
+    """Return an int of at least 1 with at most 64 bits, for argparse."""
+    return _at_least(1, int(text))
+
+
+def natural(text: str) -> int:
+    """Return an int of at least 0 with at most 64 bits, for argparse."""
+    return _at_least(0, int(text))
+
+
+def _at_least(least: int, value: int) -> int:
+    if value < least:
+        raise argparse.ArgumentTypeError(f"expected a number of at least {least}, got {value}")
+    if value >= 2**63:
+        raise argparse.ArgumentTypeError(f"expected a number of at most 64 bits, got {value}")
     return value
 
 

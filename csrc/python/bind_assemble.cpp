@@ -22,7 +22,7 @@ void copy_arrays(py::handle dst, py::handle src) {
   parallel_copy(ThreadPool::shared(), target, source);
 }
 
-RolloutHeader place(const std::shared_ptr<Slab>& slab, std::int64_t row, py::handle rollout,
+RolloutHeader place(const Slab& slab, std::int64_t row, py::handle rollout,
                     const Placement& placement) {
   const TensorView bytes = borrow(rollout, "rollout");
   if (bytes.dtype != DType::uint8 || bytes.rank() != 1 || !bytes.is_contiguous()) {
@@ -31,26 +31,25 @@ RolloutHeader place(const std::shared_ptr<Slab>& slab, std::int64_t row, py::han
                                 to_string(bytes.shape));
   }
   py::gil_scoped_release release;
-  return place_rollout(ThreadPool::shared(), slab->data(), slab->placement(), row,
+  return place_rollout(ThreadPool::shared(), slab.data(), slab.placement(), row,
                        {bytes.data, static_cast<std::size_t>(bytes.shape[0])}, placement);
 }
 
-RolloutHeader join(const std::shared_ptr<Slab>& target, std::int64_t row,
-                   const std::shared_ptr<Slab>& slab, std::int64_t worker, std::int64_t incarnation,
-                   std::int64_t sequence) {
+RolloutHeader join(const Slab& target, std::int64_t row, const Slab& slab, std::int64_t worker,
+                   std::int64_t incarnation, std::int64_t sequence) {
   RolloutHeader header;
   header.worker = worker;
   header.incarnation = incarnation;
   header.sequence = sequence;
-  header.generation = target->generation();
-  return join_rollouts(ThreadPool::shared(), target->data(), target->placement(), row,
-                       {slab->data(), static_cast<std::size_t>(slab->bytes())}, slab->placement(),
+  header.generation = target.generation();
+  return join_rollouts(ThreadPool::shared(), target.data(), target.placement(), row,
+                       {slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(),
                        header);
 }
 
-void compact_into(const std::shared_ptr<Slab>& target, const std::shared_ptr<Slab>& slab) {
-  compact(ThreadPool::shared(), target->data(), target->placement(),
-          {slab->data(), static_cast<std::size_t>(slab->bytes())}, slab->placement());
+void compact_into(const Slab& target, const Slab& slab) {
+  compact(ThreadPool::shared(), target.data(), target.placement(),
+          {slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement());
 }
 
 void renumber(TrajectoryIds& self, std::int64_t worker, py::handle ids) {

@@ -60,6 +60,10 @@ void bind_compiled_env(py::module_& module) {
       .def(
           "seed",
           [](const CompiledEnv& self, const std::vector<std::uint64_t>& seeds) {
+            if (static_cast<std::int64_t>(seeds.size()) != self.seeds()) {
+              throw std::invalid_argument("seeds: expected " + std::to_string(self.seeds()) +
+                                          " seeds, got " + std::to_string(seeds.size()));
+            }
             self.owner().attr("_seed")(seeds);
           },
           py::arg("seeds"))

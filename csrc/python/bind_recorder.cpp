@@ -383,6 +383,9 @@ py::array_t<bool> behind_of(const py::object& self) {
 std::vector<Recorder*> recorders(const std::vector<BoundRecorder*>& bound) {
   std::vector<Recorder*> result;
   for (BoundRecorder* own : bound) {
+    if (own == nullptr) {
+      throw py::type_error("beside: expected recorders, got None");
+    }
     result.push_back(&own->recorder());
   }
   return result;

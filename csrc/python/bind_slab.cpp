@@ -26,6 +26,10 @@ RolloutHeader header_of(const Slab& slab, std::int64_t row) {
   return read_header({slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(), row);
 }
 
+std::vector<std::int64_t> lengths_of(const Slab& slab, std::int64_t row) {
+  return read_lengths({slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(), row);
+}
+
 RolloutHeader write_header_of(Slab& slab, std::int64_t row, std::int64_t worker,
                               std::int64_t incarnation, std::int64_t sequence,
                               std::int64_t policy_version, std::int64_t frames,
@@ -39,11 +43,8 @@ RolloutHeader write_header_of(Slab& slab, std::int64_t row, std::int64_t worker,
   header.generation = slab.generation();
   const auto envs = static_cast<std::size_t>(slab.placement().geometry().envs);
   write_header(slab.data(), slab.placement(), row, header, std::vector<std::int64_t>(envs, steps));
+  lengths_of(slab, row);  // throws if `steps` does not fit
   return header_of(slab, row);
-}
-
-std::vector<std::int64_t> lengths_of(const Slab& slab, std::int64_t row) {
-  return read_lengths({slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(), row);
 }
 
 // Converts a Python function, which returns a uint8 array of the requested size, to an allocator of

@@ -113,6 +113,11 @@ TensorView view_of_dlpack(const dlpack::Tensor& tensor, const char* what) {
                           ": expected memory of the CPU or of a CUDA device, got " +
                           "DLPack's device type " + std::to_string(tensor.device.type));
   }
+  if (view.data == nullptr && view.count() > 0) {
+    throw py::value_error(std::string(what) +
+                          ": expected a tensor with memory, got a fake one or one whose storage " +
+                          "was freed");
+  }
   return view;
 }
 
@@ -120,9 +125,10 @@ TensorView view_of_dlpack(const dlpack::Tensor& tensor, const char* what) {
 bool has_form(const dlpack::Tensor& tensor, const TensorView& view) {
   const auto item = static_cast<std::int64_t>(item_size(view.dtype));
   const dlpack::DataType type = dlpack::type_of(view.dtype);
-  if (tensor.device.type != dlpack::kCpu || view.device.kind != DeviceKind::cpu ||
-      tensor.dtype.code != type.code || tensor.dtype.bits != type.bits ||
-      tensor.dtype.lanes != type.lanes || tensor.ndim != view.rank() || tensor.strides == nullptr) {
+  if (tensor.data == nullptr || tensor.device.type != dlpack::kCpu ||
+      view.device.kind != DeviceKind::cpu || tensor.dtype.code != type.code ||
+      tensor.dtype.bits != type.bits || tensor.dtype.lanes != type.lanes ||
+      tensor.ndim != view.rank() || tensor.strides == nullptr) {
     return false;
   }
   for (int i = 0; i < tensor.ndim; ++i) {
@@ -247,8 +253,10 @@ TensorView borrow(py::handle object, const char* what, ScalarRoom* room, bool wr
   }
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     // NumPy parses the format string. The view outlives this array, because the caller keeps the
-    // object.
-    return view_of_numpy(py::array::ensure(object), what, writable);
+    // object. A format without a dtype yields no array, or a copy.
+    if (const py::array array = py::array::ensure(object); array && !array.owndata()) {
+      return view_of_numpy(array, what, writable);
+    }
   }
   refuse(object, what);
 }

@@ -1,5 +1,6 @@
 #include "interop.h"
 
+#include <algorithm>
 #include <span>
 
 namespace pycollect::python {
@@ -25,7 +26,8 @@ std::shared_ptr<PyObject> kept(py::object object) {
 }
 
 Key key_from(py::handle object) {
-  if (!py::isinstance<py::tuple>(object)) {
+  const auto is_name = [](py::handle part) { return py::isinstance<py::str>(part); };
+  if (!py::isinstance<py::tuple>(object) || !std::all_of(object.begin(), object.end(), is_name)) {
     throw py::type_error("key: expected a tuple of names, got " + std::string(py::repr(object)));
   }
   Key key;

@@ -157,12 +157,12 @@ Placement::Placement(Layout layout, Geometry geometry)
   bytes_ = end;
 }
 
-std::int64_t Placement::header_offset(std::int64_t worker) const {
-  if (worker < 0 || worker >= geometry_.workers) {
-    throw std::out_of_range("worker: expected 0 to " + std::to_string(geometry_.workers - 1) +
-                            ", got " + std::to_string(worker));
+std::int64_t Placement::header_offset(std::int64_t row) const {
+  if (row < 0 || row >= geometry_.workers) {
+    throw std::out_of_range("row: expected 0 to " + std::to_string(geometry_.workers - 1) +
+                            ", got " + std::to_string(row));
   }
-  return worker * header_bytes_;
+  return row * header_bytes_;
 }
 
 Placement::RowStrides Placement::row_strides(std::size_t leaf) const {
@@ -177,10 +177,10 @@ TensorView Placement::view(std::byte* base, std::size_t leaf) const {
   return frames_of(layout_[leaf], base + offset(leaf), {B, P, T}, {worker, env});
 }
 
-TensorView Placement::rows(std::byte* base, std::size_t leaf, std::int64_t worker) const {
-  header_offset(worker);  // throws for an unknown worker
+TensorView Placement::rows(std::byte* base, std::size_t leaf, std::int64_t row) const {
+  header_offset(row);  // throws for an unknown row
   const RowStrides strides = row_strides(leaf);
-  return frames_of(layout_[leaf], base + offset(leaf) + worker * strides.worker,
+  return frames_of(layout_[leaf], base + offset(leaf) + row * strides.worker,
                    {geometry_.envs, geometry_.steps}, {strides.env});
 }
 

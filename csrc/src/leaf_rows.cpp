@@ -197,8 +197,9 @@ Fit LeafRows::check_cast(const ConstTensorView& source, bool exact) const {
   }
   throw std::invalid_argument(
       to_string(leaf_.key) + ": expected " + std::string(name_of(leaf_.dtype)) + " of shape " +
-      to_string(step_.shape) + ", got " + std::string(name_of(source.dtype)) + " of shape " +
-      to_string(source.shape));
+      to_string(step_.shape) + " in host memory, got " + std::string(name_of(source.dtype)) +
+      " of shape " + to_string(source.shape) +
+      (source.device.kind == DeviceKind::cpu ? "" : " on a device"));
 }
 
 void LeafRows::open_window(std::int64_t step) {

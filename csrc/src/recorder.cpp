@@ -267,10 +267,15 @@ RolloutHeader Recorder::State::finish(const RolloutName& name, std::span<State* 
 }
 
 // Checks that these recorders cover all environments and that all their steps were recorded.
-void Recorder::State::check_complete(const std::vector<State*>& all) const {
+void Recorder::State::check_complete(std::vector<State*> all) const {
+  std::ranges::sort(all, {}, [](const State* recorder) { return recorder->options_.first_env; });
   std::int64_t envs = 0;
+  bool is_whole = true;  // each recorder begins where the previous one ends
   for (const State* recorder : all) {
-    if (!recorder->slab_ || recorder->steps_left() > 0) {
+    if (!recorder->slab_) {
+      throw std::logic_error("finish: expected an open rollout; call begin() first");
+    }
+    if (recorder->steps_left() > 0) {
       throw std::logic_error("finish: expected a complete rollout, but " +
                              std::to_string(recorder->steps_left()) +
                              " steps are not recorded yet");
@@ -278,11 +283,13 @@ void Recorder::State::check_complete(const std::vector<State*>& all) const {
     if (recorder->slab_ != slab_ || recorder->row_ != row_ || recorder->steps_ != steps_) {
       throw std::logic_error("finish: expected recorders of the same rollout");
     }
+    is_whole = is_whole && recorder->options_.first_env == envs;
     envs += recorder->options_.envs;
   }
-  if (envs != all_envs()) {
-    throw std::logic_error("finish: expected the recorders of all " + std::to_string(all_envs()) +
-                           " envs, got those of " + std::to_string(envs));
+  if (!is_whole || envs != all_envs()) {
+    throw std::logic_error("finish: expected recorders that have each of " +
+                           std::to_string(all_envs()) + " envs once, got those of " +
+                           std::to_string(envs));
   }
 }
 

@@ -248,11 +248,12 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   if (options.envs < 1) {
     throw std::invalid_argument("envs: expected >= 1, got " + std::to_string(options.envs));
   }
-  if (options.all_envs != 0 &&
-      (options.first_env < 0 || options.first_env + options.envs > options.all_envs)) {
+  const std::int64_t all_envs = options.all_envs == 0 ? options.envs : options.all_envs;
+  if (options.first_env < 0 || options.envs > all_envs ||
+      options.first_env > all_envs - options.envs) {
     throw std::invalid_argument("first_env: expected a range of " + std::to_string(options.envs) +
-                                " in " + std::to_string(options.all_envs) +
-                                " environments, got one from " + std::to_string(options.first_env));
+                                " in " + std::to_string(all_envs) + " environments, got one from " +
+                                std::to_string(options.first_env));
   }
   const Rows rows{layout, options.envs, options.has_env_dimension()};
   for (const ObservationSpec& spec : observation_specs) {

@@ -144,7 +144,7 @@ class Recorder::State {
   }
   bool is_alone() const { return all_envs() == options_.envs; }
   std::int64_t most_steps() const;
-  void check_complete(const std::vector<State*>& all) const;
+  void check_complete(std::vector<State*> all) const;
   void flag_last_frames();
   bool is_stopped(std::int64_t reached) const {
     return control_.stop && is_alone() && reached >= control_.min_steps && reached < steps_ &&

@@ -196,6 +196,13 @@ def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Names
         parser.error("gymnasium is not installed: pip install gymnasium")
     if args.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot: matplotlib is not installed: pip install matplotlib")
+    for name, path in (("--json", args.json), ("--plot", args.plot)):
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.open("a").close()
+            except OSError as error:
+                parser.error(f"{name}: {error}")
     os.environ.setdefault("RL_WARNINGS", "0")  # hides TorchRL's warnings in the table
     command = shlex.join(["python", "-m", "pycollect", *sys.argv[1:]])
     rows: list[Row] = []
@@ -214,5 +221,8 @@ def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Names
     facts = machine()
     print(headline(facts), flush=True)
     if args.plot is not None:
-        save_plot(rows, facts["gpu"] or "no GPU", args.plot)
+        try:
+            save_plot(rows, facts["gpu"] or "no GPU", args.plot)
+        except ValueError as error:  # the format
+            parser.error(f"--plot: {error}")
     return 0

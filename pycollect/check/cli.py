@@ -115,6 +115,9 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
             code = 130
         except SystemExit:  # of the parser
             code = 2
+        except BrokenPipeError:
+            code = 141
+            raise  # handled by the command line
         finally:
             result[0] = code + 1
         return code

@@ -14,7 +14,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pycollect.arguments import positive
+from pycollect.arguments import natural, positive
 
 if TYPE_CHECKING:
     from pycollect.demo.train import Run
@@ -80,7 +80,7 @@ def add_command(commands: Any) -> None:
         metavar="RETURN",
         help="stop at this mean return (default: the reward threshold registered in Gymnasium)",
     )
-    add("--seed", type=int, default=0, help="random seed (default: %(default)s)")
+    add("--seed", type=natural, default=0, help="random seed (default: %(default)s)")
     add(
         "--output",
         type=Path,
@@ -101,6 +101,10 @@ def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     missing = _missing_extra(args.env, args.backend)
     if missing is not None:
         parser.error(missing)
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--output: {error}")
     from gymnasium.error import Error
 
     from pycollect.demo.train import make_task, train
@@ -150,7 +154,10 @@ def _plot_row(run: Run, setup: str, folder: Path) -> str:
     if not is_installed("matplotlib"):
         return _row("plot", "none, matplotlib is not installed: pip install matplotlib")
     title = f"PPO on {run.task.env_id}, {setup}"
-    return _row("plot", str(save_plot(run, title, folder)))
+    try:
+        return _row("plot", str(save_plot(run, title, folder)))
+    except OSError as error:
+        return _row("plot", f"none, {error}")
 
 
 def summary(run: Run) -> str:

@@ -172,6 +172,17 @@ def test_unavailable_arguments_are_named(
     assert f"{name}: expected" in capsys.readouterr().err
 
 
+def test_a_plot_of_an_unknown_format_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    arguments = ["--device", "cpu", "--quick", "--parts", "host"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "gpu", *arguments, "--plot", str(tmp_path / "rates.format")])
+    assert stopped.value.code == 2
+    assert "--plot: " in capsys.readouterr().err
+
+
 def test_the_script_for_gpus_names_sides_that_exist() -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "gpu_call.sh"
     if not script.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -32,6 +33,27 @@ def test_help_imports_no_library(arguments: list[str]) -> None:
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{pycollect.__version__}\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", [["--version"], ["check", "CartPole-v1", "--seconds", "0.1"]])
+def test_a_reader_that_leaves_ends_the_command_without_a_traceback(
+    command: list[str], unbuffered: str
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [sys.executable, "-m", "pycollect", *command],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        timeout=120,
+    )
+    os.close(writer)
+    assert result.returncode == 141
+    assert "Traceback" not in result.stderr
+    assert "ignored" not in result.stderr
 
 
 @pytest.mark.parametrize("command", [[], ["bench"]])
@@ -90,6 +112,7 @@ def test_without_a_gpu_collectors_are_measured(
     [
         (["--env", "NoSuchEnv-v0"], "--env: "),
         (["--workers", "0"], "--workers: "),
+        (["--json", "/dev/null/figures.json"], "--json: "),
     ],
 )
 def test_unsupported_measurements_are_named(

@@ -384,6 +384,18 @@ def test_a_missing_package_is_named(
     assert advice in capsys.readouterr().err
 
 
+def test_a_plot_that_cannot_be_written_does_not_hide_the_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "CartPole-v1.png").mkdir()
+    arguments = ["--backend", "single", "--frames", "2048", "--output", str(tmp_path)]
+    assert main(["demo", *arguments]) == 0
+    told = capsys.readouterr().out
+    assert "frames/s" in told
+    assert "CartPole-v1.png" in told
+
+
 def test_without_matplotlib_there_is_no_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -402,6 +414,10 @@ def test_without_matplotlib_there_is_no_plot(
         (["--env", "NoSuchEnv-v0"], "NoSuchEnv"),
         (["--workers", "2", "--backend", "single"], "--envs-per-worker"),
         (["--frames", "0"], "at least 1"),
+        (["--frames", "9" * 30], "--frames"),
+        (["--seed", "-1"], "--seed"),
+        (["--seed", "9" * 30], "--seed"),
+        (["--backend", "single", "--output", "/dev/null/folder"], "--output"),
         (["--workers", "two"], "two"),
         (["--backend", "threads"], "single"),
     ],

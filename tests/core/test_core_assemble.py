@@ -174,6 +174,32 @@ def test_bad_rollouts_are_refused() -> None:
         _core.place_rollout(slab, 0, good, Placement(layout, 1, 2, 5))
 
 
+def test_numbers_of_a_header_must_fit() -> None:
+    slab = SlabPool(Placement(Layout([Leaf(("a",), "int8", ())]), 1, 2, 4), 0).acquire()
+    for frames, steps in ((9, 4), (8, 5), (8, -1)):
+        with pytest.raises(ValueError, match="rollout header"):
+            slab.write_header(0, 0, 0, 0, 0, frames, steps)
+
+
+@pytest.mark.parametrize("call", ["place_rollout", "join_rollouts", "compact"])
+def test_none_is_not_a_slab(call: str) -> None:
+    layout = Layout([Leaf(("a",), "int8", ())])
+    slab = SlabPool(Placement(layout, 1, 2, 4), 0).acquire()
+    calls = {
+        "place_rollout": lambda: _core.place_rollout(None, 0, slab.array(), slab.placement),
+        "join_rollouts": lambda: _core.join_rollouts(None, 0, slab, 0, 0, 0),
+        "compact": lambda: _core.compact(slab, None),
+    }
+    with pytest.raises(TypeError, match=call):
+        calls[call]()
+
+
+@pytest.mark.parametrize("key", ["a", ["a"], (b"a",), (1,), ((),)])
+def test_a_key_is_a_tuple_of_strings(key: Any) -> None:
+    with refused(TypeError, "key"):
+        Leaf(key, "int8", ())
+
+
 class Ids:
     """A dictionary model of TrajectoryIds."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import threading
@@ -127,6 +128,21 @@ def test_bfloat16_is_rounded_as_torch_does() -> None:
     wide = torch.empty(values.shape, dtype=torch.float64)
     _core.copy(wide, target)
     torch.testing.assert_close(wide, target.double(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", [ctypes.c_void_p, ctypes.c_wchar, ctypes.c_longdouble])
+def test_buffers_of_formats_without_a_dtype_are_refused(kind: type) -> None:
+    with refused(TypeError, "src"):
+        _core.copy(np.zeros(3), (kind * 3)())
+
+
+def test_tensors_without_memory_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    values = torch.ones(3)
+    _core.copy(np.zeros(3, np.float32), values)
+    values.untyped_storage().resize_(0)
+    with refused(ValueError, "src"):
+        _core.copy(np.zeros(3, np.float32), values)
 
 
 def test_bad_arguments_are_named() -> None:

@@ -188,16 +188,20 @@ def test_arrays_of_a_changing_form_are_read_correctly() -> None:
     assert tensors[("action",)].tolist() == [1, 2, 3]
 
 
-def test_a_lazy_tensor_is_refused_even_after_a_plain_one() -> None:
+@pytest.mark.parametrize("refusal", ["lazy", "freed"])
+def test_an_unreadable_tensor_is_refused_even_after_a_plain_one(refusal: str) -> None:
     leaves = BatchLeaves(observation=(), outputs=(Leaf(("value",), "float32", ()),))
     recorder = Recorder(leaves.layout(), [], [("value",)], envs=1, batched=False)
     recorder.restart(())
     recorder.begin(SlabPool(Placement(leaves.layout(), 1, 1, 3), 1).acquire(), 0, 0)
     recorder.step((), 0.0, False, False, (torch.tensor(1.0),))
-    lazy = torch.tensor(1 + 2j, dtype=torch.complex64).conj().imag
-    assert lazy.is_neg()
+    tensor = torch.tensor(1 + 2j, dtype=torch.complex64).conj().imag
+    assert tensor.is_neg()
+    if refusal == "freed":
+        tensor = torch.tensor(1.0)
+        tensor.untyped_storage().resize_(0)
     with refused(ValueError, "outputs"):
-        recorder.step((), 0.0, False, False, (lazy,))
+        recorder.step((), 0.0, False, False, (tensor,))
 
 
 def test_calls_out_of_order() -> None:
@@ -214,6 +218,8 @@ def test_calls_out_of_order() -> None:
         recorder.step(**good())
     with refused(RuntimeError, "step"):
         recorder.step(**good())
+    with refused(TypeError, "beside"):
+        recorder.finish(0, 0, 0, beside=[None])
     recorder.finish(0, 0, 0)
     recorder.abandon()
 
@@ -228,7 +234,7 @@ def test_a_slab_of_another_form() -> None:
     with refused(ValueError, "slab"):
         recorder.begin(SlabPool(Placement(layout, 1, 2, 2), 1).acquire(), 0, 0)
     _, fitting = simple()
-    with refused(IndexError, "worker"):
+    with refused(IndexError, "row"):
         recorder.begin(fitting.acquire(), 1, 0)
 
 

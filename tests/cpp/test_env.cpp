@@ -3,10 +3,12 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "pycollect/env.h"
+#include "refused.h"
 
 using namespace pycollect;
 
@@ -68,6 +70,12 @@ TEST_CASE("each of several environments writes its own row") {
   CHECK(terminated == std::array<std::uint8_t, 3>{0, 0, 0});
   CHECK(truncated == std::array<std::uint8_t, 3>{1, 0, 1});
   CHECK(seen[1] == 1);
+}
+
+TEST_CASE("there is at least one environment") {
+  for (const std::int64_t envs : {0, -1}) {
+    CHECK_REFUSED(Each<Counter>(envs, 7), "envs", std::invalid_argument);
+  }
 }
 
 TEST_CASE("seed() replaces each environment by one with its own seed") {

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -84,9 +85,21 @@ TEST_CASE("a rollout is complete when all groups are") {
   CHECK(groups.one.recorder.finish({}, beside).frames == 6);
 }
 
+TEST_CASE("a rollout is not complete with a group twice and without another") {
+  Groups groups;
+  groups.begin();
+  groups.one.step(1);
+  groups.one.step(1);
+  const std::array<Recorder*, 2> beside{&groups.one.recorder, &groups.one.recorder};
+  CHECK_THROWS_AS(groups.one.recorder.finish({}, beside), std::logic_error);
+}
+
 TEST_CASE("a group must be within all environments") {
-  for (const std::int64_t first : {-1, 2}) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t first : {std::int64_t{-1}, std::int64_t{2}, kMost}) {
     CHECK(contains(error_of([&] { Recording(Groups::options(2, first), 1); }), "first_env"));
+    const RecorderOptions alone{.envs = 2, .first_env = first};
+    CHECK(contains(error_of([&] { Recording(alone, 1); }), "first_env"));
   }
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import logged_env
 import torch
 
-from pycollect import MultiSyncDataCollector, SyncDataCollector
+from pycollect import MultiSyncDataCollector, SyncDataCollector, _core
 
 ENVS, STEPS, BATCHES = 3, 8, 4
 
@@ -76,8 +76,20 @@ def check_an_error(folder: Path) -> None:
             print(error)
 
 
+def check_seeds(folder: Path) -> None:
+    """Check that each environment must get a seed."""
+    folder.mkdir()
+    env = _core.CompiledEnv(logged_env.Logged(envs=3, path=str(folder / "log")))
+    for count in (0, 2, 4):
+        try:
+            env.seed([1] * count)
+        except ValueError as error:
+            print(str(error).partition(":")[0])
+
+
 if __name__ == "__main__":
     root = Path(sys.argv[1])
     check(SyncDataCollector, 1, root / "here")
     check(MultiSyncDataCollector, 2, root / "processes")
     check_an_error(root / "error")
+    check_seeds(root / "seeds")

@@ -309,6 +309,7 @@ def test_environments_in_c_plus_plus_for_pythons_collectors(
         "SyncDataCollector: 96 frames",
         "MultiSyncDataCollector: 192 frames",
         "an action of more than a million",
+        *["seeds"] * 3,
     ]
     module = run(extension, "-c", "import logged_env; print(logged_env.__file__)").stdout.strip()
     assert_hidden(Path(module), "PyInit_logged_env")

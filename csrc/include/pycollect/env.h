@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -89,8 +91,12 @@ concept EnvBatch = requires(
 template <Env E>
 class Each {
  public:
-  // Environment p gets the seed `seed + p` if its constructor takes one.
+  // Environment p gets the seed `seed + p` if its constructor takes one. Throws
+  // std::invalid_argument if `envs` is below 1.
   Each(std::int64_t envs, std::uint64_t seed) {
+    if (envs < 1) {
+      throw std::invalid_argument("envs: expected at least 1, got " + std::to_string(envs));
+    }
     envs_.reserve(static_cast<std::size_t>(envs));
     for (std::int64_t p = 0; p < envs; ++p) {
       if constexpr (std::constructible_from<E, std::uint64_t>) {

@@ -93,8 +93,9 @@ class Placement {
   std::int64_t bytes() const { return bytes_; }
   std::int64_t offset(std::size_t leaf) const { return offsets_[leaf]; }
 
-  // The offset of a worker's rollout header, and the size of each header.
-  std::int64_t header_offset(std::int64_t worker) const;
+  // The offset of the rollout header of a row, and the size of each header. header_offset() and
+  // rows() throw std::out_of_range for an unknown row.
+  std::int64_t header_offset(std::int64_t row) const;
   std::int64_t header_bytes() const { return header_bytes_; }
 
   // The distances in bytes between the rows of two workers, and between two environments of one
@@ -108,7 +109,7 @@ class Placement {
   // A leaf of the slab at `base` as [B, P, T, *frame], for either order in memory.
   TensorView view(std::byte* base, std::size_t leaf) const;
   // The rows of one worker in this leaf, [P, T, *frame].
-  TensorView rows(std::byte* base, std::size_t leaf, std::int64_t worker) const;
+  TensorView rows(std::byte* base, std::size_t leaf, std::int64_t row) const;
 
  private:
   Layout layout_;

@@ -74,8 +74,8 @@ class Slab {
   // The number of times that this memory was lent, starting at 1. Headers contain it, and delivery
   // checks it.
   std::uint64_t generation() const { return generation_; }
-  TensorView rows(std::size_t leaf, std::int64_t worker) const {
-    return placement_->rows(data(), leaf, worker);
+  TensorView rows(std::size_t leaf, std::int64_t row) const {
+    return placement_->rows(data(), leaf, row);
   }
 
  private:
