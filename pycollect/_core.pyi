@@ -1039,7 +1039,10 @@ class Recorder:
         """
 
     def abandon(self) -> None:
-        """Release the slab of an unfinished rollout."""
+        """Release the slab of an unfinished rollout.
+
+        If an observation is not live, `restart` must follow before `begin`.
+        """
 
     def take_episodes(self) -> list[tuple[int, float | list[float], int]]:
         """Return (environment, return, length) of each episode ended since the last call.

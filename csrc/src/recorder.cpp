@@ -75,7 +75,8 @@ void Recorder::State::begin(std::shared_ptr<Slab> slab, std::int64_t row,
                             std::int64_t policy_version, RolloutControl control,
                             std::int64_t steps) {
   if (!restarted_) {
-    throw std::logic_error("begin: call restart() before the first rollout");
+    throw std::logic_error(
+        "begin: call restart() first, and after abandon() if an observation is not live");
   }
   if (slab_) {
     throw std::logic_error("begin: call finish() or abandon() for the open rollout first");
@@ -297,6 +298,10 @@ void Recorder::State::abandon() {
   if (slab_) {
     episodes_.resize(episodes_before_);  // their frames are discarded
     slab_.reset();
+    // The memory of an observation that is not live has its value before the rollout.
+    restarted_ = std::ranges::all_of(leaves_.observations, [](const auto& observation) {
+      return observation.live || !observation.current;
+    });
   }
 }
 

@@ -276,6 +276,24 @@ TEST_CASE("restart begins new trajectories without setting flags") {
   CHECK(r.recorder.take_episodes().size() == 1);  // a trajectory that was cut is not an episode
 }
 
+TEST_CASE("after an abandoned rollout, observations that are not live need a restart") {
+  float current = 0;
+  const float value = 1;
+  const ConstTensorView observation = ConstTensorView::contiguous(&value, DType::float32, {});
+  const Layout layout = standard_layout({{"o", DType::float32, {}}}, {});
+  const TensorView memory = TensorView::contiguous(&current, DType::float32, {});
+  Recorder recorder(layout, {{"o", memory, false}}, {}, {});
+  SlabPool pool(Placement(layout, {1, 1, 2}), 1, true);
+  recorder.restart({&observation, 1});
+  recorder.begin(pool.acquire(), 0, 0);
+  recorder.step(OneStep{{&observation, 1}, 0, false, false, {}});
+  recorder.abandon();
+  CHECK_THROWS_AS(recorder.begin(pool.acquire(), 0, 0), std::logic_error);
+  recorder.restart({&observation, 1});
+  recorder.begin(pool.acquire(), 0, 0);
+  CHECK(recorder.steps_left() == 2);
+}
+
 TEST_CASE("an abandoned rollout releases its slab at once") {
   Recording r({}, 3);
   r.begin();

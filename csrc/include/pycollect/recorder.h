@@ -190,7 +190,8 @@ class Recorder {
   RolloutHeader finish(const RolloutName& name = {}, std::span<Recorder* const> beside = {});
 
   // Releases the slab of an unfinished rollout, for example after an environment threw an
-  // exception, and discards the rollout's episodes. Has no effect after finish().
+  // exception, and discards the rollout's episodes. If an observation is not live, begin() then
+  // throws std::logic_error until restart(). Has no effect after finish().
   void abandon();
 
   // The minimum number of steps that the rollout still needs.
