@@ -125,6 +125,28 @@ class TestData:
         assert (actions < space.low).any()
         assert (actions > space.high).any()
 
+    @pytest.mark.parametrize("algorithm", [on_policy, off_policy])
+    def test_observations_without_dimensions(self, algorithm: Any) -> None:
+        space = Box(-1000, 1000, (), np.float32)
+
+        class Scalar(Counting):
+            observation_space = space
+
+            def _seen(self) -> Any:
+                return np.float32(self._step)
+
+        actor = ActorCritic if algorithm is on_policy else QNetwork
+        worker = worker_of(
+            **algorithm()
+            | {
+                "train_envs_factory": lambda device, *_: GymEnvs([Scalar] * 2, device),
+                "actor_factory": actor.create_factory(space, ACTIONS, 8),
+            }
+        )
+        data, _ = worker.collect_data()
+        worker.stop()
+        assert data["Observation"][:5].T.tolist() == [[0, 1, 2, 3, 4]] * 2
+
     def test_a_truncated_end_is_bootstrapped(self) -> None:
         worker = worker_of(**on_policy(truncates=True, gamma=0.5))
         data, _ = worker.collect_data()

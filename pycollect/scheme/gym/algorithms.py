@@ -73,7 +73,7 @@ class ActorCritic(_Actor):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits or means ``[N, A]`` and values ``[N]`` for observations ``[N, ...]``."""
-        flat = obs.flatten(1).float()
+        flat = obs.reshape(len(obs), -1).float()
         return self.policy(flat), self.critic(flat).squeeze(-1)
 
     def distribution(self, parameters: Tensor) -> Distribution:
@@ -110,7 +110,7 @@ class QNetwork(_Actor):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return values ``[N, A]`` for observations ``[N, ...]``."""
-        values: Tensor = self.values(obs.flatten(1).float())
+        values: Tensor = self.values(obs.reshape(len(obs), -1).float())
         return values
 
 
