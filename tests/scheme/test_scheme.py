@@ -268,6 +268,21 @@ class TestComponents:
         worker.collect_data()
         worker.stop()
 
+    def test_a_rollout_has_the_new_length_of_the_storage_or_the_algorithm(self) -> None:
+        worker = worker_of(**on_policy())
+        worker.update_storage_parameter("max_size", 24)
+        data, info = worker.collect_data()
+        assert info["NumberSamples"] == 48
+        assert data["Reward"][:, 0, 0].tolist() == [1] * 24 + [0]
+        worker.update_algorithm_parameter("update_every", 6)
+        data, info = worker.collect_data()
+        assert info["NumberSamples"] == 12
+        assert data["Reward"][:, 0, 0].tolist() == [1] * 6 + [0]
+        assert data["Observation"][:2, 0].tolist() == [[4, 4], [5, 0]]
+        worker.update_algorithm_parameter("num_epochs", 3)
+        assert worker.updates_per_iter == 3
+        worker.stop()
+
     def test_a_rollout_is_as_long_as_another_storage(self) -> None:
         worker = worker_of(**on_policy())
         worker.replace_agent_component("Storage", RolloutStorage.create_factory(4))
