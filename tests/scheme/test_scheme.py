@@ -441,6 +441,14 @@ class TestSets:
         with refused(ValueError, "entry"):
             GymEnvs(Counting, torch.device("cpu"))  # neither a list nor a vector environment
 
+    def test_seeds_and_numbers_of_environments_are_checked(self) -> None:
+        with refused(ValueError, "seed"):
+            GymEnvs([Counting], torch.device("cpu"), seed=-1)
+        with refused(TypeError, "seed"):
+            GymEnvs.create_factory(Counting, num_envs=1, seed="a")
+        with refused(ValueError, "num_envs"):
+            GymEnvs.create_factory(Counting, num_envs=0)
+
     def test_the_device_is_the_requested_one(self) -> None:
         workers = CWorkerSet(0, 0, local_device="cpu:0", **on_policy())
         assert workers.local_worker().device == torch.device("cpu:0") != torch.device("cpu")
