@@ -33,8 +33,9 @@ _OFF: Mapping[str, Callable[[Any], bool]] = {
     "total_frames": lambda value: check.check_total_frames("total_frames", value) is None,
     "set_truncated": operator.not_,
     "reset_at_each_iter": operator.not_,
+    "init_random_frames": lambda value: not check.check_count("init_random_frames", value),
 }
-"""Collector arguments that prevent counting episodes, each with a test for a harmless value."""
+"""Collector arguments that prevent an evaluation, each with a test for a harmless value."""
 DONE: tuple[str, str] = ("next", "done")
 _ROW = ("collector", "row")
 
@@ -211,13 +212,13 @@ def rewards_of(td: TensorDictBase, key: Key) -> torch.Tensor:
 
 
 def check_kwargs(given: Any) -> None:
-    """Refuse arguments that prevent counting whole episodes."""
+    """Refuse arguments that prevent counting whole episodes of the policy."""
     given = check.check_named("collector_kwargs", given)
     others = [repr(name) for name, is_off in _OFF.items() if not is_off(given.get(name))]
     if others:
         raise ValueError(
             f"collector_kwargs: cannot contain {', '.join(others)}; an Evaluator counts whole "
-            "episodes, so it needs unlimited, unmodified batches"
+            "episodes of the policy, so it needs unlimited, unmodified batches"
         )
 
 

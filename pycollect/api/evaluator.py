@@ -67,7 +67,7 @@ class Evaluator:
             1).
         collector_kwargs: Further arguments of the collector. Arguments that change the layout of
             batches, the end of collection or the ends of episodes are refused, such as `postproc`,
-            `split_trajs` and `set_truncated` (default: ``None``).
+            `split_trajs` and `set_truncated`, and so is `init_random_frames` (default: ``None``).
         log_prefix: Prefix of each result's name (default: "eval").
         exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
             MEAN, as an ExplorationType or its name (default: DETERMINISTIC).

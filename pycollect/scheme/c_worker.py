@@ -130,14 +130,14 @@ class CWorker(Worker):
         return names.check_made("storage_factory", storage, Storage)
 
     def _measure(self) -> None:
-        """Set the steps of a rollout from the algorithm, else from the storage."""
+        """Set the steps of a rollout, from the algorithm or else the storage, and its updates."""
         self.update_every = int(self.algo.update_every or self.storage.max_size)
+        self.updates_per_iter = self.algo.num_mini_batch * self.algo.num_epochs
 
     def _begin(self, initial_weights: Any) -> None:
         self.actor.try_load_from_checkpoint()
         self.iter = self.actor_version = self.samples_collected = 0
         self._measure()
-        self.updates_per_iter = self.algo.num_mini_batch * self.algo.num_epochs
         self._returns = EpisodeReturns()
         self._stored = 0  # steps in the storage
         self._num_envs: int | None = None  # of the storage
@@ -324,6 +324,7 @@ class CWorker(Worker):
         """
         names.check_parameter("parameter_name", self.algo, parameter_name)
         self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
+        self._measure()
 
     @completed_by(update_algorithm_parameter)
     def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
@@ -334,6 +335,7 @@ class CWorker(Worker):
         """
         names.check_parameter("parameter_name", self.storage, parameter_name)
         self.storage.update_storage_parameter(parameter_name, new_parameter_value)
+        self._measure()
 
     def replace_agent_component(
         self, component_name: str, new_component_factory: Callable[..., Any]
@@ -374,8 +376,7 @@ class CWorker(Worker):
             old.close()
         if attribute == "storage":
             self.samples_collected = self._stored = 0
-        if attribute in ("algo", "storage"):
-            self._measure()
+        self._measure()
         if attribute in ("envs_train", "actor") and self.envs_train:
             self._restart()
 

@@ -72,6 +72,7 @@ class CWorkerSet(WorkerSet):
                 raise TypeError(f"{name}: expected a callable, got {type(factory).__name__}")
         self.fraction_samples = check_fraction("fraction_samples", fraction_samples)
         self._key = f"worker_{index_parent}/{uuid.uuid4().hex}"
+        self._updates: list[Any] = []  # calls of `set_weights` whose errors are not raised yet
         parents = check_count("total_parent_workers", total_parent_workers)
         super().__init__(
             CWorker,
@@ -157,12 +158,12 @@ class CWorkerSet(WorkerSet):
         """Send the local worker's weights and version to the remote workers.
 
         They take them for their next rollouts. The weights are put into Ray's object store once,
-        and the call does not wait for the workers.
+        and the call does not wait for the workers. If a worker refuses the weights, the next
+        `collect_data` raises its error.
         """
         if self._remote_workers:
             weights = import_ray().put(self._weights())
-            for worker in self._remote_workers:
-                worker.set_weights.remote(weights)
+            self._updates = [worker.set_weights.remote(weights) for worker in self._remote_workers]
 
     def collect_data(self, fraction_workers: float = 1.0) -> list[Any]:
         """Collect one rollout from each collecting worker.
@@ -176,9 +177,12 @@ class CWorkerSet(WorkerSet):
             The result of each worker's `collect_data`, in the order of workers.
 
         Raises:
-            WorkerError: A worker died. An exception of a component is raised in Ray's form.
+            WorkerError: A worker died. An exception of a component is raised in Ray's form, and so
+                is one of the last `broadcast_weights`; then no rollout has started.
         """
         fraction = check_fraction("fraction_workers", fraction_workers)
+        updates, self._updates = self._updates, []
+        self._got(updates)
         if not self._remote_workers:
             return [self._local_worker.collect_data()]
         enough = max(1, share(fraction, len(self._remote_workers)))

@@ -413,7 +413,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         lambda: evaluator(collector_kwargs={"total_frames": 30}),
         ValueError,
         "collector_kwargs: cannot contain 'total_frames'; an Evaluator counts whole "
-        "episodes, so it needs unlimited, unmodified batches",
+        "episodes of the policy, so it needs unlimited, unmodified batches",
     ),
     (
         lambda: actors(remote_configs={"num_cpus": "two"}),

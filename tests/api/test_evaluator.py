@@ -246,6 +246,7 @@ def test_an_exception_of_the_environment_is_raised_with_the_result() -> None:
                 "total_frames": 30,
                 "set_truncated": True,
                 "reset_at_each_iter": True,
+                "init_random_frames": 10,
                 "cat_results": -1,
             }.items()
         ),

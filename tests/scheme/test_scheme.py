@@ -125,6 +125,28 @@ class TestData:
         assert (actions < space.low).any()
         assert (actions > space.high).any()
 
+    @pytest.mark.parametrize("algorithm", [on_policy, off_policy])
+    def test_observations_without_dimensions(self, algorithm: Any) -> None:
+        space = Box(-1000, 1000, (), np.float32)
+
+        class Scalar(Counting):
+            observation_space = space
+
+            def _seen(self) -> Any:
+                return np.float32(self._step)
+
+        actor = ActorCritic if algorithm is on_policy else QNetwork
+        worker = worker_of(
+            **algorithm()
+            | {
+                "train_envs_factory": lambda device, *_: GymEnvs([Scalar] * 2, device),
+                "actor_factory": actor.create_factory(space, ACTIONS, 8),
+            }
+        )
+        data, _ = worker.collect_data()
+        worker.stop()
+        assert data["Observation"][:5].T.tolist() == [[0, 1, 2, 3, 4]] * 2
+
     def test_a_truncated_end_is_bootstrapped(self) -> None:
         worker = worker_of(**on_policy(truncates=True, gamma=0.5))
         data, _ = worker.collect_data()
@@ -244,6 +266,21 @@ class TestComponents:
         assert worker.algo.actor is worker.storage.actor is worker.actor
         assert worker.actor.policy[0].out_features == 4
         worker.collect_data()
+        worker.stop()
+
+    def test_a_rollout_has_the_new_length_of_the_storage_or_the_algorithm(self) -> None:
+        worker = worker_of(**on_policy())
+        worker.update_storage_parameter("max_size", 24)
+        data, info = worker.collect_data()
+        assert info["NumberSamples"] == 48
+        assert data["Reward"][:, 0, 0].tolist() == [1] * 24 + [0]
+        worker.update_algorithm_parameter("update_every", 6)
+        data, info = worker.collect_data()
+        assert info["NumberSamples"] == 12
+        assert data["Reward"][:, 0, 0].tolist() == [1] * 6 + [0]
+        assert data["Observation"][:2, 0].tolist() == [[4, 4], [5, 0]]
+        worker.update_algorithm_parameter("num_epochs", 3)
+        assert worker.updates_per_iter == 3
         worker.stop()
 
     def test_a_rollout_is_as_long_as_another_storage(self) -> None:
@@ -403,6 +440,14 @@ class TestSets:
                 make(OBSERVATION, space)
         with refused(ValueError, "entry"):
             GymEnvs(Counting, torch.device("cpu"))  # neither a list nor a vector environment
+
+    def test_seeds_and_numbers_of_environments_are_checked(self) -> None:
+        with refused(ValueError, "seed"):
+            GymEnvs([Counting], torch.device("cpu"), seed=-1)
+        with refused(TypeError, "seed"):
+            GymEnvs.create_factory(Counting, num_envs=1, seed="a")
+        with refused(ValueError, "num_envs"):
+            GymEnvs.create_factory(Counting, num_envs=0)
 
     def test_the_device_is_the_requested_one(self) -> None:
         workers = CWorkerSet(0, 0, local_device="cpu:0", **on_policy())

@@ -107,6 +107,18 @@ def test_an_exception_of_a_component_is_raised(ray_cluster: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_that_refuses_weights_is_reported(ray_cluster: Any) -> None:
+    with set_of(2) as workers:
+        factory = ActorCritic.create_factory(OBSERVATION, ACTIONS, 4)
+        second = workers.remote_workers()[1]
+        ray_cluster.get(second.replace_agent_component.remote("Actor", factory))
+        workers.broadcast_weights()
+        with pytest.raises(ValueError, match="actor_weights"):
+            workers.collect_data()
+        assert len(workers.collect_data()) == 2  # the error is raised once
+
+
+@pytest.mark.slow
 def test_a_worker_that_cannot_be_created(ray_cluster: Any) -> None:
     factories = on_policy()
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from pycollect.checks import check_positive, check_seed
 from pycollect.envs.make import make_env_batch
 from pycollect.envs.spaces import action_cast
 from pycollect.scheme.gym.algorithms import (
@@ -66,6 +67,7 @@ class GymEnvs:
         env_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> None:
+        self._seed = None if seed is None else check_seed(seed)
         self._env = make_env_batch(entry, env_kwargs)
         spec = self._env.spec
         if spec.reward.shape != (1,):
@@ -81,7 +83,6 @@ class GymEnvs:
                 f"can be reset one by one, got {entry!r}"
             )
         self._device = device
-        self._seed = seed
         self.num_envs = spec.num_envs
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, int)
@@ -105,7 +106,8 @@ class GymEnvs:
             seed: Seed from which each worker's environments get their own seeds. ``None`` leaves
                 them unseeded (default: ``None``).
         """
-        each = entry if num_envs is None else [entry] * num_envs
+        each = entry if num_envs is None else [entry] * check_positive("num_envs", num_envs)
+        root = None if seed is None else check_seed(seed)
 
         def make(
             device: torch.device, index_worker: int, index_parent: int, mode: str = "train"
@@ -113,8 +115,8 @@ class GymEnvs:
             """Make the environments of one worker."""
             place = (index_parent, index_worker, int(mode == "test"))
             own = None
-            if seed is not None:
-                own = int(np.random.SeedSequence(seed, spawn_key=place).generate_state(1)[0])
+            if root is not None:
+                own = int(np.random.SeedSequence(root, spawn_key=place).generate_state(1)[0])
             return cls(each, device, env_kwargs, own)
 
         return make

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from pycollect.scheme.names import ACT, DONE, DONE2, INFO, LOGP, OBS, OBS2, REW, VAL
+from pycollect.scheme.names import ACT, DONE, DONE2, INFO, LOGP, OBS, OBS2, REW, VAL, valid_rows
 from pycollect.scheme.protocols import ActorFactory, AlgorithmFactory, StorageFactory, Tree
 
 
@@ -73,7 +73,7 @@ class ActorCritic(_Actor):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits or means ``[N, A]`` and values ``[N]`` for observations ``[N, ...]``."""
-        flat = obs.flatten(1).float()
+        flat = obs.reshape(len(obs), -1).float()
         return self.policy(flat), self.critic(flat).squeeze(-1)
 
     def distribution(self, parameters: Tensor) -> Distribution:
@@ -110,7 +110,7 @@ class QNetwork(_Actor):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return values ``[N, A]`` for observations ``[N, ...]``."""
-        values: Tensor = self.values(obs.flatten(1).float())
+        values: Tensor = self.values(obs.reshape(len(obs), -1).float())
         return values
 
 
@@ -217,13 +217,13 @@ class RolloutStorage:
             for name in (OBS, DONE, ACT, REW, VAL, LOGP):
                 rows = (self.max_size + 1, *sample[name].shape)
                 self._data[name] = torch.zeros(rows, dtype=sample[name].dtype, device=self._device)
-        step, data = self._step, self._data
+        step, data = self._step % self.max_size, self._data
         for name in (OBS, DONE, ACT, VAL, LOGP):
             data[name][step].copy_(sample[name])
         data[REW][step].copy_(self._reward(sample))
         data[OBS][step + 1].copy_(sample[OBS2])
         data[DONE][step + 1].copy_(sample[DONE2])
-        self._step = (step + 1) % self.max_size
+        self._step += 1
 
     def _reward(self, sample: dict[str, Any]) -> Tensor:
         reward: Tensor = sample[REW]
@@ -236,8 +236,12 @@ class RolloutStorage:
         return reward
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> dict[str, Any]:
-        """Return tensors ``[T + 1, P, ...]`` by name, which may be the storage's own memory."""
-        return {k: v.cpu() if data_to_cpu else v for k, v in self._data.items()}
+        """Return tensors ``[T + 1, P, ...]`` by name, which may be the storage's own memory.
+
+        If fewer than T steps are stored, they are copies of the valid rows.
+        """
+        data = valid_rows(self._data, self._step)
+        return {k: v.cpu() if data_to_cpu else v for k, v in data.items()}
 
     def reset(self) -> None:
         """Start again at the first row."""
