@@ -179,8 +179,11 @@ class _EntryPoint(_LazyValue):
         return self
 
 
-class _ImportedPoint(_EntryPoint):
-    """Stands for an entry point that the program has registered as a string."""
+class _ImportedPoint(str, _EntryPoint):
+    """Stands for an entry point that the program has registered as a string.
+
+    It is that string, too, because some packages compare an existing registration with their own.
+    """
 
     def __init__(self, place: str) -> None:
         self.place = place

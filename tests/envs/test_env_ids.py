@@ -229,6 +229,34 @@ def test_the_import_of_a_package_does_not_undo_a_registration(
     sys.modules.pop("registers_a_default", None)
 
 
+CHECKED = """
+import gymnasium
+from envs_for_tests import CountingEnv
+known = gymnasium.registry.get("PycollectTests/Checked-v0")
+if known is None:
+    gymnasium.register("PycollectTests/Checked-v0", "checks_its_registration:CountingEnv")
+elif known.entry_point != "checks_its_registration:CountingEnv":
+    raise RuntimeError(f"another registration: {known}")
+"""
+
+
+def make_checked() -> Any:
+    importlib.import_module("checks_its_registration")
+    return gymnasium.make("PycollectTests/Checked-v0")
+
+
+@pytest.mark.processes
+def test_a_package_may_compare_an_existing_registration_with_its_own(
+    registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checks_its_registration.py").write_text(CHECKED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("checks_its_registration")
+    with MultiSyncDataCollector([make_checked], None, frames_per_batch=8) as collector:
+        assert collector.next().numel() == 8
+    sys.modules.pop("checks_its_registration")
+
+
 def made_of_space() -> Any:
     """Return a policy that needs an environment to be built."""
     space = gymnasium.make(OURS).action_space
