@@ -31,6 +31,9 @@ batch, a leaf of shape () may be a Python scalar.
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
+ReadInfo: TypeAlias = Callable[[Key], list[Any] | npt.NDArray[Any]]
+"""A function that returns an entry of the last info: one value or `NOTHING` per environment."""
+
 
 class FastStep(NamedTuple):
     """A step without conversions; the caller converts an observation only if it must."""
@@ -205,13 +208,8 @@ class EnvBatch(ABC):
         """
         return None
 
-    def tap_info(self) -> Callable[[Key], list[Any]] | None:
-        """Keep Gymnasium's info of each step from now on.
-
-        Returns:
-            A function that returns an entry of the last info: one value per environment, or
-            `NOTHING` if the entry is missing. ``None`` if there are no infos.
-        """
+    def tap_info(self) -> ReadInfo | None:
+        """Keep Gymnasium's info of each step from now on; return ``None`` if there are no infos."""
         return None
 
     def current_extras(self) -> ExtraValues:

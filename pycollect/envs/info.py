@@ -214,8 +214,14 @@ class InfoEnv(EnvBatch):
         return (*((observation,) if self._single else observation), *values)
 
     def _array(self, leaf: Leaf, is_plain: Callable[[Any], bool]) -> Array:
-        rows = np.zeros((self._num_envs, *leaf.shape), leaf.dtype)
-        for row, value in enumerate(self._read(leaf.key)):
+        values = self._read(leaf.key)
+        shape = (self._num_envs, *leaf.shape)
+        if isinstance(values, np.ndarray) and values.shape == shape:
+            cast = cast_safely(values, leaf.dtype)
+            if cast is not None:
+                return np.array(cast)
+        rows = np.zeros(shape, leaf.dtype)
+        for row, value in enumerate(values):
             if is_plain(value):
                 rows[row] = value
             elif value is not NOTHING:

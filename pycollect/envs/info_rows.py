@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from pycollect.data.layout import Key
 from pycollect.envs.base import BoolArray
-from pycollect.envs.spaces import Space
+from pycollect.envs.spaces import Array, Space
 
 NOTHING = object()
 """Marks a missing entry of an info."""
@@ -107,8 +107,10 @@ def _as_row(mask: Any, envs: int) -> BoolArray:
     return row.reshape(envs)
 
 
-def rows_of(info: Any, key: Key, envs: int) -> list[Any]:
+def rows_of(info: Any, key: Key, envs: int) -> list[Any] | Array:
     """Return an entry of a vector environment's info, one value or `NOTHING` per row.
+
+    An array that has the entry of every row is returned itself, without a loop over its rows.
 
     A row lacks the entry if Gymnasium's mask ("_" and the entry's name) is ``False``. The info may
     also be a list of dicts, as DictInfoToList and SuperSuit return it.
@@ -126,10 +128,12 @@ def rows_of(info: Any, key: Key, envs: int) -> list[Any]:
             return [NOTHING] * envs
         present &= np.asarray(info.get(f"_{name}", present), np.bool_)
         info = info[name]
+    if type(info) is np.ndarray and info.shape[:1] == (envs,) and present.all():
+        return info
     return [info[row] if present[row] else NOTHING for row in range(envs)]
 
 
-def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[Any]:
+def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[Any] | Array:
     """Return the entry of each row after a step in SAME_STEP mode.
 
     For rows that ended, "final_info" holds the entry of the step, and the info itself holds that of
@@ -141,6 +145,7 @@ def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[A
         at_reset: Info of a reset; ``None`` if there is no wrapper.
     """
     rows = rows_of(info, key, len(ended))
+    last: list[Any] | Array
     if is_list(info):
         last = [entry_of(row.get("final_info", row), key) for row in info]
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -11,7 +11,15 @@ import numpy as np
 from pycollect._core import Leaf, Recorder
 from pycollect.data.extras import ExtraValues
 from pycollect.data.layout import Key
-from pycollect.envs.base import Arrays, AutoresetCalls, BoolArray, EnvBatch, EnvSpec, is_wrapped
+from pycollect.envs.base import (
+    Arrays,
+    AutoresetCalls,
+    BoolArray,
+    EnvBatch,
+    EnvSpec,
+    ReadInfo,
+    is_wrapped,
+)
 from pycollect.envs.info_rows import (
     final_mask,
     final_observations,
@@ -60,7 +68,7 @@ class VectorEnvBatch(EnvBatch):
         self._watches_mode = True
         self._resetting: BoolArray | None = None  # rows that the next step only resets
 
-    def tap_info(self) -> Callable[[Key], list[Any]]:
+    def tap_info(self) -> ReadInfo:
         self.api.info_is_read = True
         return lambda key: rows_of(self._info, key, self.api.num_envs)
 
@@ -164,7 +172,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._final_extras: list[list[Any]] | None = None  # if the last step ended rows
         self._read_row = make_read_extras(api.observation_space)
 
-    def tap_info(self) -> Callable[[Key], list[Any]]:
+    def tap_info(self) -> ReadInfo:
         self.api.info_is_read = True
         wrapped = is_wrapped(self.api.env)
         return lambda key: rows_of_step(

@@ -307,6 +307,16 @@ def test_values_are_kept(kind: str, value: Any, asked: Any, dtype: torch.dtype) 
     assert (said.dtype, said.item()) == (dtype, value)
 
 
+def test_arrays_with_an_entry_of_each_row_are_not_read_row_by_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loop over 64 rows took as long as the steps of a fast vector environment."""
+    monkeypatch.setattr("pycollect.envs.info._conform", None)
+    for mode in ("NEXT_STEP", "DISABLED"):
+        with collecting(IN_PROCESS, ENTRIES[mode], frames=30, info_keys=KEYS) as collector:
+            assert_infos(collector.next())
+
+
 @pytest.mark.parametrize(
     ("value", "dtype"), [(0.5, torch.float32), (1 + 2j, torch.complex64), (2, torch.int64)]
 )
