@@ -28,7 +28,7 @@ from pycollect.check.walk import (
 from pycollect.data.frame import ONE_REWARD
 from pycollect.envs.arrays import NumpyVectorEnv, TensorsFoundError
 from pycollect.envs.base import BoolArray, is_wrapped, step_values
-from pycollect.envs.info_rows import final_observations, is_list
+from pycollect.envs.info_rows import final_observations
 from pycollect.envs.make import check_vector_attributes
 from pycollect.envs.make_vector import (
     Autoreset,
@@ -256,8 +256,7 @@ def check_final_observations(vector: Vector) -> None:
             break
     else:
         return
-    is_empty = is_list(info) and not info
-    final = None if is_empty else final_observations(info, ended, api.observation_space)
+    final = final_observations(info, ended, api.observation_space)
     if final is not None and vector.mode is not None:
         vector.report.add(
             "autoreset-mode",

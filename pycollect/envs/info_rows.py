@@ -72,6 +72,8 @@ def final_observations(info: Any, ended: BoolArray, space: Space) -> Any:
             "step: expected a dict as info, or a list with one dict per environment, got "
             f"{type(info).__name__}"
         )
+    if len(info) != len(ended):  # as from PufferLib, whose infos belong to no particular row
+        return None
     final = np.empty(len(ended), object)
     for row in np.flatnonzero(ended):
         # SuperSuit uses "terminal_observation".

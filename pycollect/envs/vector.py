@@ -23,6 +23,7 @@ from pycollect.envs.base import (
 from pycollect.envs.info_rows import (
     final_mask,
     final_observations,
+    is_list,
     lacks_final_rows,
     rows_of,
     rows_of_step,
@@ -292,8 +293,11 @@ class SameStepEnvBatch(VectorEnvBatch):
             return
         row = np.flatnonzero(lacks)[0]
         if final is None:
-            keys = list(info[row] if isinstance(info, list | tuple) else info)
-            raise ValueError(lacks_final(self.api.env, f", got the keys {keys}"))
+            if is_list(info) and len(info) != len(lacks):
+                got = f"{len(info)} infos for {len(lacks)} environments"
+            else:
+                got = f"the keys {list(info[row] if is_list(info) else info)}"
+            raise ValueError(lacks_final(self.api.env, f", got {got}"))
         raise ValueError(lacks_final(self.api.env, f", got none for environment {row}"))
 
     def _true_next(self, observation: Leaves, final: Any, rows: Array) -> Leaves:

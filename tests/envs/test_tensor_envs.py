@@ -248,6 +248,27 @@ def test_last_observations_may_be_unknown(device: str) -> None:
         assert (batch["next", "observation"][seen] == other["next", "observation"][seen]).all()
 
 
+class InfosOfNoRow(CountingTensors):
+    """Return a list with an info of each episode that ended, as PufferLib's environments do."""
+
+    def step(self, actions: Any) -> Any:
+        *values, _ = super().step(actions)
+        return *values, [{"score": 1.0}] * int(self._ended.sum())
+
+
+@pytest.mark.filterwarnings("ignore:final_observation")
+def test_infos_may_belong_to_no_row(device: str) -> None:
+    unknown = {"final_observation": "unknown"}
+    assert_same(
+        *(
+            collected(partial(kind, "SAME_STEP", False, device), doubling, **unknown)
+            for kind in (InfosOfNoRow, CountingTensors)
+        )
+    )
+    with refused(ValueError, "final_observation"):
+        collected(partial(InfosOfNoRow, "SAME_STEP", False, device), doubling)
+
+
 class FinalIfTruncated(CountingTensors):
     """Return last observations of truncated rows, as a form of Gymnasium or a list; or "all"."""
 
