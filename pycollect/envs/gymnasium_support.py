@@ -88,7 +88,9 @@ def _sendable(spec: EnvSpec) -> EnvSpec:
 
 def _sendable_point(name: str, point: Any) -> Any:
     point = load_main_entry(point)
-    return point if point is None or isinstance(point, str) else _EntryPoint(name, point)
+    if isinstance(point, str):
+        return str(point)  # an _ImportedPoint of a worker that starts workers is sent as its name
+    return None if point is None else _EntryPoint(name, point)
 
 
 def _sendable_kwargs(name: str, kwargs: Any) -> Any:
