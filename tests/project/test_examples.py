@@ -12,11 +12,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.ray
-def test_ppo_learns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ppo_learns(capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
     pytest.importorskip("ray")
     pytest.importorskip("gymnasium")
     program = runpy.run_path(str(EXAMPLES / "ppo.py"))
     assert program["main"](total_frames=40_000) > 60
+    assert not [warning for warning in recwarn if "create_env_fn" in str(warning.message)]
     assert "episodes" in capsys.readouterr().out
 
 
