@@ -5,6 +5,8 @@ The learner is `pycollect/demo/ppo.py`, one page of plain torch that you can cop
     python examples/ppo.py
 """
 
+import warnings
+
 import gymnasium
 import torch
 
@@ -19,6 +21,8 @@ def make_env() -> gymnasium.vector.VectorEnv:
 
 def main(total_frames: int = 300_000, target: float = 475.0) -> float:
     """Train until the target or the last frame; return the mean return of the last 100 episodes."""
+    # The learner leaves out the cells without a frame.
+    warnings.filterwarnings("ignore", "create_env_fn: this vector environment")
     torch.manual_seed(0)
     torch.set_num_threads(1)  # faster for small layers, and leaves the CPUs to the workers
     net = ActorCritic(observation_shape=(4,), actions=2)

@@ -25,6 +25,9 @@ struct Batch::State {
 
 Batch::Batch(std::shared_ptr<Slab> slab, std::vector<Episode> episodes)
     : state_(std::make_shared<State>()) {
+  if (!slab) {
+    throw std::invalid_argument("slab: expected a slab, got null");
+  }
   const std::span<const std::byte> bytes(slab->data(), static_cast<std::size_t>(slab->bytes()));
   for (std::int64_t row = 0; row < slab->placement().geometry().workers; ++row) {
     state_->headers.push_back(read_header(bytes, slab->placement(), row));

@@ -1,5 +1,7 @@
 #include "pycollect/detail/collection.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -50,10 +52,6 @@ CollectorOptions checked(const CollectorOptions& options) {
   check("workers", options.workers);
   check("envs", options.envs);
   check("steps", options.steps);
-  if (options.max_frames_per_traj < 0) {
-    throw std::invalid_argument("max_frames_per_traj: expected at least 1, or 0 for none, got " +
-                                std::to_string(options.max_frames_per_traj));
-  }
   return options;
 }
 
@@ -76,6 +74,7 @@ struct WorkerEntry {
   std::optional<Order> order;    // the worker's thread takes it
   std::optional<Answer> answer;  // next() takes it
   bool asked = false;            // between ask() and taken()
+  std::thread::id thread;        // that runs the worker now
   Ledger ledger;
 };
 
@@ -88,6 +87,7 @@ struct Collection::State {
   void make_workers(const MakeEnvironments& make);
   void start_threads();
   void serve(WorkerEntry& entry, std::int64_t w);
+  void carry_out(WorkerEntry& entry, std::unique_lock<std::mutex>& lock);
   Answer answer(WorkerEntry& entry, Order order) const;
   void ask(std::int64_t w, std::shared_ptr<Slab> target, std::int64_t row);
   // Takes the answer of a worker that has one. Throws its error if the rollout failed.
@@ -95,11 +95,12 @@ struct Collection::State {
   Batch delivered(const std::shared_ptr<Slab>& whole, std::vector<Batch::Episode> ended);
   Batch next_of_all();
   Batch next_of_first();
-  void run_first_worker_here(std::unique_lock<std::mutex>& lock);
   void expect_running() const;
+  void expect_outside(const char* call) const;
   void lose(WorkerEntry& entry);
 
   const CollectorOptions options;
+  const pid_t process = getpid();
   std::deque<WorkerEntry> entries;
   std::optional<SlabPool> pool;
   TrajectoryIds ids;
@@ -177,14 +178,21 @@ void Collection::State::serve(WorkerEntry& entry, std::int64_t w) {
     if (stopping) {
       return;
     }
-    Order order = *std::exchange(entry.order, std::nullopt);
-    lock.unlock();
-    Answer result = answer(entry, std::move(order));
-    lock.lock();
-    entry.answer = std::move(result);
+    carry_out(entry, lock);
     answers.push_back(w);
     answered.notify_all();
   }
+}
+
+// Runs the worker in this thread. `lock` holds the mutex, except while the worker collects.
+void Collection::State::carry_out(WorkerEntry& entry, std::unique_lock<std::mutex>& lock) {
+  Order order = *std::exchange(entry.order, std::nullopt);
+  entry.thread = std::this_thread::get_id();
+  lock.unlock();
+  Answer result = answer(entry, std::move(order));
+  lock.lock();
+  entry.thread = {};
+  entry.answer = std::move(result);
 }
 
 Answer Collection::State::answer(WorkerEntry& entry, Order order) const {
@@ -235,7 +243,25 @@ void Collection::State::expect_running() const {
   }
 }
 
+// Throws if an environment or the policy calls, because its worker would wait for itself.
+void Collection::State::expect_outside(const char* call) const {
+  const std::lock_guard lock(mutex);
+  for (const WorkerEntry& entry : entries) {
+    if (entry.thread == std::this_thread::get_id()) {
+      throw std::logic_error(std::string(call) +
+                             ": expected a call outside of the collector's workers, got one from "
+                             "an environment or the policy");
+    }
+  }
+}
+
 Batch Collection::next() {
+  if (getpid() != state_->process) {  // its threads do not exist here, and would never answer
+    throw std::runtime_error("next: the collector belongs to process " +
+                             std::to_string(state_->process) +
+                             ", but a forked child called it; make a new one in the child");
+  }
+  state_->expect_outside("next");
   const std::lock_guard turn(state_->turn);
   state_->expect_running();
   return state_->is_sync() ? state_->next_of_all() : state_->next_of_first();
@@ -253,7 +279,9 @@ Batch Collection::State::next_of_all() {
     }
   }
   ordered.notify_all();
-  run_first_worker_here(lock);
+  if (entries.front().order) {  // worker 0 has no thread
+    carry_out(entries.front(), lock);
+  }
   // Wait for all workers, even if one has failed: none may collect between calls.
   answered.wait(lock, [&] {
     return stopping || std::all_of(entries.begin(), entries.end(),
@@ -273,17 +301,6 @@ Batch Collection::State::next_of_all() {
     of_one.clear();
   }
   return delivered(std::exchange(slab, nullptr), std::move(ended));
-}
-
-void Collection::State::run_first_worker_here(std::unique_lock<std::mutex>& lock) {
-  WorkerEntry& entry = entries.front();
-  if (entry.order) {
-    Order order = *std::exchange(entry.order, std::nullopt);
-    lock.unlock();
-    Answer result = answer(entry, std::move(order));
-    lock.lock();
-    entry.answer = std::move(result);
-  }
 }
 
 Batch Collection::State::next_of_first() {
@@ -351,6 +368,7 @@ Ledger Collection::ledger() const {
 }
 
 void Collection::stop() {
+  state_->expect_outside("stop");
   {
     const std::lock_guard lock(state_->mutex);
     state_->stopping = true;

@@ -86,9 +86,10 @@ void Recorder::State::begin(std::shared_ptr<Slab> slab, std::int64_t row,
   }
   const Placement& placement = slab->placement();
   if (placement.layout().fingerprint() != layout_.fingerprint() ||
-      placement.geometry().envs != all_envs()) {
+      placement.geometry().envs != options_.envs_of_worker()) {
     throw std::invalid_argument("slab: expected this recorder's layout and " +
-                                std::to_string(all_envs()) + " envs, got a different slab");
+                                std::to_string(options_.envs_of_worker()) +
+                                " envs, got a different slab");
   }
   placement.header_offset(row);  // throws for an unknown row
   const std::int64_t most = placement.geometry().steps;
@@ -256,7 +257,8 @@ RolloutHeader Recorder::State::finish(const RolloutName& name, std::span<State* 
     header.frames += recorder->collected_;
     header.policy_version = std::min(header.policy_version, recorder->policy_version_);
   }
-  const std::vector<std::int64_t> lengths(static_cast<std::size_t>(all_envs()), steps_);
+  const std::vector<std::int64_t> lengths(static_cast<std::size_t>(options_.envs_of_worker()),
+                                          steps_);
   write_header(slab_->data(), slab_->placement(), row_, header, lengths);
   header = read_header({slab_->data(), static_cast<std::size_t>(slab_->bytes())},
                        slab_->placement(), row_);
@@ -287,9 +289,9 @@ void Recorder::State::check_complete(std::vector<State*> all) const {
     is_whole = is_whole && recorder->options_.first_env == envs;
     envs += recorder->options_.envs;
   }
-  if (!is_whole || envs != all_envs()) {
+  if (!is_whole || envs != options_.envs_of_worker()) {
     throw std::logic_error("finish: expected recorders that have each of " +
-                           std::to_string(all_envs()) + " envs once, got those of " +
+                           std::to_string(options_.envs_of_worker()) + " envs once, got those of " +
                            std::to_string(envs));
   }
 }

@@ -248,7 +248,11 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   if (options.envs < 1) {
     throw std::invalid_argument("envs: expected >= 1, got " + std::to_string(options.envs));
   }
-  const std::int64_t all_envs = options.all_envs == 0 ? options.envs : options.all_envs;
+  if (options.max_frames_per_traj < 0) {
+    throw std::invalid_argument("max_frames_per_traj: expected at least 1, or 0 for none, got " +
+                                std::to_string(options.max_frames_per_traj));
+  }
+  const std::int64_t all_envs = options.envs_of_worker();
   if (options.first_env < 0 || options.envs > all_envs ||
       options.first_env > all_envs - options.envs) {
     throw std::invalid_argument("first_env: expected a range of " + std::to_string(options.envs) +

@@ -139,10 +139,7 @@ class Recorder::State {
   void start_trajectory(std::int64_t p, std::int64_t step);
   void write_constants();
   void write_first_roots();
-  std::int64_t all_envs() const {
-    return options_.all_envs == 0 ? options_.envs : options_.all_envs;
-  }
-  bool is_alone() const { return all_envs() == options_.envs; }
+  bool is_alone() const { return options_.envs_of_worker() == options_.envs; }
   std::int64_t most_steps() const;
   void check_complete(std::vector<State*> all) const;
   void flag_last_frames();

@@ -109,7 +109,8 @@ struct Policy {
     auto* action = outputs[0].as<std::int64_t>();
     auto* log_prob = outputs[1].as<float>();
     Network::Hidden hidden;
-    for (std::int64_t p = 0; p < outputs[0].shape[0]; ++p) {
+    const auto envs = static_cast<std::size_t>(outputs[0].shape[0]);
+    for (std::size_t p = 0; p < envs; ++p) {
       const float probability = right(network->forward(observation + kInputs * p, hidden));
       action[p] = std::uniform_real_distribution<float>()(random) < probability;
       log_prob[p] = std::log(action[p] == 1 ? probability : 1 - probability);

@@ -14,9 +14,12 @@
 #include <thread>
 #include <vector>
 
+#include "fork.h"
 #include "pycollect/collector.h"
+#include "refused.h"
 
 using namespace pycollect;
+using pycollect::tests::refused;
 
 namespace {
 
@@ -405,6 +408,59 @@ TEST_CASE("a policy that is passed by reference can change between batches") {
   CHECK(batch.get<float>("steer")[0] == 5);
 }
 
+TEST_CASE("the policy of any worker may read and replace, but not advance or stop its collector") {
+  for (const Ready ready : {Ready::all, Ready::first}) {
+    for (const float calling : {0.0F, 1.0F}) {  // the worker whose policy calls
+      Collector<Counter>* own = nullptr;
+      std::atomic<int> calls{0};
+      std::vector<std::string> refusals(2);
+      const auto calls_back = [&](std::span<const float> observation,
+                                  std::span<std::int64_t> action) {
+        kCount(observation, action);
+        if (observation[0] == calling && ++calls == 6) {
+          own->set_policy(kCount);
+          check_balance(own->ledger());
+          refusals[0] = refused<std::logic_error>([&] { own->next(); });
+          refusals[1] = refused<std::logic_error>([&] { own->stop(); });
+        }
+      };
+      Collector<Counter> collector({.workers = 2, .steps = 4, .ready = ready}, calls_back);
+      own = &collector;
+      while (calls < 6) {
+        collector.next();
+      }
+      collector.next();
+      collector.stop();
+      CHECK(refusals == std::vector<std::string>{"next", "stop"});
+    }
+  }
+}
+
+TEST_CASE("an environment may have a collector of its own") {
+  struct Planner : Counter {
+    using Counter::Counter;
+    Outcome step(std::int64_t action, std::span<float, 2> observation) {
+      Collector<Counter> model({.workers = 2, .steps = 2}, kCount);
+      CHECK(model.next().frames() == 4);
+      return Counter::step(action, observation);
+    }
+  };
+  Collector<Planner> collector({.workers = 2, .steps = 3}, kCountOf<Planner>);
+  CHECK(collector.next().frames() == 6);
+  CHECK(collector.next().frames() == 6);
+}
+
+TEST_CASE("a forked child cannot use its parent's collector" * doctest::skip(!kMayFork)) {
+  for (const Ready ready : {Ready::all, Ready::first}) {
+    Collector<Counter> collector({.workers = 2, .steps = 4, .ready = ready}, kCount);
+    collector.next();
+    wait_until_other_threads_sleep();
+    CHECK(child_succeeds(
+        [&] { return refused<std::runtime_error>([&] { collector.next(); }) == "next"; }));
+    CHECK(collector.next().frames() > 0);
+  }
+}
+
 TEST_CASE("a batch outlives its collector, and refuses invalid arguments") {
   std::optional<Batch> kept;
   {
@@ -415,6 +471,7 @@ TEST_CASE("a batch outlives its collector, and refuses invalid arguments") {
   CHECK_THROWS_AS(kept->get<double>("observation"), std::invalid_argument);
   CHECK_THROWS_AS(kept->view("obs"), std::out_of_range);
   CHECK_THROWS_AS(kept->header(1), std::out_of_range);
+  CHECK_REFUSED(Batch(nullptr), "slab", std::invalid_argument);
   const Batch copy = *kept;
   CHECK(copy.lease() == kept->lease());
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "recording.h"
+#include "refused.h"
 
 using namespace pycollect;
 using namespace pycollect::tests;
@@ -178,4 +179,9 @@ TEST_CASE("after a refused reset, the environments still need a reset") {
   CHECK_THROWS_AS(r.step(2), std::logic_error);
   r.reset(40);
   CHECK(r.step(41) == 0);
+}
+
+TEST_CASE("a negative limit of a trajectory's length is refused") {
+  CHECK_REFUSED(Recording({.max_frames_per_traj = -1}, 1), "max_frames_per_traj",
+                std::invalid_argument);
 }

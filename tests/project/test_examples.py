@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.ray
-def test_ppo_learns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ppo_learns(capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
     pytest.importorskip("ray")
     pytest.importorskip("gymnasium")
     program = runpy.run_path(str(EXAMPLES / "ppo.py"))
     assert program["main"](total_frames=40_000) > 60
+    assert not [warning for warning in recwarn if "create_env_fn" in str(warning.message)]
     assert "episodes" in capsys.readouterr().out
 
 
@@ -23,7 +25,7 @@ def test_ppo_learns(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mujoco_learns() -> None:
     for needed in ("gymnasium", "mujoco", "torchrl"):
         pytest.importorskip(needed)
-    assert runpy.run_path(str(EXAMPLES / "mujoco.py"))["main"](total_frames=20_000) > 50
+    assert runpy.run_path(str(EXAMPLES / "ppo_mujoco.py"))["main"](total_frames=20_000) > 50
 
 
 @pytest.mark.slow
@@ -54,3 +56,9 @@ def test_ppo_by_the_scheme_reaches_475(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_readme_lists_every_program() -> None:
     text = (EXAMPLES / "README.md").read_text()
     assert all(f"`{path.name}`" in text for path in EXAMPLES.glob("*.[ip]*"))
+
+
+def test_no_program_hides_a_package() -> None:
+    """Check it because Python searches the folder of a script before the installed packages."""
+    found = [find_spec(path.stem) for path in EXAMPLES.glob("*.py")]
+    assert not [spec.name for spec in found if spec and spec.origin]  # the tests' folders have none

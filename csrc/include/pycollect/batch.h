@@ -34,7 +34,7 @@ class Values {
   auto end() const { return numbers_.end(); }
   operator std::span<T>() const { return numbers_; }
 
-  // The frames of one trajectory, in order of time.
+  // The frames of one trajectory of this batch, in order of time.
   std::span<T> of(const Segment& segment) const {
     const std::int64_t frame = element_count(shape_.from(3));
     return numbers_.subspan(
@@ -64,8 +64,8 @@ class Batch {
     double total_reward = 0;
   };
 
-  // Takes a slab in which every row has its header. Throws std::invalid_argument if a header does
-  // not fit.
+  // Takes a slab in which every row has its header. Throws std::invalid_argument if the slab is
+  // null or a header does not fit.
   explicit Batch(std::shared_ptr<Slab> slab, std::vector<Episode> episodes = {});
 
   // Returns the leaf with this key, [W, P, T, *frame]. A lookup costs some 100 ns: do it once per

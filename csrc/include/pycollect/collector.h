@@ -47,8 +47,11 @@ namespace pycollect::inline PYCOLLECT_ABI {
 // learner runs, and set_policy() gives them a new policy.
 //
 // With Ready::all, the same seed gives the same batches. Any thread may call next(), set_policy()
-// and ledger(); concurrent calls run one after the other. The constructor makes the environments;
+// and ledger(); concurrent calls run one after the other. Environments and the policy may call
+// set_policy() and ledger(), but not next() or stop(). The constructor makes the environments;
 // afterwards only their worker's thread uses them.
+//
+// Movable. A Collector that was moved from can only be destroyed or assigned to.
 template <typename E>
   requires(Env<E> || EnvBatch<E>)
 class Collector {
@@ -81,7 +84,8 @@ class Collector {
   // Returns the next batch. Throws WorkerError if an environment or the policy of a worker threw an
   // exception. The rollout of this worker is lost, and its environments are reset before its next
   // one; rollouts that other workers have finished are delivered by a later call. Throws
-  // std::logic_error after stop().
+  // std::logic_error after stop() and if an environment or the policy calls it, and
+  // std::runtime_error in the child of a fork.
   Batch next() { return collection_->next(); }
 
   // Replaces the policy. Each worker uses the new one from its next rollout on, with a policy
@@ -98,7 +102,8 @@ class Collector {
   Ledger ledger(std::int64_t worker) const { return collection_->ledger(worker); }
 
   // Ends the workers, each after its current step. Frames in flight are lost; delivered batches
-  // stay valid. The destructor does the same.
+  // stay valid. A call of next() in another thread throws. The destructor does the same. Throws
+  // std::logic_error if an environment or the policy calls it.
   void stop() { collection_->stop(); }
 
   // The leaves of a batch.

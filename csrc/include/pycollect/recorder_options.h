@@ -30,6 +30,7 @@ struct RecorderOptions {
   bool set_truncated = false;
 
   bool has_env_dimension() const { return batched || envs > 1; }
+  std::int64_t envs_of_worker() const { return all_envs == 0 ? envs : all_envs; }
 };
 
 // The additional role of an observation. If some observations are an `end`, the environment defines

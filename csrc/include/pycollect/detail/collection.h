@@ -102,6 +102,7 @@ AnyPolicy policy_of(Policy policy) {
   using Plain = std::unwrap_reference_t<Policy>;
   AnyPolicy result;
   if constexpr (requires(const Plain& plain) { plain.outputs(); }) {
+    static_assert(ChoosesByViews<Plain>, "a policy with outputs() is called with views");
     result.outputs = static_cast<const Plain&>(policy).outputs();
   }
   result.make = [policy = std::move(policy)](std::uint64_t seed) -> Roll {

@@ -1,7 +1,7 @@
 """PPO on MuJoCo's InvertedPendulum, with the actor and loss of TorchRL's tutorial.
 
     pip install mujoco torchrl
-    python examples/mujoco.py
+    python examples/ppo_mujoco.py
 
 MuJoCo returns float64 observations, but the networks use float32. `observation_dtype` casts the
 observations in batches and for the policy.
