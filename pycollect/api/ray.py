@@ -95,16 +95,23 @@ class LaunchedCollector(ScheduledCollector):
         return self.policy
 
 
+_SET_BY_COLLECTOR = {
+    "max_restarts": "the collector replaces dead workers itself",
+    "max_task_retries": "the collector replaces dead workers itself",
+    "max_concurrency": "an actor makes one rollout after the other",
+    "allow_out_of_order_execution": "an actor makes one rollout after the other",
+    "lifetime": "actors end with their collector",
+}
+"""Ray's options that `remote_configs` must not contain, and why."""
+
+
 def _options_of_actors(remote_configs: Any, devices: Sequence[Devices]) -> list[dict[str, Any]]:
     """Return the checked options of actors with these devices."""
     configs = dict_each("remote_configs", remote_configs, len(devices))
     for config in configs:
-        for name in ("max_restarts", "max_task_retries"):
+        for name, why in _SET_BY_COLLECTOR.items():
             if name in config:
-                raise ValueError(
-                    f"remote_configs: {name!r} cannot be set; the collector replaces dead workers "
-                    "itself"
-                )
+                raise ValueError(f"remote_configs: {name!r} cannot be set; {why}")
         check_amounts("remote_configs", config)
     check_actor_options(configs)
     return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]

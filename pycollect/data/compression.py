@@ -106,7 +106,8 @@ def leaf_sizes(slab: Slab) -> tuple[int, ...]:
     whole = slab.array()
     extents = (slab.placement.workers, slab.placement.envs, slab.placement.steps)
     base = whole.ctypes.data
-    starts = {leaf.data_ptr() - base for leaf in slab.tensors(list(extents), torch.Tensor)}
+    leaves = slab.tensors(list(extents), torch.Tensor)
+    starts = {leaf.data_ptr() - base for leaf in leaves if leaf.numel()}  # else its address is null
     edges = sorted({0, *starts, whole.nbytes})
     return tuple(end - start for start, end in pairwise(edges))
 

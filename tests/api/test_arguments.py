@@ -333,6 +333,9 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
         for name, value in (
             ("max_restarts", 1),
             ("max_task_retries", 1),
+            ("max_concurrency", 4),
+            ("allow_out_of_order_execution", True),
+            ("lifetime", "detached"),
             ("num_cpus", -1),
             ("num_cpus", "two"),
             ("num_gpus", True),

@@ -48,6 +48,14 @@ TEXTS = {
         "the actor's node was terminated unexpectedly: health check failed due to missing too "
         "many heartbeats" + PLACE,
     ),
+    "lost node, while it started": (
+        f"{HEADER}The actor died because its node has died. Node Id: cfd8\n"
+        "\tthe actor's node was terminated unexpectedly: health check failed due to missing too "
+        "many heartbeats\n"
+        "The actor never ran - it was cancelled before it started running.",
+        "the actor's node was terminated unexpectedly: health check failed due to missing too "
+        "many heartbeats" + PLACE,
+    ),
     "constructor": (
         "The actor died because of an error raised in its creation task, \x1b[36mray::RayWorker."
         "__init__()\x1b[39m (pid=1394, ip=192.0.2.2, actor_id=91e7, repr=<serve.RayWorker>)\n"

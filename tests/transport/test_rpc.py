@@ -6,6 +6,7 @@ Tests for all kinds of ranks include these too: see `test_distributed` and
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import subprocess
@@ -104,6 +105,19 @@ def test_agents_listen_at_the_address_that_was_chosen() -> None:
         rank = collector.stats()["workers"][0]["pid"]
         places = (listening(os.getpid()) - before) | listening(rank)
     assert {place.ip for place in places} == {LOOPBACK}
+
+
+def import_remote_module() -> None:
+    """Execute the module again if it was imported before."""
+    importlib.reload(importlib.import_module("torch.distributed.nn.api.remote_module"))
+
+
+@pytest.mark.processes
+def test_a_rank_may_import_torchs_compiler() -> None:
+    """The compiler imports this module, which registers with the pickler of torch's RPC."""
+    arguments = {"frames": T, "pre_collect_hook": import_remote_module}
+    with collecting(WAY, endless, **arguments) as collector:
+        assert collector.next().shape == (2, T)
 
 
 PROGRAM = """

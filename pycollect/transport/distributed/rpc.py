@@ -54,6 +54,9 @@ class SignedPickler:
     The signature follows the pickle, where torch's own pickler ignores it.
     """
 
+    # Torch's compiler calls it when it is imported, which may be in the first call of a policy.
+    _register_reducer = _TORCHS_PICKLER._register_reducer
+
     def __init__(self, key: bytes) -> None:
         self._key = key
         self.trusted: set[bytes] = set()

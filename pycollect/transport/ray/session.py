@@ -18,6 +18,7 @@ from pycollect.transport.worker_process import check_not_importing
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _PID = re.compile(r"\bpid[:=] ?(\d+)")
 _NODE = re.compile(r"\bip[:=] ?([\w.:]*\w)", re.IGNORECASE)
+_NEVER_RAN = "The actor never ran"  # begins a line that Ray adds after the cause
 _EXIT_CODE = re.compile(r"\bexit code (\d+)")
 _FINALIZERS: SimpleQueue[Callable[[], Any]] = SimpleQueue()
 _FINALIZER_LOCK = threading.Lock()
@@ -159,7 +160,8 @@ def _cause(kind: str, text: str) -> str:
     """Extract the cause from Ray's text, which also contains paragraphs of advice."""
     if kind == "OutOfMemoryError":
         return "Ray killed it because its node was low on memory"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    stripped = (line.strip() for line in text.splitlines())
+    lines = [line for line in stripped if line and not line.startswith(_NEVER_RAN)]
     last = lines[-1] if lines else kind
     _, of_process, detail = last.partition("Worker exit detail: ")
     exit_code = _EXIT_CODE.search(detail)
