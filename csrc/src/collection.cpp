@@ -313,10 +313,11 @@ Batch Collection::State::next_of_first() {
   ordered.notify_all();
   answered.wait(lock, [&] { return !answers.empty() || stopping; });
   expect_running();
+  std::shared_ptr<Slab> target = pool->acquire();  // may throw, so before the answer is taken
   const std::int64_t w = answers.front();
   answers.pop_front();
   Answer done = taken(w);
-  ask(w, pool->acquire(), 0);
+  ask(w, std::move(target), 0);
   ordered.notify_all();
   return delivered(done.slab, std::move(done.episodes));
 }

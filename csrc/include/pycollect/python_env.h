@@ -80,12 +80,12 @@ class PythonEnv {
     if constexpr (kSeedsEach) {
       environments_->seed(std::span(seeds));
     } else {
-      environments_.emplace(make_(seeds.at(0)));
-      if (environments_->envs() != envs_) {
+      Environments made = make_(seeds.at(0));
+      if (made.envs() != envs_) {
         throw std::logic_error("make: expected " + std::to_string(envs_) +
-                               " environments as before, got " +
-                               std::to_string(environments_->envs()));
+                               " environments as before, got " + std::to_string(made.envs()));
       }
+      environments_.emplace(std::move(made));
     }
   }
   void raise() {
