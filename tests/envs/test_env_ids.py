@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,23 @@ def registered() -> Any:
     del gymnasium.registry[OURS]
 
 
+@pytest.fixture
+def write_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str, str], None]]:
+    """Write modules that the test and its workers can import."""
+    names = []
+
+    def write(name: str, code: str) -> None:
+        names.append(name)
+        (tmp_path / f"{name}.py").write_text(code)
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
 def by_callable() -> Any:
     return gymnasium.make(OURS, number=3)
 
@@ -85,18 +103,18 @@ def test_an_unregistered_id_is_refused_before_anything_starts() -> None:
 
 
 @pytest.mark.parametrize("given", ["env_id_module:PycollectTests/Imported-v0", "CartPole"])
-def test_ids_with_modules_and_without_versions(given: str, tmp_path: Path) -> None:
+def test_ids_with_modules_and_without_versions(
+    given: str, write_module: Callable[[str, str], None]
+) -> None:
     """A module prefix is imported, and an id without a version means the newest version."""
-    (tmp_path / "env_id_module.py").write_text(
+    write_module(
+        "env_id_module",
         "import gymnasium\n"
-        "gymnasium.register('PycollectTests/Imported-v0', 'envs_for_tests:CountingEnv')\n"
+        "gymnasium.register('PycollectTests/Imported-v0', 'envs_for_tests:CountingEnv')\n",
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(tmp_path))
-        with SyncDataCollector(given, None, frames_per_batch=8) as collector:
-            assert collector.next().numel() == 8
+    with SyncDataCollector(given, None, frames_per_batch=8) as collector:
+        assert collector.next().numel() == 8
     gymnasium.registry.pop("PycollectTests/Imported-v0", None)
-    sys.modules.pop("env_id_module", None)
 
 
 def test_specs_of_gymnasium_are_accepted() -> None:
@@ -194,14 +212,12 @@ gymnasium.register("PycollectTests/Other-v0", make, kwargs={{"thing": Thing()}})
 
 @pytest.mark.parametrize("way", WAYS)
 def test_workers_do_not_import_modules_of_unused_environments(
-    way: Way, registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: Way, registry: Any, write_module: Callable[[str, str], None]
 ) -> None:
-    (tmp_path / "registers_an_environment.py").write_text(MODULE.format(driver=os.getpid()))
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("registers_an_environment", MODULE.format(driver=os.getpid()))
     importlib.import_module("registers_an_environment")
     with collecting(way, lambda worker: by_callable, frames=8) as collector:
         assert collector.next().numel() >= 8
-    sys.modules.pop("registers_an_environment")
 
 
 PACKAGE = """
@@ -217,16 +233,14 @@ def make_twice() -> Any:
 
 @pytest.mark.processes
 def test_the_import_of_a_package_does_not_undo_a_registration(
-    registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: Any, write_module: Callable[[str, str], None]
 ) -> None:
     """The program's own registration differs from the one made by importing the package."""
-    (tmp_path / "registers_a_default.py").write_text(PACKAGE)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("registers_a_default", PACKAGE)
     entry_point = "registers_a_default:CountingEnv"
     gymnasium.register("PycollectTests/Default-v0", entry_point, kwargs={"number": 8})
     with MultiSyncDataCollector([make_twice], None, frames_per_batch=16) as collector:
         assert collector.next()["observation"][..., 0].unique().tolist() == [8]
-    sys.modules.pop("registers_a_default", None)
 
 
 CHECKED = """
@@ -247,14 +261,12 @@ def make_checked() -> Any:
 
 @pytest.mark.processes
 def test_a_package_may_compare_an_existing_registration_with_its_own(
-    registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: Any, write_module: Callable[[str, str], None]
 ) -> None:
-    (tmp_path / "checks_its_registration.py").write_text(CHECKED)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    write_module("checks_its_registration", CHECKED)
     importlib.import_module("checks_its_registration")
     with MultiSyncDataCollector([make_checked], None, frames_per_batch=8) as collector:
         assert collector.next().numel() == 8
-    sys.modules.pop("checks_its_registration")
 
 
 def made_of_space() -> Any:
