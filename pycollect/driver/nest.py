@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,8 +23,6 @@ from pycollect.transport.channel import POLL_SECONDS
 from pycollect.transport.messages import WorkerInfo, WorkerSpec, resume, set_seed
 from pycollect.transport.processes.engine import ProcessEngine
 from pycollect.worker.report import Lazy, RolloutReport, WorkerSeconds, pickled_extras
-
-_REPORTED = ("worker_died", "worker_timeout", "env_error")  # losses that the driver must know
 
 
 class Nest:
@@ -51,7 +50,7 @@ class Nest:
         self._sequence = 0
         self._new_weights: Weights | None = None
         self._version = 0
-        self._reported: dict[str, int] = {}
+        self._reported: Counter[str] = Counter()
         options_of_each = replace(spec.options, frames=self._share(spec.options.frames))
         kwargs = spec.env_kwargs
         plans = [
@@ -197,10 +196,10 @@ class Nest:
 
     def _new_losses(self) -> dict[str, int]:
         """Return the frames that processes have lost since the last call, by reason."""
-        lost: dict[str, int] = self._flow.ledger.report()["total"]["reasons"]
-        new = {reason: lost.get(reason, 0) - self._reported.get(reason, 0) for reason in _REPORTED}
+        lost = Counter(self._flow.ledger.report()["total"]["reasons"])
+        new = lost - self._reported
         self._reported = lost
-        return {reason: frames for reason, frames in new.items() if frames}
+        return new
 
     def load_weights(self, weights: Weights) -> None:
         self._new_weights = weights
@@ -223,6 +222,7 @@ class Nest:
         self._begin(
             {index: (resume, own, split[index]) for index, own in enumerate(state.processes)}
         )
+        self._new_losses()  # they are not reported, because the driver restores its ledger
 
     def _split(self, seeds: Sequence[int]) -> dict[int, list[int]]:
         rest = list(seeds)

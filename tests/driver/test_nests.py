@@ -99,10 +99,11 @@ def test_every_frame_of_a_nest(inner: Inner) -> None:
             assert report.frames == inner.frames == td.numel()
             assert report.lost == {}
         nest.set_share(2 * inner.frames)
-        if inner.joined is not None:  # otherwise the order of rollouts is undefined
-            td, report = collected(nest)
-            assert td.shape[-1] == inner.shape[-1] // T * 2 * T
-            assert report.frames == 2 * inner.frames
+        td, report = collected(nest)
+        assert td.shape[-1] == 2 * inner.shape[-1]
+        assert report.frames == 2 * inner.frames
+        in_flight = 0 if inner.joined is not None else 2 * W * inner.frames
+        assert report.lost == ({"reset": in_flight} if in_flight else {})
 
 
 @pytest.mark.processes
@@ -194,7 +195,7 @@ def test_text_and_random_actions_from_a_nest() -> None:
     entries = [partial(TextEnv, 10 + p, length=LENGTHS) for p in range(W)]
     with nest_of(entries, None) as nest:
         report = collected(nest, random=True)[1]
-        hints = report.extras["hint",]
+        hints = report.extras.value["hint",]
         assert hints.shape == (W, T)
         alone = Worker(
             0,
@@ -204,7 +205,7 @@ def test_text_and_random_actions_from_a_nest() -> None:
             WorkerOptions(frames=W * T),
         )
         slab = make_pool(alone.placement, 1).acquire()
-        assert (alone.collect(slab, 0, 0, True).extras["hint",] == hints).all()
+        assert (alone.collect(slab, 0, 0, True).extras.value["hint",] == hints).all()
     with nest_of(STACK.entries(1), bias_policy()) as nest:
         nest.load_weights(Weights({"module.bias": torch.full((1,), 3.0)}))
         assert (collected(nest, 1, random=True)[0]["bias"] == 0).all()
