@@ -101,6 +101,7 @@ _SET_BY_COLLECTOR = {
     "max_concurrency": "an actor makes one rollout after the other",
     "allow_out_of_order_execution": "an actor makes one rollout after the other",
     "lifetime": "actors end with their collector",
+    "get_if_exists": "each worker needs an actor of its own",
 }
 """Ray's options that `remote_configs` must not contain, and why."""
 
@@ -113,6 +114,9 @@ def _options_of_actors(remote_configs: Any, devices: Sequence[Devices]) -> list[
             if name in config:
                 raise ValueError(f"remote_configs: {name!r} cannot be set; {why}")
         check_amounts("remote_configs", config)
+    names = [config["name"] for config in configs if config.get("name")]
+    if len(set(names)) < len(names):
+        raise ValueError(f"remote_configs: expected a different 'name' per actor, got {names}")
     check_actor_options(configs)
     return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
 

@@ -336,6 +336,8 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
             ("max_concurrency", 4),
             ("allow_out_of_order_execution", True),
             ("lifetime", "detached"),
+            ("get_if_exists", True),
+            ("name", "actor"),
             ("num_cpus", -1),
             ("num_cpus", "two"),
             ("num_gpus", True),
