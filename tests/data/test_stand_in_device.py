@@ -58,7 +58,8 @@ def test_no_test_for_gpus_mixes_devices() -> None:
     """First check that mixing the device with the CPU is an error."""
     options = ["-v", "-p", "stand_in_device", "-p", "no:cacheprovider", "--tb=short"]
     # Worker processes do not know the device, and it draws no random numbers.
-    choice = ["-m", "cuda and not slow", "-k", "not processes and not elsewhere and not generator"]
+    here = "not multi and not ranks and not ray and not elsewhere and not generator"
+    choice = ["-m", "cuda and not slow", "-k", here]
     names = ("test_cuda.py", "test_cuda_gather.py")
     files = [str(HERE / name) for name in names]
     result = python("-c", MIXING, *options, *choice, *files)

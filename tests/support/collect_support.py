@@ -237,7 +237,8 @@ def marked(*ways: Way, central: bool = True, many: bool = False) -> list[Any]:
         many: the test does not depend on two workers.
     """
     every = [*ways]
-    every += [own for way in ways if way.multi for own in of_ranks(way)]
+    of_processes = [way for way in ways if way.multi and "inference" not in way.arguments]
+    every += [own for way in of_processes for own in of_ranks(way)]
     every += [own for way in ways if way.multi and many for own in of_four(way)]
     if central:
         every += [CENTRAL, GROUPS] if MULTI_STACK in ways else []
