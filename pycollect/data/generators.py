@@ -79,7 +79,6 @@ class GeneratorState:
 
     @classmethod
     def from_plain(cls, plain: Any, place: str = "generators") -> GeneratorState:
-        """Return the state that `plain` describes."""
         if not isinstance(plain, Mapping):
             raise ValueError(
                 f"state_dict: expected a dict of generator states in {place}, got "
@@ -108,7 +107,6 @@ class NestState:
     processes: tuple[GeneratorState, ...]
 
     def plain(self) -> dict[str, Any]:
-        """Return the states in the form of :meth:`GeneratorState.plain`."""
         return {"processes": [state.plain() for state in self.processes]}
 
 
@@ -303,7 +301,6 @@ class _Globals(NamedTuple):
         return cls(torch.get_rng_state(), _Numpy.now(), random.getstate(), generator_state(device))
 
     def put(self, device: torch.device) -> None:
-        """Set the global generators to these states."""
         set_generator_state(device, self.device)
         torch.set_rng_state(self.cpu)
         self.numpy.put()
