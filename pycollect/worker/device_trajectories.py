@@ -84,10 +84,7 @@ class DeviceTrajectories:
     def number(
         self, rollout: Rollout, asked: Iterable[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Number the trajectories of a rollout, without waiting.
-
-        Args:
-            asked: The further flags, bool [] each.
+        """Number the trajectories of a rollout, without waiting; `asked` are flags, bool [].
 
         Returns:
             Trajectory ids, int64 [T, P], -1 in dummy steps; whether a frame is the first of its
