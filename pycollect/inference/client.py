@@ -67,7 +67,6 @@ class IOLayout:
 
     @property
     def bytes(self) -> int:
-        """Number of bytes of shared memory."""
         return self._placement().bytes
 
 
@@ -211,9 +210,7 @@ class PolicyClient(RemotePolicy):
 class ClientRunner(RemoteRunner):
     """Sends the server one request per step; the current observation is its row of shared memory.
 
-    Args:
-        current: The current observation, which is moved to shared memory.
-        batch: (P,), or () for a single environment.
+    The constructor moves `current` there. `batch` is (P,), or () for a single environment.
     """
 
     def __init__(
