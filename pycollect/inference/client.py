@@ -71,18 +71,13 @@ class IOLayout:
 
 
 class SharedIO:
-    """Shared memory that this process created or attached.
-
-    Attributes:
-        read: Tensors ``[rows, P, *frame]`` that workers write, by key; one row is contiguous.
-        written: Tensors ``[rows, P, *frame]`` that the policy writes, by key.
-    """
+    """Shared memory that this process created or attached, as tensors ``[rows, P, *frame]``."""
 
     def __init__(self, layout: IOLayout, memory: Memory) -> None:
         slab = memory.slab(layout._placement(), 0)
         tensors = slab_tensors(slab, [layout.rows, layout.envs])
-        self.read = _side(tensors, _READ)
-        self.written = _side(tensors, _WRITTEN)
+        self.read = _side(tensors, _READ)  # workers write these, by key; one row is contiguous
+        self.written = _side(tensors, _WRITTEN)  # the policy writes these, by key
 
     @staticmethod
     def shared(layout: IOLayout) -> tuple[SharedIO, Memory]:
