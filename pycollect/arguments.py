@@ -40,19 +40,12 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class _Source:
-    """The origin of a field's value.
+    """The origin of a field's value."""
 
-    Attributes:
-        asked: The arguments by name.
-        also: Names of other arguments that the check receives.
-        make: Makes the value from all values above, in order; its errors name the argument.
-        in_kwargs: `collector_kwargs` may contain these arguments.
-    """
-
-    asked: Mapping[str, Asked]
-    also: tuple[str, ...]
-    make: Callable[..., Any]
-    in_kwargs: bool
+    asked: Mapping[str, Asked]  # the arguments by name
+    also: tuple[str, ...]  # names of other arguments that the check receives
+    make: Callable[..., Any]  # makes the value from all of them, in order; errors name the argument
+    in_kwargs: bool  # `collector_kwargs` may contain these arguments
 
     def made(self, given: Mapping[str, Any]) -> Any:
         values = [own.read(name, given) for name, own in self.asked.items()]
@@ -141,11 +134,9 @@ def asked(default: Any, text: str = "", accepts: str = "Any") -> Any:
 def made_of(
     make: Callable[..., Any], *, also: tuple[str, ...] = (), in_kwargs: bool = False, **asked: Asked
 ) -> Any:
-    """Return a field that is made of several arguments.
+    """Return a field that `make` makes of several arguments; its errors name the argument.
 
-    Args:
-        make: Called with the values in this order; its errors name the argument.
-        also, in_kwargs: See `argument`.
+    `make` gets the values in this order; for `also` and `in_kwargs` see `argument`.
     """
     return _field(lambda _: _Source(asked, also, make, in_kwargs), False)
 
@@ -189,11 +180,7 @@ def checked_kwargs(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(cls: type, *, in_kwargs: bool = False) -> dict[str, Asked]:
-    """Return all arguments of a dataclass by name, with their types.
-
-    Args:
-        in_kwargs: Only arguments that `collector_kwargs` may contain.
-    """
+    """Return the arguments, or only the ones of `collector_kwargs`, by name with their types."""
     types = {own.name: str(own.type) for own in fields(cast(Any, cls))}
     return {
         name: own._replace(accepts=own.accepts or _accepted(types[field_name], own.default))
@@ -209,12 +196,7 @@ def _accepted(checked_type: str, default: Any) -> str:
 
 
 def exposes(options: type, at: str) -> Callable[[type[T]], type[T]]:
-    """Turn attributes that a class declares into properties that read its options.
-
-    Args:
-        options: A dataclass with a field for each.
-        at: Name of the attribute that holds such options.
-    """
+    """Turn attributes that a class declares into properties that read the same field at `at`."""
     fields_of = {
         name: (field_name, own.text)
         for field_name, source in _sources(cast(Any, options)).items()

@@ -156,9 +156,7 @@ AUTOMATIC = ("update_after_each_batch", "update_at_each_batch", "max_weight_upda
 def check_pace(name: str, value: Any, replay_buffer: Any, receivers: Any, *each: Any) -> int | None:
     """Return None, or a number of frames >= 1, which needs a replay buffer and explicit updates.
 
-    Args:
-        receivers: Value of weight_recv_schemes.
-        each: Values of AUTOMATIC.
+    `receivers` is the value of weight_recv_schemes; `each` has the values of AUTOMATIC.
     """
     if value is None:
         return None
@@ -311,11 +309,7 @@ def no_weights_given() -> ValueError:
 def check_worker_ids(
     worker_ids: int | Sequence[int] | None, known: Sequence[int], name: str = "worker_ids"
 ) -> list[int]:
-    """Return the ids as a list, all of `known` for None; raise ValueError for an unknown one.
-
-    Args:
-        name: Name of the argument.
-    """
+    """Return the ids as a list, all of `known` for None; raise ValueError for an unknown one."""
     if worker_ids is None:
         return list(known)
     if not isinstance(worker_ids, int | Sequence) or isinstance(worker_ids, str):

@@ -69,13 +69,9 @@ def _marks_made(kept: Sequence[tuple[Mark, Any]]) -> Iterator[None]:
 
 
 class _Hook:
-    """An entry of ``sys.meta_path`` that runs the import of one module within a context.
+    """An entry of ``sys.meta_path`` that runs the import of module `name` within a context.
 
     It removes itself after a successful import.
-
-    Args:
-        name: Name of the module.
-        around: Makes the context.
     """
 
     def __init__(self, name: str, around: Callable[[], AbstractContextManager[None]]) -> None:

@@ -57,12 +57,9 @@ _REACHED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 @contextmanager
 def limits_named(operation: str) -> Iterator[None]:
-    """Raise a LimitError that names the limit if the block fails because a limit is reached.
+    """Raise a LimitError if the block, the `operation` in words, fails because of a limit.
 
     Other errors pass unchanged.
-
-    Args:
-        operation: Noun phrase for the message.
     """
     try:
         yield
@@ -258,9 +255,6 @@ class _ImportFilter:
     """Shows all warnings except import warnings.
 
     Python's own filters run first, so a warning that they turn into an error never gets here.
-
-    Attributes:
-        show_other: Shows a warning.
     """
 
     def __init__(self, show_other: Callable[..., None]) -> None:

@@ -70,15 +70,9 @@ WORKER_ARGUMENTS = (*ONE_EACH, *arguments_of(WorkerOptions), *_COMMON)
 def env_entries(
     create_env_fn: Any, name: str, number: Any, check_entry: Callable[[Any], Any] = check_entry
 ) -> list[Any]:
-    """Return one entry of `create_env_fn` per worker.
+    """Return one entry of `create_env_fn` per worker, each in the final form from `check_entry`.
 
-    Args:
-        name: Name of the argument with the number of workers.
-        number: Value of this argument; ``None`` if it was not passed.
-        check_entry: Returns an entry in its final form, or raises.
-
-    Raises:
-        ValueError: There is neither a list nor a number, or the list has another length.
+    `name` is the argument with the number of workers; its value is ``None`` if it was not passed.
     """
     count = check.check_positive_or_none(name, number)
     if isinstance(create_env_fn, (list, tuple)):
@@ -142,11 +136,7 @@ def common_values(arguments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def policy_sources(
     arguments: Sequence[Mapping[str, Any]], policy: Any, with_policy: bool = False
 ) -> tuple[list[Any], bool]:
-    """Return the policy or policy factory of each worker, and whether they are factories.
-
-    Args:
-        policy: Policy of workers without factories.
-    """
+    """Return the policy or policy factory of each worker, and whether they are factories."""
     factories = [each["policy_factory"] for each in arguments]
     for factory in factories:
         check.check_factory(factory, None if with_policy else policy)
@@ -222,13 +212,9 @@ def merged_arguments(
     names: Sequence[str],
     runs: str,
 ) -> list[dict[str, Any]]:
-    """Return the arguments of each worker.
+    """Return the arguments of each worker, from the collector's own values of WORKER_ARGUMENTS.
 
     An argument that the caller passed wins, then `collector_kwargs`, then the default.
-
-    Args:
-        values: The collector's own values of WORKER_ARGUMENTS.
-        collector_kwargs: None, a dict, or one per worker.
     """
     given = dict_each("collector_kwargs", collector_kwargs, workers)
     result = []

@@ -157,11 +157,7 @@ def _make_on_cpus(mask: tuple[int, ...], make: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Chunks:
-    """The rollouts of a batch.
-
-    Attributes:
-        frames: Frames in each rollout.
-    """
+    """The rollouts of a batch; each has `frames` frames."""
 
     frames: int
     number: int

@@ -135,13 +135,9 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 class Arguments(dict[str, Any]):
-    """The value of each argument by name.
+    """The value of each argument by name."""
 
-    Attributes:
-        passed: Names that the caller passed; the other arguments have their defaults.
-    """
-
-    passed: frozenset[str]
+    passed: frozenset[str]  # names that the caller passed; the other arguments have their defaults
 
     def instead(self, **values: Any) -> Arguments:
         """Return other arguments, as if the caller had passed these values."""

@@ -60,9 +60,6 @@ class Central:
 
         For a sync collector, this process calls the policy. For an async one, a separate process
         does.
-
-        Raises:
-            ValueError: An argument cannot be combined with central inference.
         """
         options = checked(InferenceOptions, given)
         if not options.central:

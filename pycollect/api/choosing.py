@@ -46,11 +46,7 @@ class Choosing(ABCMeta):
 
 
 def choose_backend(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make the collector that `num_collectors`, `sync` and `backend` choose; None for `cls`.
-
-    Raises:
-        TypeError, ValueError: The arguments exclude each other, or the backend is unknown.
-    """
+    """Make the collector that `num_collectors`, `sync` and `backend` choose; None for `cls`."""
     chosen = {name: kwargs.pop(name, None) for name in _SELECTORS}
     count = chosen["num_collectors"]
     if count is not None:
@@ -87,11 +83,7 @@ def choose_backend(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def choose_sync(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make the collector with worker processes that `sync` chooses.
-
-    Raises:
-        TypeError: `sync` is neither True nor False.
-    """
+    """Make the collector with worker processes that `sync` chooses."""
     if len(args) > 2:
         raise TypeError(call_error(cls.__name__, TypeError("too many positional arguments")))
     sync = kwargs.pop("sync", None)

@@ -38,11 +38,7 @@ _LAUNCHERS = ("mp", "submitit", "submitit_delayed")
 
 
 def engine_maker(given: Mapping[str, Any], carrier: Carrier) -> EngineMaker:
-    """Check the arguments that configure how ranks start and connect.
-
-    Raises:
-        ValueError: The launcher is unknown, or the port is invalid.
-    """
+    """Check the arguments that configure how ranks start and connect."""
     launcher = check.check_choice("launcher", given["launcher"], _LAUNCHERS)
     slurm_kwargs = _check_slurm_kwargs(launcher, given["slurm_kwargs"])
     port = check_port("tcp_port", given["tcp_port"])
@@ -82,11 +78,7 @@ _KNOWN = (*_DEFAULTS, "_channels")
 
 
 def carrier(given: Mapping[str, Any]) -> Carrier:
-    """Check the arguments about messages, and return their carrier.
-
-    Raises:
-        TypeError, ValueError: An argument is invalid, or this build of torch has no RPC.
-    """
+    """Check the arguments about messages, and return their carrier."""
     if not rpc.is_available():
         raise ValueError(
             "RPCDataCollector: this build of torch has no torch.distributed.rpc; use "
@@ -101,12 +93,7 @@ def carrier(given: Mapping[str, Any]) -> Carrier:
 
 
 def check_tensorpipe_options(value: Any) -> dict[str, Any]:
-    """Return all options, with defaults.
-
-    Raises:
-        TypeError: The value is not a dict.
-        ValueError: An option is unknown, or TensorPipe refuses it.
-    """
+    """Check the options and return all, with defaults."""
     if not isinstance(value, Mapping | None):
         raise TypeError(f"tensorpipe_options: expected a dict or None, got {type(value).__name__}")
     options = {**_DEFAULTS, **(value or {})}

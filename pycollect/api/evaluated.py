@@ -105,11 +105,7 @@ _NORMALIZERS = ("VecNorm", "VecNormV2")  # TorchRL's, recognized by name
 
 
 def frozen_entry(env: Any) -> Any:
-    """Return the environment to evaluate, or the callable or callables that make it.
-
-    Raises:
-        TypeError, ValueError: As in :func:`check_entry`.
-    """
+    """Return the environment to evaluate, or the callable or callables that make it."""
     entry = check_entry(env)
     if isinstance(entry, list):
         return [partial(made_frozen, make) for make in entry]
@@ -136,12 +132,10 @@ def own_policy(policy: Any) -> Any:
 
 
 def made_policy(factory: Callable[..., Any], env: Any) -> Any:
-    """Make a policy in evaluation mode.
+    """Make a policy in evaluation mode, by a factory that may take an environment.
 
-    Args:
-        factory: Takes no argument, or an environment as its first.
-        env: The environment, or callables that make it. An environment that is made only for the
-            factory is closed afterwards.
+    `env` is the environment, or the callables that make it. An environment that is made only for
+    the factory is closed afterwards.
     """
     if not _takes_an_env(factory):
         return _evaluating(factory())
@@ -155,7 +149,6 @@ def made_policy(factory: Callable[..., Any], env: Any) -> Any:
 
 
 def _takes_an_env(factory: Callable[..., Any]) -> bool:
-    """Return whether the first parameter is required or named env."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
@@ -182,11 +175,7 @@ def check_given(done_keys: Any, collector_cls: Any) -> None:
 
 
 def check_reward_key(value: Any) -> Key:
-    """Check `reward_keys` and return it as a flat tuple.
-
-    Raises:
-        TypeError: It is not one key.
-    """
+    """Check that `reward_keys` is one key, and return it as a flat tuple."""
     with suppress(TypeError):
         key = as_key(value)
         if isinstance(value, str | tuple) and key and all(isinstance(part, str) for part in key):
@@ -195,11 +184,7 @@ def check_reward_key(value: Any) -> Key:
 
 
 def rewards_of(td: TensorDictBase, key: Key) -> torch.Tensor:
-    """Return the sum of each frame's rewards, [N, T_max].
-
-    Raises:
-        ValueError: The batch has no tensor of this key.
-    """
+    """Return the sum of each frame's rewards, [N, T_max]."""
     leaves = {as_key(name): value for name, value in td.items(True, True)}
     rewards = leaves.get(key)
     if not isinstance(rewards, torch.Tensor):

@@ -29,6 +29,7 @@ from pycollect.driver.policy_place import with_all_names
 Metrics = dict[str, Any]
 
 _BACKENDS = ("thread", "process", "ray")
+_IF_BUSY = ("skip", "error", "queue")
 _REWARD = ("next", "reward")
 
 
@@ -134,9 +135,7 @@ class Evaluator:
         evaluated.check_given(done_keys, collector_cls)
         self._wanted = check.check_positive("num_trajectories", num_trajectories)
         self._every = check.check_positive("every", every)
-        self._busy_policy = check.check_choice(
-            "busy_policy", busy_policy, ("skip", "error", "queue")
-        )
+        self._busy_policy = check.check_choice("busy_policy", busy_policy, _IF_BUSY)
         self._metrics_fn = check.check_callable("metrics_fn", metrics_fn)
         self._on_result = check.check_callable("on_result", on_result)
         self._seed = None if seed is None else check.check_seed(seed)

@@ -33,11 +33,7 @@ class LaunchedCollector(ScheduledCollector):
     """
 
     def __init__(
-        self,
-        given: Arguments,
-        sync: bool,
-        engine_options: EngineOptions,
-        engine: EngineMaker,
+        self, given: Arguments, sync: bool, engine_options: EngineOptions, engine: EngineMaker
     ) -> None:
         kind = WorkerKind.checked(given["collector_class"])
         name = "num_workers_per_collector"
@@ -324,11 +320,7 @@ class ServiceClient:
 
 
 def update_service(service: Any, weights: Any) -> None:
-    """Send new weights to the service's policy.
-
-    Raises:
-        ValueError: No weights were passed; the service has the only copy of the policy.
-    """
+    """Send new weights to the service's policy, of which it has the only copy."""
     if weights is None:
         raise ValueError(
             "policy_or_weights: expected a module or weights, got None; the policy runs in "

@@ -29,13 +29,9 @@ from pycollect.worker.options import WorkerOptions
 
 @dataclass(frozen=True)
 class WorkerKind:
-    """The value of `collector_class`.
+    """The value of `collector_class`."""
 
-    Attributes:
-        nest: How the processes of each worker collect, "sync" or "async". None if it has none.
-    """
-
-    nest: str | None = None
+    nest: str | None = None  # how the processes of a worker collect, "sync" or "async"; None: none
 
     @classmethod
     def checked(cls, value: Any) -> WorkerKind:
@@ -65,9 +61,6 @@ class WorkerKind:
         Args:
             number: Number of workers if `create_env_fn` is not a list.
             count: Number of environments or processes in each worker.
-
-        Raises:
-            ValueError: The count is not 1, and an entry cannot be repeated.
         """
         checked_entry = check_entry if self.nest is None else _check_nest_entry
         entries = parse.env_entries(create_env_fn, "num_collectors", number, checked_entry)
@@ -88,8 +81,7 @@ class WorkerKind:
     ) -> Callable[..., Nest] | None:
         """Return the function that makes the processes of a worker, or None if it has none.
 
-        Args:
-            remote: Options of the outer collector; those about deaths also hold inside workers.
+        The options `remote` of the outer collector that are about deaths also hold inside workers.
         """
         if self.nest is None:
             return None
@@ -156,25 +148,16 @@ def no_options(devices: Sequence[Devices]) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class WorkerTemplate:
-    """The common arguments of a collector's workers; makes plans of first and later workers.
+    """The common arguments of a collector's workers; makes plans of first and later workers."""
 
-    Attributes:
-        values: Values of WORKER_ARGUMENTS as passed to the collector.
-        passed: Names that the caller passed; they override `collector_kwargs`.
-        collector_kwargs: None, a dict, or one per worker.
-        share: Frames of one rollout.
-        other_machines: The workers may be on machines with other devices.
-        central: Calls the policy for the workers. None if they call it.
-    """
-
-    values: Mapping[str, Any]
-    passed: Collection[str]
-    collector_kwargs: Any
-    share: int
+    values: Mapping[str, Any]  # values of WORKER_ARGUMENTS as passed to the collector
+    passed: Collection[str]  # names that the caller passed; they override `collector_kwargs`
+    collector_kwargs: Any  # None, a dict, or one per worker
+    share: int  # frames of one rollout
     remote: RemoteOptions
     kind: WorkerKind = _SINGLE
-    other_machines: bool = False
-    central: Central | None = None
+    other_machines: bool = False  # the workers may be on machines with other devices
+    central: Central | None = None  # calls the policy for the workers; None if they call it
 
     def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
         """Return the arguments of later workers; ``None`` means those of the first workers.
@@ -233,12 +216,7 @@ class WorkerTemplate:
         frames: int,
         builds_policy: bool,
     ) -> WorkerSpec:
-        """Return the checked spec of a worker.
-
-        Args:
-            frames: Frames of one rollout.
-            builds_policy: The worker gets a policy factory.
-        """
+        """Return the checked spec of a worker whose rollouts have that many frames."""
         maker = self.kind.maker(self.remote, arguments)
         kwargs = arguments["create_env_kwargs"]
         if maker is not None and isinstance(kwargs, (list, tuple)):
@@ -271,8 +249,7 @@ class WorkerTemplate:
     ) -> list[WorkerPlan]:
         """Check the arguments of `add_collectors`, and return the plans of the workers.
 
-        Args:
-            own_policy: The collector's policy; None if workers built it.
+        `own_policy` is the collector's policy, None if workers built it.
         """
         number = None if isinstance(create_env_fn, (list, tuple)) else 1
         entries = self.kind.entries(create_env_fn, number, num_envs, "num_envs")
@@ -296,16 +273,12 @@ class WorkerTemplate:
 
 @dataclass(frozen=True)
 class SetUp:
-    """All arguments, checked before anything starts.
-
-    Attributes:
-        template: Makes the plans of workers that are added later.
-    """
+    """All arguments, checked before anything starts."""
 
     options: StreamOptions
     weights: WeightOptions
     plans: Sequence[WorkerPlan]
-    template: WorkerTemplate
+    template: WorkerTemplate  # makes the plans of workers that are added later
     policy: Any
 
     @classmethod

@@ -34,9 +34,8 @@ class StatsWriter:
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
         path = Path(target)
-        self._sink: _Csv | _TensorBoard = (
-            _Csv(path) if path.suffix == ".csv" else _TensorBoard(path)
-        )
+        kind = _Csv if path.suffix == ".csv" else _TensorBoard
+        self._sink: _Csv | _TensorBoard = kind(path)
 
     def write(self, collector: HasStats, step: int | None = None) -> None:
         """Write the collector's current statistics.

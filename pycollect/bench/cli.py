@@ -139,14 +139,11 @@ def _cpu(args: argparse.Namespace) -> Iterable[list[Row]]:
 
 
 def _gpu(args: argparse.Namespace) -> Iterator[list[Row]]:
-    """Yield rows as soon as they are measured.
+    """Yield rows as soon as they are measured; raise ValueError for an unknown device or side.
 
     Rows that need a missing device are marked as not available. A case that fails is reported as a
     row, and the next ones are still measured. On "cpu", only collectors and the host's own rows are
     measured.
-
-    Raises:
-        ValueError: The device or a side does not exist.
     """
     from pycollect.bench import copies, gpu_trajectories, pixels, simulator
     from pycollect.data.devices import named_device, why_not

@@ -13,10 +13,7 @@ import torch
 def median_seconds(work: Callable[[], object], seconds: float, device: torch.device) -> float:
     """Return the median duration of a call, including the wait for the device.
 
-    Args:
-        work: The call; one call warms up.
-        seconds: Time to measure; at least three calls.
-        device: Synchronized before and after each call.
+    One call warms up; then at least three are timed, for at least that many seconds.
     """
     work()
     return statistics.median(durations(lambda: seconds_of(work, device), seconds))
@@ -25,10 +22,7 @@ def median_seconds(work: Callable[[], object], seconds: float, device: torch.dev
 def queued_seconds(work: Callable[[], object], seconds: float, device: torch.device) -> float:
     """Return the duration of a call if calls are queued and only the last one is awaited.
 
-    Args:
-        work: The call; two calls warm up.
-        seconds: Time to measure: five runs of at least two calls. The median run counts.
-        device: Synchronized at the end of each run.
+    Two calls warm up. The median of five runs counts, each of at least two calls.
     """
     work()
     calls = max(2, min(1000, round(seconds / 5 / max(seconds_of(work, device), 1e-9))))
@@ -43,13 +37,8 @@ def queued_seconds(work: Callable[[], object], seconds: float, device: torch.dev
 def device_seconds(work: Callable[[], object], calls: int = 20) -> float | None:
     """Return the duration of a call on the current CUDA device, without the host's time.
 
-    The device is kept busy until all calls are queued.
-
-    Args:
-        work: The call; two calls warm up.
-
-    Returns:
-        Seconds; ``None`` if the host queued the calls too slowly.
+    The device is kept busy until all calls are queued; ``None`` if the host queued them too slowly.
+    Two calls warm up.
     """
     work()
     torch.cuda.synchronize()
@@ -79,10 +68,7 @@ def median_host_seconds(
 ) -> float:
     """Return the median time a call takes on the host; the device is synchronized between calls.
 
-    Args:
-        work: The call; one call warms up.
-        seconds: Time to measure; at least three calls.
-        before: Called right before each call, not timed.
+    One call warms up; then at least three are timed. `before` is called before each one, not timed.
     """
     wait = _waiting(device)
 
@@ -128,13 +114,7 @@ def _waiting(device: torch.device) -> Callable[[], None]:
 
 
 class Learner:
-    """Queue matrix products on a device that take about a given time.
-
-    On the CPU a call computes them at once.
-
-    Args:
-        milliseconds: Duration of one call.
-    """
+    """Queue matrix products that take about that long; on the CPU, they are computed at once."""
 
     def __init__(self, device: torch.device, milliseconds: float) -> None:
         size = 2048 if device.type == "cuda" else 256
@@ -144,7 +124,6 @@ class Learner:
         self._times = max(1, round(milliseconds / 1e3 / max(one, 1e-6)))
 
     def __call__(self) -> None:
-        """One step of learning."""
         result = self._matrix
         for _ in range(self._times):
             result = result @ self._matrix

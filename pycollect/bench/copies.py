@@ -55,17 +55,11 @@ _ON_A_DEVICE = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Amounts of data to move, and the duration of a measurement.
+    """Amounts of data to move, and the duration of a measurement."""
 
-    Attributes:
-        frames: Number of frames in a batch, each 84x84x4 bytes, at the root and under "next".
-        split_frames: Number of frames of 128 bytes that are split.
-        gathered: Bytes of a leaf that the kernel gathers.
-    """
-
-    frames: int
-    split_frames: int
-    gathered: float
+    frames: int  # number of frames in a batch, each 84x84x4 bytes, at the root and under "next"
+    split_frames: int  # number of frames of 128 bytes that are split
+    gathered: float  # bytes of a leaf that the kernel gathers
     seconds: float
 
 

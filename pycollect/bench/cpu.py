@@ -56,7 +56,6 @@ def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[lis
 
 
 def _two(kind: str, env: Any, loop: Row, where: str) -> list[_Collector]:
-    """Return our collector and TorchRL's."""
     peer = Row(f"TorchRL, {where}", frames=loop.frames)
     own = Row(f"pycollect, {where}", frames=loop.frames, limit=loop.name, peer=peer.name)
     return [(own, partial(ours, kind, env)), (peer, partial(torchrls, kind, env))]
@@ -68,17 +67,10 @@ def _raced(
     collectors: Sequence[_Collector],
     seconds: float,
 ) -> list[Row]:
-    """Measure a loop and collectors in turn, because the speed of a machine changes.
+    """Measure a loop and collectors, ours first, in turn, because the speed of a machine changes.
 
-    Args:
-        loop: Row of the loop, without its duration.
-        loop_side: Opens the loop.
-        collectors: Our collectors, then TorchRL's.
-        seconds: Time for each of them.
-
-    Returns:
-        The row of the loop. Then three rows for each collector: its rate, and the times to the
-        first batch of two of them, one after the other.
+    The given rows have no durations yet. Return the row of the loop, then three rows for each
+    collector: its rate, and the times to the first batch of two of them, one after the other.
     """
     reason = lacks("torchrl")
     present = collectors[:-1] if reason else collectors

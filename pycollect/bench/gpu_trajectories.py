@@ -39,12 +39,10 @@ _TOO_SLOW = "the host was too slow to queue the calls"
 
 
 class Form(NamedTuple):
-    """A collector's batch with 12 leaves and trajectory ids.
+    """A collector's batch [rows, steps] with 12 leaves and trajectory ids.
 
-    Attributes:
-        shape: Shape of the batch, [rows, steps].
-        frame: Shape of an observation: uint8 if it is an image, otherwise float32.
-        action: Number of action components.
+    A frame is an image of uint8, or one-dimensional and float32. `action` is the number of
+    components.
     """
 
     name: str
@@ -194,7 +192,6 @@ class Width(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Size of a frame."""
         return self.items * self.dtype.itemsize
 
 

@@ -49,12 +49,7 @@ _Side = Callable[[int, torch.device], Stream]
 
 
 def side_rows(side: str, processes: int, seconds: float, device: torch.device) -> list[Row]:
-    """Measure a side in a new process; return its rate and the time to its first batch.
-
-    Args:
-        side: Key of `SIDES`.
-        seconds: Time to measure; at least three batches.
-    """
+    """Measure a side for at least 3 batches; return its rate and the time to the first batch."""
     name = f"{side}, {processes}"
     if reason := lacks("torchrl") if "TorchRL" in side else "":
         return _missing(name, reason)
@@ -208,7 +203,6 @@ class _Count:
     frames = 0
 
     def extend(self, td: TensorDictBase) -> None:
-        """Count them."""
         self.frames += td.numel()
 
 

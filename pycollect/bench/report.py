@@ -31,31 +31,19 @@ _PCI = Path("/sys/bus/pci/devices")
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement.
-
-    Attributes:
-        megabytes: 10^6 bytes moved or written in one round.
-        available: False if this machine cannot run the case; nothing was measured then.
-        limit: Name of the row with the best possible rate.
-        ratio: This rate divided by the limit's.
-        peer: Name of the row in which TorchRL or plain torch does the same work.
-        times: This rate divided by the peer's. Without bytes and frames, the peer's time divided by
-            this row's.
-        hidden: Share of the copies' time that overlapped with a learner's work.
-        note: Why figures are missing, or a remark on them.
-    """
+    """One measurement."""
 
     name: str
-    megabytes: float = 0.0
+    megabytes: float = 0.0  # 10^6 bytes moved or written in one round
     seconds: float | None = None
-    available: bool = True
-    limit: str | None = None
-    ratio: float | None = None
-    peer: str | None = None
-    times: float | None = None
-    hidden: float | None = None
+    available: bool = True  # False if this machine cannot run the case; nothing was measured then
+    limit: str | None = None  # name of the row with the best possible rate
+    ratio: float | None = None  # this rate divided by the limit's
+    peer: str | None = None  # name of the row in which TorchRL or plain torch does the same work
+    times: float | None = None  # this rate / the peer's; if there is none, peer's time / this one's
+    hidden: float | None = None  # share of the copies' time that overlapped with a learner's work
     frames: int | None = None
-    note: str = ""
+    note: str = ""  # why figures are missing, or a remark on them
 
     @property
     def gigabytes_per_second(self) -> float | None:

@@ -54,11 +54,7 @@ def read(batch: TensorDictBase) -> int:
 def ours(
     collector: str, env: Any, policy: Any = None, *, read: Read = read, **arguments: Any
 ) -> Stream:
-    """Collect with a collector of this package.
-
-    Args:
-        policy: Makes the policy. ``None`` means random actions.
-    """
+    """Collect with a collector of this package; `policy` makes the policy, None: random actions."""
     import pycollect
 
     return _batches(getattr(pycollect, collector), env, policy, read, arguments)
@@ -142,12 +138,10 @@ class FreeFrames(gymnasium.Env[Any, Any]):
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode."""
         self._steps = 0
         return self.frames[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Show the next frame."""
         self._steps += 1
         return self.frames[self._steps & 3], 1.0, False, self._steps == 1000, {}
 
@@ -160,7 +154,6 @@ class Still(nn.Module):
         self.action = nn.Parameter(torch.zeros(1))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """The same action for every frame."""
         return self.action.expand(*observation.shape[:-3], 1).clone()
 
 
@@ -170,7 +163,6 @@ class NatureCNN(nn.Module):
     """
 
     def __init__(self, outputs: int) -> None:
-        """Make three convolutions, a hidden layer of 512 and the output layer."""
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(4, 32, 8, 4),

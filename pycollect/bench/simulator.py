@@ -53,7 +53,6 @@ class PointMasses(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._age = torch.arange(envs, device=device) % _LIMIT
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode in each environment."""
         self._state.copy_(self._first)
         self._age.zero_()
         return self._state.clone(), {}
@@ -111,11 +110,7 @@ def alone(envs: int, device: torch.device, captured: bool = False) -> Stream:
 
 
 def loop(envs: int, device: torch.device, by_time: bool = False) -> Stream:
-    """A hand-written loop into preallocated tensors, [P, T, ...].
-
-    Args:
-        by_time: The tensors are [T, P, ...], which is faster to write.
-    """
+    """Loop by hand into tensors [P, T, ...], or `by_time` [T, P, ...], which is faster to write."""
     env, policy = PointMasses(envs, device), Policy().to(device)
     lead = (STEPS, envs) if by_time else (envs, STEPS)
     make = partial(torch.zeros, device=device)
@@ -157,7 +152,6 @@ def by_torchrl(envs: int, device: torch.device) -> Stream:
 
 
 def _over_torchrl(by: Callable[..., Stream], envs: int, there: torch.device, **more: Any) -> Stream:
-    """Collect from `point_masses_env`."""
     return by(
         "SyncDataCollector",
         partial(point_masses_env, envs, there),
@@ -210,11 +204,7 @@ def point_masses_env(envs: int, device: torch.device | str) -> Any:
 
 
 def simulator_rows(envs: int, seconds: float, device: torch.device, lacking: str) -> list[Row]:
-    """Measure all ways with `envs` environments; a row for each.
-
-    Args:
-        lacking: Why the device is not available, or an empty string.
-    """
+    """Measure all ways with `envs` environments; `lacking`: why the device is missing, else ""."""
     title = f"{envs} environments there"
     limit, captured = f"{title}, alone", f"{title}, alone, captured"
     of_theirs, peer = f"{title}, pycollect, TorchRL's EnvBase", f"{title}, TorchRL"

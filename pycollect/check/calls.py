@@ -45,22 +45,16 @@ class Budget:
 
     @property
     def is_left(self) -> bool:
-        """Whether there is time left."""
         return time.monotonic() < self._end
 
 
 class CallFailed(Exception):
-    """A call of the environment raised, or did not return in time.
-
-    Attributes:
-        code: "crashes", "hangs" or "interface".
-        refusal: Message of an error that this package raised, else "".
-    """
+    """A call of the environment raised, or did not return in time."""
 
     def __init__(self, code: str, message: str, place: str, refusal: str = "") -> None:
         super().__init__(message)
-        self.refusal = refusal
-        self.code = code
+        self.refusal = refusal  # message of an error that this package raised, else ""
+        self.code = code  # "crashes", "hangs" or "interface"
         self.place = place
 
     def report(self, report: Draft) -> None:
@@ -80,11 +74,7 @@ class _TooLongError(BaseException):
 
 @contextmanager
 def calling(call: str, calls: int = 1) -> Iterator[None]:
-    """Raise `CallFailed` if the environment raises within the block, or takes too long.
-
-    Args:
-        calls: Number of calls of the environment that may take the whole time each.
-    """
+    """Raise `CallFailed` if the block raises, or takes longer than `calls` calls may take."""
     try:
         with _limited(calls * CALL_SECONDS):
             yield
@@ -194,17 +184,11 @@ _END_SECONDS = 1.0
 
 
 class Start(NamedTuple):
-    """A process or thread that was started.
+    """A process or thread that was started."""
 
-    Attributes:
-        kind: "a process", "a thread" or "a fork".
-        place: The user's line, as "file:line".
-        started: The process or thread; ``None`` for a fork.
-    """
-
-    kind: str
-    place: str
-    started: Any
+    kind: str  # "a process", "a thread" or "a fork"
+    place: str  # the user's line, as "file:line"
+    started: Any  # the process or thread; ``None`` for a fork
 
     @property
     def is_running(self) -> bool:

@@ -87,9 +87,8 @@ def _output_to_stderr() -> Iterator[None]:
 
 def _as_json(report: Any) -> str:
     findings = [dataclasses.asdict(finding) for finding in report.findings]
-    return json.dumps(
-        {"environment": report.env, "findings": findings, "not_checked": report.skipped}
-    )
+    parts = {"environment": report.env, "findings": findings, "not_checked": report.skipped}
+    return json.dumps(parts)
 
 
 def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:

@@ -140,9 +140,10 @@ def _first_difference(first: TensorDictBase, again: TensorDictBase) -> str:
     for key, value in sorted(_numeric(first).items(), key=lambda item: "info" in item[0]):
         if "collector" in key or key not in other or value.shape != other[key].shape:
             continue
-        if torch.equal(value, other[key]):  # images need eight times the memory as float64
-            continue
-        if not torch.allclose(value.double(), other[key].double(), equal_nan=True):
+        # First without conversion, because images need eight times the memory as float64.
+        if not torch.equal(value, other[key]) and not torch.allclose(
+            value.double(), other[key].double(), equal_nan=True
+        ):
             place = torch.argwhere(value != other[key])[0].tolist()
             return f"batch[{key!r}], first at {place}"
     return ""

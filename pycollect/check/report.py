@@ -122,23 +122,15 @@ class Report:
 
 @dataclass
 class Draft(Report):
-    """A report to which checks add.
+    """A report to which checks add."""
 
-    Attributes:
-        ignored: Codes of findings that are left out.
-        places: Lines of the environment that are named in findings.
-        frames: Frames of each environment in a collected batch; fewer if its steps are slow.
-        has_mask: Whether the environment returns an action mask, which random actions ignore.
-    """
-
-    ignored: Collection[str] = ()
-    places: set[str] = field(default_factory=set)
-    frames: int = 50
-    has_mask: bool = False
+    ignored: Collection[str] = ()  # codes of findings that are left out
+    places: set[str] = field(default_factory=set)  # lines of the environment named in findings
+    frames: int = 50  # of each environment in a collected batch; fewer if its steps are slow
+    has_mask: bool = False  # whether it returns an action mask, which random actions ignore
     _found: dict[tuple[str, str], Finding] = field(default_factory=dict)
 
     def final(self) -> Report:
-        """Return the report for the user."""
         return Report(self.env, self.findings, self.facts, self.skipped)
 
     def has(self, *codes: str) -> bool:
@@ -154,11 +146,8 @@ class Draft(Report):
     ) -> None:
         """Add a finding, or let it replace a warning with the same code about the same object.
 
-        If an error with that code and object is known, nothing is added.
-
-        Args:
-            fix: Defaults to "": the fix of the code.
-            about: For example the key of an observation.
+        If an error with that code and object is known, nothing is added. `fix` defaults to the
+        code's own; the object `about` is for example the key of an observation.
         """
         known = self._found.get((code, about))
         if known is not None and (known.severity == ERROR or severity == WARNING):

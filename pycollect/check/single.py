@@ -56,19 +56,13 @@ _LIMITS = (
 
 @dataclass
 class Subject(Checked):
-    """A single environment under check.
-
-    Attributes:
-        second: Another new instance; ``None`` if only an instance was passed.
-        seed: Seed of each walk; ``None`` if `reset` takes none.
-        info_sizes: Size of info after each call of the walk, for each episode.
-    """
+    """A single environment under check."""
 
     batch: EnvBatch
-    second: Any
-    seed: int | None = SEED
+    second: Any  # another new instance; ``None`` if only an instance was passed
+    seed: int | None = SEED  # of each walk; ``None`` if `reset` takes none
     actions: Actions = field(init=False)
-    info_sizes: list[list[int]] = field(default_factory=list)
+    info_sizes: list[list[int]] = field(default_factory=list)  # after each call, for each episode
 
     def __post_init__(self) -> None:
         self.actions = Actions(self.env.action_space)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,11 +56,7 @@ def is_close(a: Any, b: Any) -> bool:
 
 
 def make_check(space: Space, envs: int | None = None) -> Callable[[Any, str, Draft], None]:
-    """Return a function that compares an observation with the space, entry by entry.
-
-    Args:
-        envs: Number of rows of a vector environment. Defaults to ``None``: a single environment.
-    """
+    """Return a function that compares an observation with the space; `envs` rows of it if given."""
     numeric = [(leaf.key, child) for leaf, child in leaf_spaces(space, (), "observation_space")]
     others = [(extra.key, child) for extra, child in extra_spaces(space, ())]
     flatten, flatten_others = make_flatten(space), make_flatten(space, extras=True)
@@ -72,40 +69,31 @@ def make_check(space: Space, envs: int | None = None) -> Callable[[Any, str, Dra
             report.add("observation-space", f"{where}: {error}")
             return
         for (key, child), value in zip(numeric, values, strict=True):
-            _check_entry(
-                _Entry(report, f"{where} returned {_called(key)}", key, child, rows), value
-            )
+            shape = (*rows, *(child.shape or ()))
+            _check_entry(_Entry(report, where, key, child, shape), value)
         for (key, child), value in zip(others, extras, strict=True):
+            entry = _Entry(report, where, key, child, rows)
             for one in value if rows else [value]:
                 if one not in child:
-                    report.add(
-                        "observation-space",
-                        f"{where} returned {_called(key)} {describe(one)}, which {child} does not "
-                        "contain",
-                        about=str(key),
+                    entry.add(
+                        "observation-space", f"{describe(one)}, which {child} does not contain"
                     )
 
     return check
 
 
-def _called(key: Key) -> str:
-    return f"the observation {show(key)}" if key else "an observation"
-
-
+@dataclass(frozen=True)
 class _Entry:
-    """One entry of an observation, as the checks below need it."""
-
-    def __init__(
-        self, report: Draft, start: str, key: Key, space: Space, rows: tuple[int, ...]
-    ) -> None:
-        self._report = report
-        self._start = start
-        self._about = str(key)
-        self.space = space
-        self.shape = (*rows, *(space.shape or ()))
+    report: Draft
+    where: str
+    key: Key
+    space: Space
+    shape: tuple[int, ...]
 
     def add(self, code: str, text: str, severity: str = ERROR) -> None:
-        self._report.add(code, f"{self._start} {text}", severity, about=self._about)
+        which = f"the observation {show(self.key)}" if self.key else "an observation"
+        text = f"{self.where} returned {which} {text}"
+        self.report.add(code, text, severity, about=str(self.key))
 
 
 def _check_entry(entry: _Entry, value: Any) -> None:

@@ -47,21 +47,14 @@ _SAME_ROWS = 50
 
 @dataclass
 class Vector(Checked):
-    """The vector environment under check, with arrays even if it has tensors.
+    """The vector environment under check, with arrays even if it has tensors."""
 
-    Attributes:
-        second: Another new instance, or ``None``.
-        mode: The autoreset mode that it declares, else the one that the user passed, else
-            ``None``.
-    """
-
-    second: Any
+    second: Any  # another new instance, or ``None``
     api: VectorApi
-    mode: Autoreset | None
+    mode: Autoreset | None  # the mode that it declares, else the user's, else ``None``
 
     @property
     def seeds(self) -> list[int]:
-        """One seed for each row."""
         return [SEED + row for row in range(self.api.num_envs)]
 
 
@@ -185,7 +178,6 @@ def _ended(values: Any) -> BoolArray:
 
 
 def _check_rows_of(visit: Visit, vector: Vector) -> None:
-    """Rewards and flags have one value for each row."""
     declared, rows, report = vector.api.reward, vector.api.num_envs, vector.report
     several = declared.shape if declared != ONE_REWARD else ()
     for name, value, shape in zip(

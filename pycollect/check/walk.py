@@ -53,7 +53,6 @@ class Visit:
 
     @property
     def ended(self) -> bool:
-        """Whether the step ended an episode."""
         return bool(self.values) and (bool(self.values[1]) or bool(self.values[2]))
 
     @property
@@ -79,8 +78,6 @@ class Walk:
 
     Attributes:
         kept: Copies of the first results: observation, then reward and flags of a step.
-        step_seconds, reset_seconds: Duration of each call.
-        lengths: Number of steps of each episode that ended.
         ends: Flags (terminated, truncated) of each end.
         limits: For each end, `TimeLimit.truncated` of its info.
     """
@@ -97,11 +94,7 @@ class Walk:
 
 @dataclass
 class Checked:
-    """An environment under check.
-
-    Attributes:
-        seconds: Time for the longest part of the check; others take less.
-    """
+    """An environment under check; the longest part of the check takes `seconds`."""
 
     env: Any
     report: Draft
@@ -113,11 +106,7 @@ Observer = Callable[[Visit], None]
 
 
 class Actions:
-    """Draws actions like a collector without a policy, except those that `step` refused.
-
-    Args:
-        refused: Values of a Discrete space for which `step` raised.
-    """
+    """Draws actions like a collector without a policy, except actions that `step` refused."""
 
     def __init__(self, space: Space, refused: Sequence[int] = ()) -> None:
         self._space = space
@@ -136,7 +125,6 @@ class Actions:
         return (values if len(values) else [space.start])[rng.integers(max(1, len(values)))]
 
     def of_leaves(self, leaves: Sequence[Any]) -> Any:
-        """Return the action that has these leaves."""
         arrays = [np.asarray(leaf) for leaf in leaves]
         return self._act(arrays[0] if len(arrays) == 1 else arrays)
 
@@ -175,9 +163,7 @@ def step(
 ) -> Visit:
     """Make and time a step; raise `CallFailed` if it raises or returns another form.
 
-    Args:
-        where, before: See `Visit`.
-        noun: Name of the action in messages.
+    `noun` is the name of the action in messages; for `where` and `before` see `Visit`.
     """
     with calling(f"{where} with the {noun} {action!r}"):
         result = timed(walk.step_seconds, lambda: env.step(action))
@@ -198,15 +184,8 @@ def take(
 ) -> Walk:
     """Reset with a seed and make steps, with resets without a seed after each end.
 
-    The actions are the same in each call.
-
-    Args:
-        seed: ``None`` for an environment that takes none.
-        observers: Called with the result of each call, before the next call.
-        walk: The record to fill, which also keeps the calls before an error.
-
-    Raises:
-        CallFailed: The environment raised, or did not return.
+    The actions are the same in each call. Observers get the result of each call before the next
+    one. A given `walk` keeps also the calls before an error.
     """
     walk, rng = Walk() if walk is None else walk, np.random.default_rng(1)
     _visit(walk, timed(walk.reset_seconds, lambda: reset(env, seed)), observers)
@@ -267,11 +246,7 @@ def timed(seconds: list[float], call: Callable[[], Any]) -> Any:
 
 
 def compare(report: Draft, walks: tuple[Walk, Walk], name: str, before: dict[str, Any]) -> None:
-    """Report the first result of the second walk that differs from the first walk's.
-
-    Args:
-        name: The instance of the second walk, for the message.
-    """
+    """Report the first result of the second walk, in `name`, that differs from the first walk's."""
     pairs = list(zip(walks[0].kept, walks[1].kept, strict=False))
     different = next((i for i, (a, b) in enumerate(pairs) if not is_close(a, b)), None)
     if different is None:

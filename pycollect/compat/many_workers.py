@@ -9,7 +9,7 @@ from typing import Any, cast
 import cloudpickle
 import torch
 
-from pycollect.arguments import completed_by
+from pycollect.arguments import completed_by, exposes
 from pycollect.compat.one_worker import (
     Paths,
     View,
@@ -34,9 +34,12 @@ Question = tuple[str, Sequence[Any], Mapping[str, Any]]
 Places = tuple[torch.device | None, ...]
 
 
+@exposes(RemoteOptions, "_remote")
 class ManyWorkers(WorkerNames):
     """The present workers and the arguments of each, in the order of their ids."""
 
+    cat_results: str | int | None
+    update_at_each_batch: bool
     _remote: RemoteOptions
     _source: Scheduler
 
@@ -54,20 +57,10 @@ class ManyWorkers(WorkerNames):
         return len(self._workers)
 
     @property
-    def cat_results(self) -> str | int | None:
-        """How rollouts are joined; ``None`` if they are not joined."""
-        return self._remote.joined
-
-    @property
     def preemptive_threshold(self) -> float:
         """Share of the workers that a batch waits for, 0 to 1; 1.0 means all of them."""
         preemption = self._remote.preemption
         return 1.0 if preemption is None else preemption.threshold
-
-    @property
-    def update_at_each_batch(self) -> bool:
-        """Whether workers automatically get the policy's weights for each batch."""
-        return self._remote.update_each
 
     @property
     def num_sub_threads(self) -> int | None:
@@ -246,12 +239,7 @@ def _is_of_the_buffer(path: Any) -> bool:
 
 
 def answer(worker: Hosted, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a method of the view of a worker. This runs in the worker.
-
-    Raises:
-        TypeError: The result cannot be pickled.
-        Exception: Raised by the method.
-    """
+    """Call a method of the view of a worker. This runs in the worker."""
     view = NestView(worker) if isinstance(worker, Nest) else WorkerView(cast(SingleWorker, worker))
     value = getattr(view, method)(*args, **kwargs)
     try:

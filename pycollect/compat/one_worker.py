@@ -274,11 +274,7 @@ def calls(
 def mapped(
     start: Any, path: str, each: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
 ) -> list[Any]:
-    """Call the function at a path with each of these arguments and return the results.
-
-    Raises:
-        AttributeError: The value at the path is not callable.
-    """
+    """Call the function at a path with each of these arguments, and return the results."""
     function: Callable[..., Any] = resolved(start, path)
     if not callable(function):
         raise AttributeError(f"{path}: expected a method, got {type(function).__name__}")

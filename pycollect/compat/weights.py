@@ -219,13 +219,7 @@ class WeightUpdates:
 def source_of(given: Mapping[str, Any], model_id: Any, weights_dict: Any) -> Any:
     """Return the weights of an update; None means the collector's policy.
 
-    Args:
-        given: Arguments by name, of which at most one may be set.
-        weights_dict: Weights by model; replaces both.
-
-    Raises:
-        ValueError: Several arguments are set, or the model is not the policy.
-        TypeError: `weights_dict` is not a dict.
+    At most one of the arguments `given` by name may be set, and none together with `weights_dict`.
     """
     several = {name: value for name, value in given.items() if value is not None}
     if weights_dict is not None:

@@ -103,12 +103,9 @@ def scaled(tensor: torch.Tensor, dtype: torch.dtype, scale: float | None) -> tor
 def scaled_at_once(tensor: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
     """Return the same as `scaled` in one pass, which is faster on devices.
 
-    The product is computed in float32 and rounded once, as torch does for float16 and bfloat16. On
-    the CPU, torch would make a temporary float32 tensor.
-
-    Args:
-        tensor: Tensor of integers that `dtype` represents exactly.
-        dtype: float32, float16 or bfloat16.
+    `tensor` has integers that `dtype`, float32, float16 or bfloat16, represents exactly. The
+    product is computed in float32 and rounded once, as torch does for float16 and bfloat16. On the
+    CPU, torch would make a temporary float32 tensor.
     """
     result = torch.empty_like(tensor, dtype=dtype)
     return torch.mul(tensor, torch.tensor(scale, dtype=torch.float32, device="cpu"), out=result)

@@ -130,13 +130,10 @@ class Accelerator:
 
     This class is for a device without streams in torch: every copy is synchronous, and no memory is
     pinned.
-
-    Attributes:
-        device: The device, with its index.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device = device  # the device, with its index
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return uninitialized pinned host memory, which the device accesses directly."""

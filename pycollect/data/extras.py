@@ -57,16 +57,14 @@ class Extra:
     shape: tuple[int, ...] = ()  # frame shape of a ragged extra, with -1 for a varying extent
 
     def under_next(self) -> Extra:
-        """Return the same extra under "next"."""
         return Extra(("next", *self.key), self.kind, self.dtype, self.shape)
 
     def absent(self) -> Any:
         """Return a placeholder: ``None``, or if ragged a tensor with 0 for varying extents."""
         if self.kind is not Kind.RAGGED:
             return None
-        return torch.zeros(
-            [max(extent, 0) for extent in self.shape], dtype=self.dtype, device="cpu"
-        )
+        shape = [max(extent, 0) for extent in self.shape]
+        return torch.zeros(shape, dtype=self.dtype, device="cpu")
 
 
 def fitted(rollout: Extras, steps: int) -> Extras:
@@ -80,12 +78,10 @@ def fitted(rollout: Extras, steps: int) -> Extras:
 
 
 def joined(rollouts: Sequence[Extras], join: str | int, envs: Sequence[int]) -> Extras:
-    """Join the extras of several workers into those of one batch.
+    """Join the extras [P, T] of several workers, in their order, into the extras of one batch.
 
-    Args:
-        rollouts: Extras [P, T] in worker order; T may differ if they are joined along time.
-        join: "stack", 0 or -1, as `cat_results`.
-        envs: Batch dimensions of one worker's environments: (), (P,) or more.
+    T may differ if they are joined along time. `join` is "stack", 0 or -1, as `cat_results`. `envs`
+    are the batch dimensions of one worker's environments: (), (P,) or more.
     """
     result = {}
     for key in rollouts[0]:

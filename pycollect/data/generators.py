@@ -50,20 +50,13 @@ _MT19937_WORDS = 624
 
 @dataclass(frozen=True)
 class GeneratorState:
-    """States of a worker's random generators. Can be pickled.
+    """States of a worker's random generators. Can be pickled."""
 
-    Attributes:
-        torch: State of torch's global generator, uint8.
-        numpy: As ``np.random.get_state(legacy=False)`` returns it.
-        python: As ``random.getstate()`` returns it.
-        actions: ``bit_generator.state`` of each environment's generator of random actions.
-        device: State of the global generator of the policy's device, uint8; empty for the CPU.
-    """
-
-    torch: npt.NDArray[np.uint8]
-    numpy: Any
-    python: Any
-    actions: tuple[dict[str, Any], ...]
+    torch: npt.NDArray[np.uint8]  # of torch's global generator
+    numpy: Any  # as ``np.random.get_state(legacy=False)`` returns it
+    python: Any  # as ``random.getstate()`` returns it
+    actions: tuple[dict[str, Any], ...]  # `bit_generator.state` of each environment's generator
+    # Of the global generator of the policy's device; empty for the CPU.
     device: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def plain(self) -> dict[str, Any]:
@@ -79,7 +72,6 @@ class GeneratorState:
 
     @classmethod
     def from_plain(cls, plain: Any, place: str = "generators") -> GeneratorState:
-        """Return the state that `plain` describes."""
         if not isinstance(plain, Mapping):
             raise ValueError(
                 f"state_dict: expected a dict of generator states in {place}, got "
@@ -108,7 +100,6 @@ class NestState:
     processes: tuple[GeneratorState, ...]
 
     def plain(self) -> dict[str, Any]:
-        """Return the states in the form of :meth:`GeneratorState.plain`."""
         return {"processes": [state.plain() for state in self.processes]}
 
 
@@ -303,7 +294,6 @@ class _Globals(NamedTuple):
         return cls(torch.get_rng_state(), _Numpy.now(), random.getstate(), generator_state(device))
 
     def put(self, device: torch.device) -> None:
-        """Set the global generators to these states."""
         set_generator_state(device, self.device)
         torch.set_rng_state(self.cpu)
         self.numpy.put()

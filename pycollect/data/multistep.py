@@ -42,15 +42,11 @@ def flags_are_separate(td: TensorDictBase, flags: torch.Size) -> bool:
 def flag_by_flag(
     step: Callable[[TensorDictBase], TensorDictBase], td: TensorDictBase, flags: torch.Size
 ) -> TensorDictBase:
-    """Apply `step` to the trajectories of each flag; return the layout of the batch.
+    """Apply `step` to the trajectories of each flag [*batch, T, *K] of `td` [*batch, T].
 
-    Args:
-        step: Takes a batch with time as its last dimension.
-        td: Batch size [*batch, T].
-        flags: Shape [*batch, T, *K], with which all entries begin.
-
-    Returns:
-        Batch size [*batch, T]; entries with one value per frame and flag are [*batch, T, *K].
+    All entries begin with the shape of the flags. `step` takes a batch with time as its last
+    dimension. In the result [*batch, T], entries with one value per frame and flag are [*batch, T,
+    *K].
     """
     time = td.ndim - 1
     wide = td.clone(False)
@@ -143,7 +139,6 @@ class MultiStep(torch.nn.Module):
         self.register_buffer("gammas", torch.tensor(powers, dtype=torch.float32)[None, None])
 
     def extra_repr(self) -> str:
-        """Return the text that torch prints between the parentheses."""
         return f"gamma={self.gamma}, n_steps={self.n_steps}, shift_done={self.shift_done}"
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -293,9 +288,8 @@ class _Ahead:
     ) -> dict[Key, torch.Tensor]:
         """Return the entries that one launch on a CUDA device can compute."""
         floats = (torch.float32, torch.float64)
-        on_device = on_one_device(
-            leaves | {key: reward for key, reward in rewards.items() if reward.dtype in floats}
-        )
+        real = {key: reward for key, reward in rewards.items() if reward.dtype in floats}
+        on_device = on_one_device(leaves | real)
         if not on_device:
             return {}
         moved = {key: leaf for key, leaf in on_device.items() if key in leaves}

@@ -53,11 +53,9 @@ def slab_tensors(
 ) -> dict[Key, torch.Tensor]:
     """Return the slab's leaves by key, as contiguous tensors `[*batch_shape, *frame]`.
 
-    Each tensor keeps the slab alive.
-
-    Args:
-        keys: Keys of the slab's leaves in their order; ``None`` omits a leaf. Defaults to ``None``:
-            the keys of the layout; to look them up takes longer than to make the tensors.
+    Each tensor keeps the slab alive. `keys` are the keys of the slab's leaves in their order;
+    ``None`` omits a leaf. By default they are looked up in the layout, which takes longer than to
+    make the tensors.
     """
     if keys is None:
         keys = [leaf.key for leaf in slab.placement.layout.leaves]
@@ -170,16 +168,11 @@ class SlabRows:
     def tensors(
         self, envs: Sequence[int], keys: Sequence[Key | None], whole: bool = False
     ) -> dict[Key, torch.Tensor]:
-        """Return the rollout's leaves by key, as views that may not be contiguous.
+        """Return views ``[*envs, T, *frame]`` of the rollout's leaves by key, maybe not contiguous.
 
-        Args:
-            envs: Batch dimensions of the environments: (), (P,) or more.
-            keys: Keys of the slab's leaves in their order; ``None`` omits a leaf.
-            whole: Include the cells after the end of the rollout.
-
-        Returns:
-            Tensors ``[*envs, T, *frame]``. T is the number of steps of the rollout, or of the slab
-            if `whole`.
+        `envs` are the batch dimensions of the environments: (), (P,) or more. `keys` are the keys
+        of the slab's leaves in their order; ``None`` omits a leaf. If `whole`, the cells after the
+        end of the rollout are included.
         """
         placement = self.slab.placement
         steps = placement.steps if whole else self.slab.lengths(self.row)[0]
@@ -205,15 +198,10 @@ class MappedSlabs:
         self._placements: dict[tuple[int, int, str], Placement] = {}
 
     def rows(self, address: RowsAddress, rollout: Placement) -> SlabRows:
-        """Return the rows at an address.
+        """Return the rows at an address of `SlabRows.address`, of one rollout of a worker each.
 
-        Args:
-            address: Address from `SlabRows.address`.
-            rollout: Placement of one rollout of the worker, which has the slab's layout and
-                environments.
-
-        Raises:
-            SharedMemoryError: The other process has freed the memory.
+        `rollout` has the slab's layout and environments. Raises SharedMemoryError if the other
+        process has freed the memory.
         """
         memory_address, generation, workers, steps, order, row = address
         memory = self._memory.get(memory_address)

@@ -249,9 +249,7 @@ def split_with_plan(
 ) -> tuple[TensorDict, SplitPlan]:
     """Split like :func:`split_trajectories`; also return the source cells as a plan.
 
-    Args:
-        signals: Copies of entries in host memory, by key, so that flags and ids need not be fetched
-            from a device.
+    `signals` are copies of entries in host memory, by key, which need not be fetched from a device.
     """
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")

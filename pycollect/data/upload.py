@@ -52,13 +52,10 @@ def view_at(
 
 
 class Send:
-    """Copies tensors from the host to a device, with one copy of one block of pinned memory.
+    """Copies `sources` to a device, with one copy of one block of pinned memory.
 
-    Args:
-        sources: Tensors on the host; each `stage` reads them again.
-
-    Attributes:
-        mirrors: The tensors on the device; their memory stays the same.
+    Each `stage` reads the sources again. The memory of `mirrors`, the tensors on the device, stays
+    the same.
     """
 
     def __init__(
@@ -158,7 +155,6 @@ class DeviceUploader:
 
     @property
     def device(self) -> torch.device:
-        """Device of the batches."""
         return self._accelerator.device
 
     def allocate(self, bytes: int) -> npt.NDArray[np.uint8]:
@@ -187,12 +183,10 @@ class DeviceUploader:
             return False
 
     def send(self, slab: Slab, parts: Iterable[torch.Tensor]) -> None:
-        """Send parts of a slab before the other parts are complete.
+        """Send some parts of a slab, which is passed to `upload` later or dropped, in advance.
 
-        Args:
-            slab: Slab that is later passed to `upload`, or dropped.
-            parts: Contiguous, disjoint views of some of the slab, which must not be written any
-                more. Parts smaller than `MIN_PART_BYTES` are sent by `upload`.
+        The parts are contiguous, disjoint views that must not be written any more. Parts smaller
+        than `MIN_PART_BYTES` are sent by `upload`.
         """
         large = [part for part in parts if part.nbytes >= MIN_PART_BYTES]
         if large and slab not in self._partial:
@@ -304,11 +298,7 @@ class Uploads:
     def moved(
         self, td: TensorDictBase, place: torch.device, reported: torch.device | None
     ) -> TensorDictBase:
-        """Return a TensorDict, which is not in a slab, on a device.
-
-        Args:
-            reported: Value of ``td.device`` of the result.
-        """
+        """Return a TensorDict that is not in a slab on a device; `reported`: its ``td.device``."""
         if place.type == "cpu":
             return td
         uploader = self.to(place)

@@ -211,20 +211,11 @@ def _rate(frames: int, seconds: float) -> str:
 
 
 def _row(label: str, value: str) -> str:
-    """Return one line of the summary's figures."""
     return f"{label:<24}{value}"
 
 
 def save_plot(run: Run, title: str, folder: Path) -> Path:
-    """Draw a run with at least one batch, and save it in `folder`, which is made if missing.
-
-    Returns:
-        The path of the PNG.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        OSError: The file cannot be written.
-    """
+    """Draw a run of at least one batch; save it in `folder`, made if missing; return its path."""
     figure = drawn(run, title)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{run.task.env_id.replace('/', '-')}.png"

@@ -51,7 +51,6 @@ class Pixels(nn.Module):
         )
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Scale to [0, 1] and convolve."""
         flat = frames.reshape(-1, *frames.shape[-3:])
         features = cast(Tensor, self.net(flat.float() / 255))
         return features.reshape(*frames.shape[:-3], features.shape[-1])

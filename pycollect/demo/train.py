@@ -18,28 +18,21 @@ import torch
 from tqdm import tqdm
 
 from pycollect.demo.ppo import PPO, ActorCritic, PPOConfig
+from pycollect.worker.worker import torch_threads
 
 
 @dataclass(frozen=True)
 class Task:
-    """An environment with all settings of the demo.
-
-    Attributes:
-        make_env: Makes a vector environment; can be pickled.
-        steps: Length of a rollout per environment.
-        target: Mean return that ends the run early, or ``None``.
-        threads: Number of the learner's torch threads.
-        spaces: Shape of one observation, and number of actions.
-    """
+    """An environment with all settings of the demo."""
 
     env_id: str
-    make_env: Callable[[], Any]
+    make_env: Callable[[], Any]  # makes a vector environment; can be pickled
     num_envs: int
-    steps: int
+    steps: int  # length of a rollout per environment
     frames: int
-    target: float | None
-    threads: int
-    spaces: tuple[tuple[int, ...], int]
+    target: float | None  # mean return that ends the run early, or ``None``
+    threads: int  # number of the learner's torch threads
+    spaces: tuple[tuple[int, ...], int]  # shape of one observation, and number of actions
     ppo: PPOConfig
 
 
@@ -187,12 +180,7 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Point:
-    """The state of the run after one batch.
-
-    Attributes:
-        seconds: Time since training began.
-        mean_return: Mean return of recent episodes; nan before the first has ended.
-    """
+    """The state of the run after one batch; `mean_return` is nan until an episode has ended."""
 
     seconds: float
     frames: int
@@ -201,31 +189,25 @@ class Point:
 
 @dataclass
 class Run:
-    """Data for the summary and the plot.
+    """Data for the summary and the plot."""
 
-    Attributes:
-        stats: The collector's statistics.
-        RECENT_EPISODES: Number of episodes in their average `episode_return`.
-    """
-
-    RECENT_EPISODES: ClassVar[int] = 100
+    RECENT_EPISODES: ClassVar[int] = 100  # number of episodes in their average `episode_return`
 
     task: Task
     points: list[Point] = field(default_factory=list)
     outcome: Literal["target", "budget", "interrupted"] = "budget"
-    stats: dict[str, Any] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)  # the collector's statistics
 
 
 def train(task: Task, actors: int, seed: int) -> Run:
     """Train until the target, the last frame or Ctrl-C; always shut the collector down.
 
-    Args:
-        actors: Number of Ray actors; 0 collects in this process.
+    Without `actors`, this process collects.
     """
     run = Run(task)
     torch.manual_seed(seed)
     net = ActorCritic(*task.spaces)
-    with Interrupt() as interrupt, _threads(task.threads):
+    with Interrupt() as interrupt, torch_threads(task.threads):
         collector = make_collector(task, actors, net.policy())
         try:
             collector.set_seed(seed)
@@ -260,14 +242,3 @@ def _loop(run: Run, collector: Any, learner: PPO, interrupt: Interrupt) -> None:
             if has_enough and task.target is not None and mean >= task.target:
                 run.outcome = "target"
                 return
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Set the number of torch threads within."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

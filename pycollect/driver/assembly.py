@@ -46,10 +46,8 @@ _Kind = tuple[Group, int, int, int]
 class SharedSlabs:
     """Slabs of each group of workers that share a batch.
 
-    If the same workers return with another layout, they get separate slabs.
-
-    Args:
-        working: Number of batches of one group that are being written, or wait, at a time.
+    If the same workers return with another layout, they get separate slabs. `working` is the number
+    of batches of one group that are being written, or wait, at a time.
     """
 
     def __init__(self, working: int) -> None:

@@ -34,7 +34,6 @@ class Background:
 
     @property
     def running(self) -> bool:
-        """Whether the background thread is running."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
@@ -55,10 +54,8 @@ class Background:
     ) -> None:
         """Start the thread; do nothing if it is running, or after `end`.
 
-        Args:
-            at_exit: Called if the program ends while the thread runs. It must call `end`.
-            is_due: Returns whether `step` may be called now. If not, the thread sleeps until
-                `wake`.
+        `at_exit`, which must call `end`, is called if the program ends while the thread runs. If
+        `is_due` returns false, `step` is not called now, and the thread sleeps until `wake`.
         """
         if self.is_current:
             return

@@ -139,9 +139,8 @@ class InProcess:
                     self.worker.reset_later()  # else trajectories would lack these frames
                 raise
             self._lose(issued, "env_error")
-            failure = WorkerError(
-                f"worker 0 raised {described(error)}", 0, 0, traceback.format_exc()
-            )
+            text = f"worker 0 raised {described(error)}"
+            failure = WorkerError(text, 0, 0, traceback.format_exc())
             failure.__cause__ = error.__cause__
             raise error from failure
 
@@ -296,7 +295,6 @@ class InProcess:
         """Accept any value, because environments in this process can outlive the collector."""
 
     def close(self, timeout: float | None, close_env: bool) -> None:
-        """Close the environments if requested."""
         if close_env:
             self.worker.close()
 

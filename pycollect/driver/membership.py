@@ -27,9 +27,6 @@ class Membership:
     If async, a new worker collects at once, and a removed worker ends after it has delivered its
     requested rollouts. If sync, all changes happen between two rounds, and the workers share the
     frames of a batch anew.
-
-    Attributes:
-        changed: Whether the workers of a sync collector changed since they last shared the frames.
     """
 
     def __init__(
@@ -45,7 +42,7 @@ class Membership:
         self._place, self._assembly, self._options = place, assembly, options
         self._next_index = 0
         self.batch_frames = 0
-        self.changed = False
+        self.changed = False  # whether workers that share frames changed since they last shared
 
     def start(self, plans: Sequence[WorkerPlan]) -> None:
         """Start the first workers and check them."""
@@ -247,15 +244,15 @@ class GroupStreams:
         calls: dict[int, tuple[Any, ...]] = {}
         present, sender = self._group.present, self._group.weights
         for worker in present:
-            generators = state.workers[worker.index].generators
-            if generators is None:
+            own = state.workers[worker.index]
+            if own.generators is None:
                 seeds = worker.seeds(state.entropy, state.batches)
                 root = derived_seeds(1, state.entropy, state.batches)[0]
                 calls[worker.index] = (set_seed, seeds, root)
             else:
-                calls[worker.index] = worker.resumption(generators, state.entropy, state.batches)
+                moment = state.entropy, state.batches
+                calls[worker.index] = worker.resumption(own.generators, *moment)
             worker.report = None
-            own = state.workers[worker.index]
             worker.version = own.version if own.policy else state.policy_version
             worker.frames = state.ledger.get(str(worker.index), {}).get("delivered", 0)
         self._waiter.begin_all(calls)

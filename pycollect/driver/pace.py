@@ -22,12 +22,9 @@ class Pace(NamedTuple):
 def first_too_late(slacks: Iterable[int], before_update: int, pace: Pace) -> int | None:
     """Return the slack of a rollout that may become too old, or ``None`` if all can be delivered.
 
-    Rollouts are delivered in the order of their slack, one per batch.
-
-    Args:
-        slacks: By how many policy versions each rollout may still fall behind.
-        before_update: Number of batches that the learner takes before its next update.
-        pace: Of the updates after that.
+    Rollouts are delivered one per batch, in the order of their slacks: by how many policy versions
+    each may still fall behind. The learner takes `before_update` batches before its next update,
+    and keeps `pace` after that.
     """
     for position, slack in enumerate(sorted(slacks)):
         if position >= before_update + slack // pace.versions * pace.batches:

@@ -364,7 +364,6 @@ class InPolicyProcess(InWorkers):
             record.handle.answer(call)
 
     def report(self) -> dict[str, Any]:
-        """Return the entry "server" of `stats`."""
         record = self._record
         entry = {"pid": record.info.pid, "restarts": record.restarts, "failure": record.failure}
         return {"server": entry}

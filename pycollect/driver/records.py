@@ -21,15 +21,13 @@ from pycollect.worker.report import RolloutReport
 class WorkerPlan:
     """Everything that a worker and its replacements are built from.
 
-    Attributes:
-        options: Options of the engine for the worker's process.
-        copy: Function that pickles the policy for a worker that shares no memory with the driver,
-            if `policy` is a client of central inference. Otherwise ``None``.
+    If `policy` is a client of central inference, `copy` pickles the policy itself for a worker that
+    shares no memory with the driver.
     """
 
     spec: WorkerSpec
     policy: bytes
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # options of the engine for the worker's process
     copy: Callable[[], bytes] | None = None
 
 
@@ -60,7 +58,6 @@ class WorkerRecord:
 
     @property
     def index(self) -> int:
-        """The worker's id."""
         return self.plan.spec.index
 
     @property
@@ -91,7 +88,6 @@ class WorkerRecord:
 
     @property
     def batch_device(self) -> torch.device:
-        """Device of the worker's batches."""
         return self.plan.spec.options.devices.batch_device or self.info.device
 
     @property

@@ -53,7 +53,6 @@ class Scheduler:
         self.members = Membership(flow, self.group, self.waiter, self.place, self.assembly, options)
 
     def start(self) -> None:
-        """Start the workers and check them."""
         self.place.start()
         self.members.start(self._plans)
         for in_place in (True, False):
@@ -72,7 +71,6 @@ class Scheduler:
     # Collecting
 
     def collect(self) -> None:
-        """Produce the next batch; see `Source` in `stream`."""
         if not self.group.present:
             raise RuntimeError("all workers were stopped; call add_collectors() first")
         self._flow.collecting = True  # this process may call the policy while it waits
@@ -297,12 +295,9 @@ class Scheduler:
     def set_hook(
         self, name: str, hook: Callable[..., Any] | None, workers: Sequence[int] | None = None
     ) -> None:
-        """Call this hook in the workers from their next rollout on.
+        """Call this hook in these, or all present and later, workers from their next rollout on.
 
         A worker process closes its copy of a hook that has a method `close`.
-
-        Args:
-            workers: Ids of the workers that call it. Defaults to ``None``: all, also later ones.
         """
         alone = workers is not None
         chosen = self.group.present if workers is None else self.group.of(workers)

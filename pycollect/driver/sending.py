@@ -130,12 +130,9 @@ class WeightSender:
         acknowledge: bool = False,
         individual: bool = False,
     ) -> list[tuple[WorkerRecord, Any]]:
-        """Send weights to workers; return the workers and calls that can be awaited.
+        """Send weights of all or some names; return the workers and calls that can be awaited.
 
-        Args:
-            weights: New weights, perhaps only some of the names.
-            acknowledge: Whether the workers must confirm that they have the weights.
-            individual: Whether each of the workers has its own weights.
+        If `acknowledge`, the workers must confirm them. If `individual`, each of them has its own.
         """
         serial = self._newest.serial + 1
         previous = [self._of.get(worker.index, _NOTHING) for worker in workers]

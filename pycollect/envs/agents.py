@@ -222,9 +222,8 @@ def _random_rewards(env: Any) -> Mapping[Hashable, Any]:
     for agent in env.agents:
         space, observation = copy.deepcopy(env.action_space(agent)), observations.get(agent)
         space.seed(0)
-        mask = (
-            _mapping(observation).get(_ACTION_MASK) if isinstance(space, spaces.Discrete) else None
-        )
+        is_discrete = isinstance(space, spaces.Discrete)
+        mask = _mapping(observation).get(_ACTION_MASK) if is_discrete else None
         actions[agent] = space.sample(None if mask is None else np.asarray(mask, np.int8))
     return _mapping(step_values(env.step(actions))[1])
 
@@ -248,15 +247,11 @@ def _check_names(names: list[str], argument: str = "possible_agents") -> None:
 
 
 class GroupRow:
-    """Writes the results of one group's agents in one environment into given arrays.
-
-    Attributes:
-        actions_of: Returns the action of each agent from the arrays of all groups' actions.
-    """
+    """Writes the results of one group's agents in one environment into given arrays."""
 
     def __init__(self, group: AgentGroup, memory: Mapping[Any, Array], place: int) -> None:
         self.agents = group.agents
-        self.actions_of = _make_act(group, place)
+        self.actions_of = _make_act(group, place)  # each agent's action from all groups' arrays
         self._observe = [
             make_observe(group.observation_space, f"agent {agent!r}") for agent in group.agents
         ]

@@ -67,7 +67,6 @@ class EnvGroups:
 
     @property
     def spec(self) -> EnvSpec:
-        """What all of them are; batches are [P, T] if there are several groups."""
         specs = [group.spec for group in self.groups]
         if len(specs) == 1:
             return specs[0]

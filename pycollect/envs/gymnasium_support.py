@@ -133,15 +133,11 @@ def _place(point: Any) -> str:
 
 
 class _LazyValue:
-    """A value of the program that is pickled at once and unpickled on first use.
-
-    Attributes:
-        data: The pickled value, or the text of the error that pickling raised.
-    """
+    """A value of the program that is pickled at once and unpickled on first use."""
 
     def __init__(self, name: str, value: Any) -> None:
         self.name = name
-        self.data: bytes | str
+        self.data: bytes | str  # the pickled value, or the text of the error that pickling raised
         try:
             self.data = cloudpickle.dumps(value)
         except Exception as error:  # `__reduce__` of a user's class may raise anything
@@ -149,7 +145,6 @@ class _LazyValue:
 
     @cached_property
     def value(self) -> Any:
-        """The value; TypeError if it could not be pickled."""
         if isinstance(self.data, str):
             raise TypeError(
                 f"create_env_fn: {self.name} cannot be pickled for workers ({self.data}); register "
@@ -302,13 +297,9 @@ def declared_reward(env: Any, draw: Callable[[], Any], num_envs: int | None = No
     """Return the leaf of one environment's reward, or ``None`` if the environment declares none.
 
     A `reward_space` that is a Box of shape ``[k]`` declares a vector, as in MO-Gymnasium. A vector
-    environment may also have `single_reward_space`, or a `reward_space` of shape ``[P, k]``. Other
-    values are ignored. If a wrapper may reduce the vector to one number, one step decides.
-
-    Args:
-        env: Environment or vector environment, with its wrappers.
-        draw: Makes a step and returns its reward; called only if a wrapper may change the shape.
-        num_envs: P of a vector environment. Defaults to ``None``: a single environment.
+    environment, with `num_envs`, may also have `single_reward_space`, or a `reward_space` of shape
+    ``[P, k]``. Other values are ignored. If a wrapper may reduce the vector to one number, one step
+    decides, of which `draw` returns the reward.
     """
     may_change = False
     for layer in _layers(env):

@@ -171,7 +171,6 @@ class InfoEnv(EnvBatch):
         return self._with(self._env.reset(seeds), self._zeros)
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """See `EnvBatch.step`."""
         return self._informed(self._env.step(action))
 
     def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
@@ -259,9 +258,8 @@ def _entry(
         return Leaf(key, dtype, arrays[0].shape if arrays else absent)
     if not arrays or len(arrays) < len(values) or len({array.shape for array in arrays}) > 1:
         return Extra(key)
-    return Leaf(
-        key, _PYTHON_DTYPES.get(type(values[0]), dtype_name(arrays[0].dtype)), arrays[0].shape
-    )
+    name = _PYTHON_DTYPES.get(type(values[0]), dtype_name(arrays[0].dtype))
+    return Leaf(key, name, arrays[0].shape)
 
 
 def _as_array(value: Any) -> Array | None:

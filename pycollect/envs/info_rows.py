@@ -53,11 +53,8 @@ def final_observations(info: Any, ended: BoolArray, space: Space) -> Any:
     """Return the terminal observations of the rows that `ended`, or ``None`` if there are none.
 
     The result has Gymnasium's form: an array with one object per environment, or one batched
-    observation. See `lacks_final_rows` for missing rows.
-
-    Args:
-        space: Observation space of one environment. Unless it is a Tuple, a list or tuple of
-            terminal observations has one object per environment.
+    observation. Unless the space of one observation is a Tuple, a list or tuple has one object per
+    environment. See `lacks_final_rows` for missing rows.
     """
     if isinstance(info, Mapping):
         values = info.get("final_obs", info.get("final_observation"))
@@ -139,12 +136,9 @@ def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[A
     """Return the entry of each row after a step in SAME_STEP mode.
 
     For rows that ended, "final_info" holds the entry of the step, and the info itself holds that of
-    the reset. Without a "final_info", the info itself is that of the step. If the info of a reset
-    lacks the entry, a wrapper has added it to the info of the step; it is then used for rows
-    without an entry in "final_info".
-
-    Args:
-        at_reset: Info of a reset; ``None`` if there is no wrapper.
+    the reset. Without a "final_info", the info itself is that of the step. If there is a wrapper,
+    and `at_reset`, the info of a reset, lacks the entry, the wrapper has added it to the info of
+    the step; it is then used for rows without an entry in "final_info".
     """
     rows = rows_of(info, key, len(ended))
     last: list[Any] | Array

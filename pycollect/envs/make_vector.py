@@ -75,20 +75,14 @@ _TRIALS = 3
 def make_vector_env(
     env: Any, *, autoreset_mode: Any, final_observation: str | None, as_arrays: bool
 ) -> EnvBatch:
-    """Return the EnvBatch of a vector environment, according to its autoreset mode.
+    """Return the EnvBatch of a vector environment, which owns it, according to its autoreset mode.
 
     A bare SyncVectorEnv is switched to DISABLED. A wrapped one is not, because wrappers may depend
     on the mode that it had when they were made; a masked reset right after the end has the same
     effect. Other environments are stepped with random actions to probe them, and then reset.
 
-    Args:
-        env: The vector environment, which belongs to the EnvBatch from now on.
-        autoreset_mode: Mode of an environment that does not declare one: Gymnasium's enum, or a
-            name.
-        final_observation: "unknown" if the environment resets in the same step and may not return
-            the last observation of an episode.
-        as_arrays: Step an environment of tensors with numpy arrays. On a device, every step is then
-            copied to the host.
+    Arguments are as for `make_env_batch`. With `as_arrays`, an environment on a device copies every
+    step to the host.
     """
     mode = _read_mode(env, autoreset_mode)
     final_is_unknown = final_observation is not None
@@ -191,13 +185,10 @@ class Finding(enum.Enum):
 
 
 def _random_steps(api: VectorApi) -> Iterator[tuple[Leaves, Array, BoolArray]]:
-    """Step a vector environment with random actions that are equal in every run.
+    """Yield copies of (observation, sum of each row's rewards, done) of the same random steps.
 
     The probe passes no seed, so that an environment that was seeded when it was made stays
     reproducible.
-
-    Yields:
-        Copies of (observation, sum of each row's rewards, done).
     """
     for action in api.random_actions():
         observation, reward, terminated, truncated, _ = api.step(action)
@@ -250,11 +241,8 @@ def probe_resumes(api: VectorApi, whole: bool = False) -> Finding:
     step has another reward, or ends an episode. Takes at most `RESUME_STEPS` steps; reset the
     environment afterwards.
 
-    Args:
-        whole: Probe resets of all rows. Otherwise masked resets, which must keep the other rows.
-
-    Raises:
-        ValueError: Masked resets are confirmed, but a dummy step ended an episode.
+    Without `whole`, masked resets are probed, which must keep the other rows. Raises ValueError if
+    they are confirmed, but a dummy step ended an episode.
     """
     api.reset()
     none = np.zeros(api.num_envs, np.bool_)

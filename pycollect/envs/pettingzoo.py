@@ -67,11 +67,8 @@ def as_parallel(env: Any) -> Any:
 class AgentsRow:
     """One environment that writes its observations, flags and rewards into given arrays.
 
-    Args:
-        limit: Number of steps after which an episode is truncated; 0 for no limit.
-
-    Attributes:
-        infos: Infos of the last step by agent.
+    Its episodes are truncated after `limit` steps unless that is 0. `infos` has the infos of the
+    last step by agent.
     """
 
     def __init__(
@@ -93,7 +90,6 @@ class AgentsRow:
         self._is_plain = False  # all agents are present, and no flag is set
 
     def reset(self, seed: int | None) -> None:
-        """Reset the environment and write its observations."""
         result = reset_env(self._env, seed)
         observations = observation_of(result)
         _check_by_agent("reset", "observations", observations)

@@ -20,14 +20,11 @@ Sampler: TypeAlias = Callable[[int, Rng], tuple[Array, ...]]
 
 
 def make_sampler(action_space: Space, num_envs: int, batched: bool) -> Sampler:
-    """Return a sampler with the same distribution as the space's `sample()`.
+    """Return a sampler, of arrays with the dimension P if `batched`, distributed as `sample()`.
 
     It draws many actions at a time, because `Box.sample()` draws one action and takes longer than a
     small policy. All randomness comes from the passed generators; the space's generator is not
     used. With P generators, the actions of an environment depend only on its own generator.
-
-    Args:
-        batched: Whether the arrays have the dimension P.
     """
     pairs = leaf_spaces(action_space, ("action",), "action_space")
     draws = [_make_draw(space) for _, space in pairs]
@@ -106,9 +103,8 @@ def _draw_mixed(space: spaces.Box, below: Array, above: Array, dtype: np.dtype[A
     def draw(lead: tuple[int, ...], rng: np.random.Generator) -> Array:
         values = rng.standard_normal((*lead, *space.shape))
         values[..., only_low] = low[only_low] + rng.exponential(size=(*lead, int(only_low.sum())))
-        values[..., only_high] = high[only_high] - rng.exponential(
-            size=(*lead, int(only_high.sum()))
-        )
+        size = (*lead, int(only_high.sum()))
+        values[..., only_high] = high[only_high] - rng.exponential(size=size)
         u = rng.random((*lead, int(both.sum())))
         values[..., both] = low[both] * (1.0 - u) + high[both] * u
         if dtype.kind != "f":

@@ -36,11 +36,9 @@ _FEW = 16  # below this size, Python compares numbers faster than numpy
 def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space], ...]:
     """Return the leaves of `space` below the key `root`, each with its own space.
 
-    Spaces without a fixed shape and numeric dtype are left out, see `extra_spaces`.
-
-    Args:
-        space: A Box, Discrete, MultiDiscrete or MultiBinary, or a nest of Dict and Tuple of them.
-        what: "observation_space" or "action_space", for error messages.
+    The space is a Box, Discrete, MultiDiscrete or MultiBinary, or a nest of Dict and Tuple of them.
+    Spaces without a fixed shape and numeric dtype are left out, see `extra_spaces`. `what`,
+    "observation_space" or "action_space", is for error messages.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         children = _children(space, root, what)

@@ -118,7 +118,6 @@ class TensorVectorEnv(EnvBatch):
         return self._conform(self._arrays.last_observation)
 
     def step(self, action: Arrays) -> Any:
-        """Step all rows; return a Transition."""
         native = self._unflatten([self._arrays.to_native(leaf) for leaf in action])
         observation, reward, terminated, truncated, info = self._arrays.step_native(native)
         following = self._conform(observation)

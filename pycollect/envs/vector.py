@@ -138,7 +138,6 @@ class VectorEnvBatch(EnvBatch):
         return [leaf[rows] for leaf in leaves]
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the rows selected by `done`."""
         if self.spec.skips_after_done:
             raise RuntimeError("reset_done: this vector environment cannot reset single rows")
         return self._arrays(self.api.reset_rows(done))
@@ -324,10 +323,8 @@ class SameStepEnvBatch(VectorEnvBatch):
         by_row = isinstance(final, np.ndarray) and final.dtype == object
         batched = [] if by_row else self.api.read_extras(final)
         for row in rows:
-            row_values = (
-                self._read_row(final[row]) if by_row else [column[row] for column in batched]
-            )
-            for column, value in zip(values, row_values, strict=True):
+            own = self._read_row(final[row]) if by_row else [column[row] for column in batched]
+            for column, value in zip(values, own, strict=True):
                 column[row] = value
         return values
 

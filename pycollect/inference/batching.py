@@ -133,9 +133,7 @@ class InferenceBatch(NamedTuple):
 class BatchScheduler:
     """Decides which clients are served together, in one call of the policy or in a few.
 
-    Args:
-        clients: Number of clients expected at first.
-        timing: Decides how long a call waits. ``None`` if the options do (default: ``None``).
+    At first, `clients` are expected. `timing`, or else the options, decide how long a call waits.
     """
 
     def __init__(
@@ -154,7 +152,6 @@ class BatchScheduler:
         self._called: tuple[Sequence[Client], list[InferenceBatch]] = ([], [])  # the last batches
 
     def refresh(self) -> None:
-        """Check before the next calls whether the policy has changed."""
         for group in self._groups:
             group.refresh()
 
@@ -189,10 +186,8 @@ class BatchScheduler:
     def lacking(self, asking: Sequence[Client], pending: int, others: Sequence[Client] = ()) -> int:
         """Return how many more requests this batch needs, at least; 0 if it can run now.
 
-        Args:
-            asking: Clients with a request.
-            pending: Number of workers that may send a request or have sent one.
-            others: Further clients that have joined, if the timing decides (default: ``()``).
+        The clients `asking` have a request; `pending` workers have sent one or may do so. If the
+        timing decides, `others` are further clients that have joined.
         """
         if self._timing is not None:
             return self._worth_waiting_for(self._timing, asking, others)

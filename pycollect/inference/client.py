@@ -67,23 +67,17 @@ class IOLayout:
 
     @property
     def bytes(self) -> int:
-        """Number of bytes of shared memory."""
         return self._placement().bytes
 
 
 class SharedIO:
-    """Shared memory that this process created or attached.
-
-    Attributes:
-        read: Tensors ``[rows, P, *frame]`` that workers write, by key; one row is contiguous.
-        written: Tensors ``[rows, P, *frame]`` that the policy writes, by key.
-    """
+    """Shared memory that this process created or attached, as tensors ``[rows, P, *frame]``."""
 
     def __init__(self, layout: IOLayout, memory: Memory) -> None:
         slab = memory.slab(layout._placement(), 0)
         tensors = slab_tensors(slab, [layout.rows, layout.envs])
-        self.read = _side(tensors, _READ)
-        self.written = _side(tensors, _WRITTEN)
+        self.read = _side(tensors, _READ)  # workers write these, by key; one row is contiguous
+        self.written = _side(tensors, _WRITTEN)  # the policy writes these, by key
 
     @staticmethod
     def shared(layout: IOLayout) -> tuple[SharedIO, Memory]:
@@ -211,9 +205,7 @@ class PolicyClient(RemotePolicy):
 class ClientRunner(RemoteRunner):
     """Sends the server one request per step; the current observation is its row of shared memory.
 
-    Args:
-        current: The current observation, which is moved to shared memory.
-        batch: (P,), or () for a single environment.
+    The constructor moves `current` there. `batch` is (P,), or () for a single environment.
     """
 
     def __init__(

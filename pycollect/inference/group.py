@@ -63,12 +63,9 @@ def _joined(kept: Sequence[KeptValues], envs: int) -> Mapping[Key, torch.Tensor]
 
 
 class PolicyGroup:
-    """Clients with the same needs, as rows of one `SharedIO`.
+    """At most `rows` clients with equal needs, as rows of one `SharedIO`.
 
-    Args:
-        needs: Requirements of the first client.
-        rows: Maximum number of clients.
-        first: Current observation of the first client, ``[P, *frame]`` by key.
+    `first` is the current observation of the first client, ``[P, *frame]`` by key.
     """
 
     def __init__(
@@ -153,7 +150,6 @@ class PolicyGroup:
         return client in self._row_of or len(self._row_of) < self._rows
 
     def join(self, client: int) -> JoinReply:
-        """Give a client its row."""
         if client not in self._row_of:  # whatever the order of arrival: draws depend on the row
             free = [row for row in range(self._rows) if row not in self._row_of.values()]
             self._row_of[client] = client if client in free else free[0]
@@ -176,7 +172,6 @@ class PolicyGroup:
         self._row_of.pop(client, None)
 
     def refresh(self) -> None:
-        """Check before the next calls whether the policy has changed."""
         for call in self._calls.values():
             call.runner.refresh(1)
 
@@ -305,14 +300,11 @@ _NONE = -1  # no answer has this number
 
 
 class ServerStates:
-    """Keeps recurrent states on the policy's device from call to call.
+    """Keeps recurrent states of a runner of all rows on the policy's device from call to call.
 
     Answers are numbered, and each environment sends the number of the answer that it continues
     from. If that is its last answer, its states are kept here. Otherwise they are read from shared
     memory: a trajectory has started, a step was interrupted, or the last actions were random.
-
-    Args:
-        runner: Runner of the call for all rows, whose states are kept.
     """
 
     def __init__(self, io: SharedIO, runner: PolicyRunner) -> None:

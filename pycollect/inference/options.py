@@ -32,11 +32,7 @@ def _check_timeout(name: str, value: Any, central: Any) -> float | None:
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    """Options of central inference.
-
-    Attributes:
-        central: One policy acts for all workers, which only step environments.
-    """
+    """Options of central inference; if `central`, one policy acts for all workers."""
 
     central: bool = argument(
         None,

@@ -87,7 +87,6 @@ class InferenceServer:
 
     @property
     def device(self) -> torch.device:
-        """Device on which the policy is called."""
         return self._served.device
 
     def count_pending_by(self, count: Callable[[], int]) -> None:
@@ -120,13 +119,10 @@ class InferenceServer:
     ) -> int:
         """Call the policy for all requests that need not wait for others.
 
-        Args:
-            pending: Number of workers with a request of the driver that is not answered yet;
-                ``None`` if unknown, then all workers count.
-            before_call: Function to call after requests were read, before the policy is called.
-
-        Returns:
-            Number of further requests before the server can do anything, at least 1.
+        Return the number of further requests before the server can do anything, at least 1.
+        `pending` is the number of workers with a request of the driver that is not answered yet; if
+        ``None``, all workers count. `before_call` is called after requests were read, before the
+        policy is called.
         """
         pending = len(self._slots) // self._parts if pending is None else pending
         if len(self._schedulers) == 1:
@@ -197,7 +193,6 @@ class InferenceServer:
 
     @property
     def max_wait(self) -> float | None:
-        """Seconds until waiting requests are served in any case; ``None`` without a limit."""
         each = [wait for scheduler in self._schedulers if (wait := scheduler.max_wait) is not None]
         return min(each, default=None)
 
@@ -254,9 +249,7 @@ class InferenceServer:
 class PolicyWorker(Hosted):
     """An inference server as a :class:`Hosted`, so that it is managed like a worker.
 
-    Args:
-        slots: Address of the clients' slots, in memory of the driver, so that they outlive this
-            process.
+    The clients' slots are in memory of the driver, so that they outlive this process.
     """
 
     leaves = BatchLeaves((), ())
@@ -281,7 +274,6 @@ class PolicyWorker(Hosted):
         self._knocks, self._awaited = 0, 1
 
     def info(self) -> WorkerInfo:
-        """Return the form of the policy's weights, and the device on which it is called."""
         weights, device = WeightSpec.of(self._server.policy), self._server.device
         return WorkerInfo(self.leaves, 0, 0, (), 0, weights=weights, device=device)
 

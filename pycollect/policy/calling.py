@@ -84,9 +84,6 @@ class CapturedWork:
             same tensor objects.
         warmup: Number of plain calls before the capture.
         pool: Memory of the graph. Defaults to ``None``: it has its own.
-
-    Attributes:
-        is_captured: Whether the last call has replayed the graph.
     """
 
     def __init__(
@@ -99,7 +96,7 @@ class CapturedWork:
         self._work, self._device = work, device
         self._pool = pool or GraphPool()
         self._left = warmup
-        self.is_captured = False
+        self.is_captured = False  # whether the last call has replayed the graph
         self._graph: Any = None
         self._outputs: Any = None
 
@@ -145,7 +142,6 @@ class CapturedCall:
         self._captured: CapturedWork | None = None
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Return the function's result for these inputs."""
         leaves, tree = tree_flatten((inputs, named))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         device = tensors[0].device
@@ -215,7 +211,6 @@ class CallOptions:
 
     @classmethod
     def checked(cls, compile_policy: Any, cudagraph_policy: Any, trust_policy: Any) -> CallOptions:
-        """Check all three arguments."""
         compiled = _checked("compile_policy", compile_policy, inspect.signature(torch.compile))
         graphed = _checked("cudagraph_policy", cudagraph_policy, inspect.signature(CapturedCall))
         if trust_policy not in (None, True, False):
@@ -259,11 +254,9 @@ class CallOptions:
     def wrap(self, function: Function) -> Function:
         """Return a function over tensors, compiled and captured as configured."""
         function = self.compile(function)
-        return (
-            function
-            if self.graphed is None or self.in_captured_rollout
-            else CapturedCall(function, pool=self.pool, **self.graphed)
-        )
+        if self.graphed is None or self.in_captured_rollout:
+            return function
+        return CapturedCall(function, pool=self.pool, **self.graphed)
 
     def compile(self, policy: Function) -> Function:
         """Return a function or a policy over a TensorDict, compiled if configured."""

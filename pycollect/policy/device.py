@@ -44,7 +44,6 @@ class DeviceTransfer:
             self.use(accelerator(device))
 
     def use(self, accelerator: Accelerator) -> None:
-        """Copy to and from the accelerator."""
         self._accelerator = accelerator
         self._fetch = Fetch(accelerator, self.device) if self.output_device.type == "cpu" else None
 
@@ -65,7 +64,6 @@ class DeviceTransfer:
         return tensor.device == self.device
 
     def copy_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the tensor on the policy's device."""
         return tensor.detach().to(self.device, copy=True)
 
     def send(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -111,12 +109,8 @@ class DeviceTransfer:
     def capture(self, act: Act, warmup: int = 2, pool: GraphPool | None = None) -> Act:
         """Return `act` as `wrap` does, with the copies of inputs and outputs in one CUDA graph.
 
-        Requires `can_capture`.
-
-        Args:
-            act: Calls the policy on the mirrors of its inputs.
-            warmup: Number of steps before the capture, at least one (default: 2).
-            pool: Memory of the graph, as for `CapturedWork`.
+        Requires `can_capture`. `act` calls the policy on the mirrors of its inputs; for `pool` see
+        `CapturedWork`. At least one step, `warmup`, precedes the capture.
         """
         fetch, inputs = self._fetch, self._send
         assert fetch is not None, "capture: expected outputs that go to the host"
@@ -227,7 +221,6 @@ class PolicyStream:
         return self._module.current_stream(self._device)
 
     def on_stream(self) -> AbstractContextManager[None]:
-        """Run the block on the policy's stream."""
         if self._stream is None or self._current() == self._stream:
             return nullcontext()
         return self._on_stream()

@@ -119,28 +119,21 @@ class PolicyInputs:
 
 
 class TensorDictCall:
-    """Build the TensorDict of each call of a policy, and read the one that it returns.
-
-    Attributes:
-        extra_values: Extra outputs of the last step, with a value per environment.
-        kept: Entries that the last call wrote at the root, for the next call.
-    """
+    """Build the TensorDict of each call of a policy, and read the one that it returns."""
 
     def __init__(self, inputs: PolicyInputs, transfer: DeviceTransfer) -> None:
         env = inputs.env
-        self.extra_values: ExtraValues = {}
+        self.extra_values: ExtraValues = {}  # outputs of the last step, one value per environment
         self._inputs = inputs
         self._transfer = transfer
-        self.kept: dict[Key, Any] = {}
+        self.kept: dict[Key, Any] = {}  # root entries of the last call, for the next call
         nodes = (extra for extra in env.action_extras if extra.kind is Kind.NODE)
         self._env_keys = tuple(extra.key for extra in (*env.extras, *nodes))
 
     def tensordict(self, tensors: Mapping[Key, torch.Tensor] | None = None) -> TensorDictBase:
         """Return copies of the policy's inputs, with its last outputs; the policy may keep them.
 
-        Args:
-            tensors: The input tensors, possibly already copied to the policy's device. Defaults to
-                ``None``: the inputs themselves.
+        `tensors` replace the inputs, for example by copies on the policy's device.
         """
         env, batch = self._inputs.env, self._inputs.lead
         copy, device = self._transfer.copy_to_device, self._transfer.tensordict_device

@@ -39,11 +39,9 @@ def finishers(
 ) -> Finishers:
     """Return functions to apply to single outputs: reshape an action, detach a parameter.
 
-    Args:
-        outputs: Leaves as they are recorded.
-        carried: Keys of the states' next values, by the states' keys. They follow the outputs. A
-            state that the policy does not write maps to its own key. It is copied, because the
-            recorder overwrites its memory.
+    The outputs are leaves as they are recorded. The next values of states follow them; `carried`
+    has their keys by the states' keys. A state that the policy does not write maps to its own key;
+    it is copied, because the recorder overwrites its memory.
     """
     finish: list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = []
     for place, leaf in enumerate(outputs):

@@ -148,10 +148,8 @@ class Probe:
 
     def _plainly(self, program: Program) -> Probed | None:
         """Call each step once. Return None if an output needs a TensorDict."""
-        fresh = {
-            key: self._transfer.copy_to_device(tensor)
-            for key, tensor in self._inputs.tensors.items()
-        }
+        tensors = self._inputs.tensors
+        fresh = {key: self._transfer.copy_to_device(own) for key, own in tensors.items()}
         try:
             with preserve_state(self._policy, self._transfer.device):
                 program, samples, values = run_plainly(program, fresh)

@@ -170,7 +170,6 @@ class PolicyRunner:
 
     @property
     def has_random_states(self) -> bool:
-        """Whether the first value of some state is drawn anew for each trajectory."""
         return self._policy_inputs.has_random_states
 
     @property

@@ -49,7 +49,6 @@ class CollectorEntries:
         self.tensors: dict[Key, torch.Tensor] = {}
 
     def offers(self, key: Key) -> bool:
-        """Return whether the collector can write this entry."""
         return key in self._first
 
     def missing(self, error: KeyError) -> Key | None:
@@ -79,7 +78,6 @@ class PolicyState:
 
     @property
     def next_leaf(self) -> Leaf:
-        """The leaf of the next value."""
         return Leaf(self.next_key, self.leaf.dtype, self.leaf.shape)
 
 
@@ -87,14 +85,12 @@ class PolicyState:
 class StateForm:
     """One form that a state may have.
 
-    Attributes:
-        initial: Value at a trajectory's first step, of that shape.
-        draw: Function that draws the first value for one environment or for all. Defaults to
-            ``None``: every trajectory begins with `initial`.
+    `draw` draws the first value for one environment or for all; without it, every trajectory begins
+    with `initial`.
     """
 
     shape: tuple[int, ...]
-    initial: torch.Tensor
+    initial: torch.Tensor  # value at a trajectory's first step, of that shape
     draw: Callable[[], torch.Tensor] | None = None
 
     def state(self, key: Key, env: EnvSpec, device: torch.device) -> PolicyState:

@@ -149,7 +149,6 @@ class CWorker(Worker):
             self._collect_steps(int(self.algo.start_steps), ())
 
     def _restart(self) -> None:
-        """Reset all training environments."""
         self._returns.restart()
         self.obs, self.rhs, self.done = self.actor.actor_initial_states(self.envs_train.reset())
 

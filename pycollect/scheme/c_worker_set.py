@@ -92,9 +92,8 @@ class CWorkerSet(WorkerSet):
         )
 
     def _local_params(self, params: dict[str, Any]) -> dict[str, Any]:
-        collects = self.num_workers <= 1 and not (
-            self._total_parents > 0 and self._index_parent == 0
-        )
+        only_learns = self._total_parents > 0 and self._index_parent == 0
+        collects = self.num_workers <= 1 and not only_learns
         envs = () if collects else ("train_envs_factory", "test_envs_factory")
         return {name: value for name, value in params.items() if name not in envs}
 

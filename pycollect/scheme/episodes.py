@@ -69,16 +69,10 @@ def _named(name: str) -> str:
 
 
 def mean_return(algo: Any, actor: Any, envs: Any, episodes: int) -> float:
-    """Return the mean return of an actor with deterministic actions.
+    """Return the mean return of an actor, in evaluation mode, with deterministic actions.
 
     The number of episodes of each environment is fixed in advance, as in Stable-Baselines3's
     ``evaluate_policy``. Taking the episodes that end first, as PyTorchRL does, favors short ones.
-
-    Args:
-        algo: An Algorithm.
-        actor: Its Actor, in evaluation mode.
-        envs: A VecEnv.
-        episodes: Total number of episodes.
     """
     count = envs.num_envs
     wanted = np.array([(episodes + place) // count for place in range(count)])

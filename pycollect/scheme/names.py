@@ -61,11 +61,7 @@ def nothing(*_: Any) -> None:
 
 
 def attribute_of(component_name: str) -> str:
-    """Return the worker attribute of a component, given its name or the attribute itself.
-
-    Raises:
-        AttributeError: The component is unknown.
-    """
+    """Return the worker attribute of a component, given its name or the attribute itself."""
     known = {**ATTRIBUTES, **{attribute: attribute for attribute in ATTRIBUTES.values()}}
     if component_name not in known:
         raise unknown("component_name", component_name, known)
@@ -73,11 +69,7 @@ def attribute_of(component_name: str) -> str:
 
 
 def check_made(factory: str, component: Any, protocol: type) -> Any:
-    """Return a component from a factory after checking the members of its Protocol.
-
-    Raises:
-        TypeError: A member is missing.
-    """
+    """Return a component from a factory; raise TypeError if it lacks a member of its Protocol."""
     members = [name for name in vars(protocol) if not name.startswith("_")]
     lacks = [name for name in members if not hasattr(component, name)]
     if lacks:
@@ -104,22 +96,14 @@ def unknown(argument: str, name: str, known: Collection[str]) -> AttributeError:
 
 
 def device_of(name: str, device: Any) -> torch.device:
-    """Return the torch device of an argument; ``None`` means CUDA if available, else the CPU.
-
-    Raises:
-        ValueError: The value is not a device.
-    """
+    """Return the torch device of an argument; ``None`` means CUDA if available, else the CPU."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return named_device(name, device)
 
 
 def device_here(name: str, device: Any) -> torch.device:
-    """Return the device like `device_of`, if this process has it.
-
-    Raises:
-        ValueError: The value is not a device, or this process does not have it.
-    """
+    """Return the device like `device_of`; raise ValueError if this process does not have it."""
     own = device_of(name, device)
     check_available(name, own)
     return own
@@ -136,13 +120,10 @@ _OF_THE_STATE = (OBS, RHS, DONE)
 def valid_rows(data: dict[str, Any], steps: int) -> dict[str, Any]:
     """Copy the rows of the collected steps, and the state after the last one.
 
+    The data are arrays or tensors ``[rows, P, ...]``, ``None``, or dicts of such values, by name.
     On-policy storages have one row more than steps: observation, hidden state and done flag after
     the last step. Other entries are 0 in that row, as after a full rollout. Entries that are not
     longer are returned unchanged.
-
-    Args:
-        data: Arrays or tensors ``[rows, P, ...]``, ``None``, or dicts of such values, by name.
-        steps: Number of stored steps.
     """
     return {name: _cut(value, steps, name in _OF_THE_STATE) for name, value in data.items()}
 

@@ -73,10 +73,9 @@ class Worker:
             "memory": memory,
             "resources": None if resources is None else dict(resources),
         }
+        given = {name: value for name, value in options.items() if value is not None}
         there = type(cls.__name__, (cls,), {"is_remote": True, "__doc__": cls.__doc__})
-        return import_ray().remote(
-            **{name: value for name, value in options.items() if value is not None}
-        )(there)
+        return import_ray().remote(**given)(there)
 
     def print_worker_info(self) -> None:
         """Log the worker's name and node."""
@@ -134,14 +133,7 @@ class Worker:
 
 
 def resolved_weights(name: str, weights: Any) -> Any:
-    """Return weights with their version as a dict; a Ray object reference is fetched first.
-
-    Args:
-        name: Name of the argument.
-
-    Raises:
-        TypeError: The value is neither.
-    """
+    """Return weights with their version as a dict; a Ray object reference is fetched first."""
     if not isinstance(weights, Mapping) and type(weights).__name__ == "ObjectRef":
         weights = import_ray().get(weights)
     if not isinstance(weights, Mapping) or not {VERSION, WEIGHTS} <= set(weights):
@@ -250,7 +242,6 @@ class WorkerSet:
             raise
 
     def _local_params(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments of the local worker."""
         return params
 
     def __enter__(self: S) -> S:
@@ -313,7 +304,6 @@ class WorkerSet:
         return made
 
     def _weights(self) -> dict[str, Any]:
-        """Return the local worker's weights with their version."""
         local = self._local_worker
         return {VERSION: getattr(local, "actor_version", 0), WEIGHTS: local.get_weights()}
 
@@ -334,7 +324,6 @@ class WorkerSet:
 
 
 def _remote_config(given: Mapping[str, Any], local_device: Any) -> dict[str, Any]:
-    """Return checked arguments of `Worker.as_remote`."""
     argument = "worker_remote_config"
     if not isinstance(given, Mapping):
         raise TypeError(f"{argument}: expected a dict, got {type(given).__name__}")
@@ -350,11 +339,9 @@ def _remote_config(given: Mapping[str, Any], local_device: Any) -> dict[str, Any
             "actors"
         )
     config = {**default_remote_config, **given, "object_store_memory": None}
-    return (
-        config
-        if device_of("local_device", local_device).type != "cpu"
-        else {**config, "num_gpus": None}
-    )
+    if device_of("local_device", local_device).type == "cpu":
+        config["num_gpus"] = None
+    return config
 
 
 def _await(ready: dict[Any, int]) -> None:

@@ -195,16 +195,11 @@ class WorkerHandle:
     # Weights and hooks
 
     def assign(self, serial: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
-        """Send weights that apply from the next rollout the worker starts, even a queued one.
+        """Send packed weights that apply from the worker's next rollout, even a queued one.
 
-        Args:
-            serial: Number that grows with every call; the highest one received counts.
-            version: Policy version that rollouts with these weights carry.
-            weights: Packed weights.
-            acknowledge: Whether to send the weights now in any case.
-
-        Returns:
-            A call to wait for with `answer`, or ``None`` if there is nothing to wait for.
+        Of all serial numbers, which grow with every call, the highest one received counts. Rollouts
+        with these weights carry `version`. If `acknowledge`, the weights are sent now in any case.
+        Return a call to wait for with `answer`, or ``None`` if there is nothing to wait for.
         """
         with self._publishing:
             if self._weights is not None and serial <= self._weights[0]:

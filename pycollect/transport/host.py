@@ -64,13 +64,9 @@ T = TypeVar("T")
 
 
 class SingleWorker(Worker):
-    """A Worker that runs in a process of its own.
+    """A Worker that runs in a process of its own."""
 
-    Attributes:
-        version: Version of the worker's weights; set before the driver calls a function with it.
-    """
-
-    version = 0
+    version = 0  # version of the worker's weights; set before the driver calls a function with it
     serve = None  # no inference server
 
     def __init__(self, spec: WorkerSpec, policy: bytes) -> None:

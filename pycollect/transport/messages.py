@@ -107,16 +107,10 @@ def reset(worker: Hosted) -> None:
 class WorkerSpec:
     """Specification of a worker, from which any process can build it.
 
-    The policy is not part of it: workers share one pickled copy.
-
-    Attributes:
-        builds_policy: Whether the policy is passed as a factory.
-        hides_gpus: Whether to hide all GPUs from the worker's process.
-        role: Name of the process if it is no worker of a collector.
-        maker: Function that makes the hosted object from this spec and the pickled policy: a
-            nest of processes, one for each item of `entry` (and of `env_kwargs`, if that is a
-            list), or an inference server. ``None``: a worker that collects itself.
-        registered: Environments that the program has registered.
+    The policy is not part of it: workers share one pickled copy. Without a `maker`, the worker
+    collects itself. A `maker` makes the hosted object from this spec and the pickled policy: a nest
+    of processes, one for each item of `entry` (and of `env_kwargs`, if that is a list), or an
+    inference server.
     """
 
     index: int
@@ -124,11 +118,11 @@ class WorkerSpec:
     env_kwargs: Any
     options: WorkerOptions
     incarnation: int = 0
-    builds_policy: bool = False
-    hides_gpus: bool = False
+    builds_policy: bool = False  # whether the policy is passed as a factory
+    hides_gpus: bool = False  # whether to hide all GPUs from the worker's process
     maker: Callable[[WorkerSpec, bytes], Hosted] | None = None
-    role: str = ""
-    registered: Registered = field(default_factory=program_registrations)
+    role: str = ""  # name of the process if it is no worker of a collector
+    registered: Registered = field(default_factory=program_registrations)  # environments
 
     @property
     def with_own_policy(self) -> WorkerSpec:
@@ -140,7 +134,6 @@ class WorkerSpec:
 
     @property
     def name(self) -> str:
-        """Name of the worker in messages."""
         return self.role or f"worker {self.index}"
 
 
@@ -277,10 +270,8 @@ class Rollout:
 def plain_report(report: RolloutReport) -> tuple[Any, ...]:
     """Return a report in the form in which it is sent: a plain tuple.
 
-    Pickling classes, once per rollout, takes ten times as long.
-
-    Raises:
-        TypeError: An extra does not pickle; the error names it.
+    Pickling classes, once per rollout, takes ten times as long. A TypeError names an extra that
+    does not pickle.
     """
     packed = (report.extras, report.generators)
     return (

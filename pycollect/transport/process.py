@@ -90,16 +90,12 @@ def has_pidfd() -> bool:
 class ProcessEnd:
     """How a worker's process ended.
 
-    Attributes:
-        summary: One line that describes the end.
-        details: Everything that is known about the end.
-        error: Exception that reported the end. ``None`` if it is being raised right now: storing it
-            would keep its frames alive.
+    An `error` that is being raised right now is not stored, which would keep its frames alive.
     """
 
-    summary: str
-    details: str
-    error: BaseException | None = None
+    summary: str  # one line that describes the end
+    details: str  # everything that is known about the end
+    error: BaseException | None = None  # exception that reported the end
 
     def before_build(self, log: str) -> ProcessEnd:
         """Return the end of a worker that was never built, with a hint if it logged nothing."""
@@ -137,13 +133,9 @@ class Caller(Protocol):
 
 
 class WorkerProcess(ABC):
-    """A process that was started for a worker: how it is watched, reached and ended.
+    """A process that was started for a worker: how it is watched, reached and ended."""
 
-    Attributes:
-        native: The process as its library represents it, such as an actor handle.
-    """
-
-    native: Any
+    native: Any  # the process as its library represents it, such as an actor handle
 
     def watch(self, pid: int, shares_memory: bool) -> None:  # noqa: B027 (optional)
         """Take the pid of the built worker, on this machine if it `shares_memory`."""

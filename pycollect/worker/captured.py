@@ -25,13 +25,10 @@ class KeptSteps:
     places: a tensor was changed later (torch counts its changes), or a later step returned the same
     memory. In the first rollout every step has to be copied as well; afterwards, only values at
     these places are.
-
-    Attributes:
-        are_known: Whether a rollout has found these places.
     """
 
     def __init__(self) -> None:
-        self.are_known = False
+        self.are_known = False  # whether a rollout has found these places
         self._rewritten: set[int] = set()
         self._steps: list[Sequence[torch.Tensor]] = []
         self._versions: list[list[int]] = []

@@ -57,16 +57,13 @@ class DeviceTrajectories:
         envs: Number of environments P.
         device: Device of the flags and rewards.
         asked: Number of further flags that are copied to the host.
-
-    Attributes:
-        count: Number of trajectories so far; ids count from 0.
-        fresh: Whether the next frame of an environment is the first of a trajectory, bool [P].
     """
 
     def __init__(self, envs: int, device: torch.device, asked: int) -> None:
         self._envs, self._accelerator = envs, accelerator(device)
         self._counts = 3 + asked
-        self.count = 0
+        self.count = 0  # number of trajectories so far; ids count from 0
+        # Whether the next frame of an environment is the first of a trajectory.
         self.fresh = torch.ones(envs, dtype=torch.bool, device=device)
         self._ids = torch.full((envs,), -1, dtype=torch.int64, device=device)
         # Return and length of the open episodes.
@@ -84,10 +81,7 @@ class DeviceTrajectories:
     def number(
         self, rollout: Rollout, asked: Iterable[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Number the trajectories of a rollout, without waiting.
-
-        Args:
-            asked: The further flags, bool [] each.
+        """Number the trajectories of a rollout, without waiting; `asked` are flags, bool [].
 
         Returns:
             Trajectory ids, int64 [T, P], -1 in dummy steps; whether a frame is the first of its
@@ -174,14 +168,12 @@ class DeviceBatches:
 
     Args:
         set_truncated: Flag the last frame of every environment in every rollout.
-
-    Attributes:
-        policy_version: Policy version of the next batches, int64 [] on the device.
     """
 
     def __init__(self, leaves: BatchLeaves, spec: EnvSpec, set_truncated: bool) -> None:
         self._leaves, self._envs, self._set_truncated = leaves, spec.num_envs, set_truncated
         self._no_flag = torch.zeros((), dtype=torch.bool, device=spec.device)
+        # Of the next batches, on the device.
         self.policy_version = torch.zeros((), dtype=torch.int64, device=spec.device)
         self._constants = {MASK: ~self._no_flag, _VERSION: self.policy_version}
 

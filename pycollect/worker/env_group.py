@@ -210,7 +210,6 @@ class EnvGroup:
 
     @property
     def has_remote_policy(self) -> bool:
-        """Whether the policy is called in another process."""
         return isinstance(self.runner, RemoteRunner)
 
     # A rollout

@@ -23,10 +23,6 @@ class ExtrasRecorder:
     Args:
         env: Environments, whose extras are read after each reset, step and `reset_done`.
         compact: Whether to omit the extras of observations under "next".
-
-    Attributes:
-        current: Extras of the current observation; always the same dict.
-        outputs: Extras that the policy returns, at the root.
     """
 
     def __init__(self, env: EnvBatch, compact: bool = False) -> None:
@@ -37,12 +33,11 @@ class ExtrasRecorder:
         self._ended = np.zeros(env.spec.num_envs, np.bool_)
         self._columns: tuple[_Columns, _Columns] = {}, {}  # at the root and under "next"
         self._output_values: ExtraValues = {}
-        self.current: ExtraValues = {}
-        self.outputs: tuple[Extra, ...] = ()
+        self.current: ExtraValues = {}  # extras of the current observation; always the same dict
+        self.outputs: tuple[Extra, ...] = ()  # extras that the policy returns, at the root
 
     @property
     def all(self) -> tuple[Extra, ...]:
-        """All extras of a batch."""
         root = (*self._spec.extras, *self.outputs)
         extras = (*root, *(extra.under_next() for extra in self._recorded))
         return tuple({extra.key: extra for extra in extras if is_delivered(extra.key)}.values())

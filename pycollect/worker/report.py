@@ -54,7 +54,6 @@ class WorkerSeconds(NamedTuple):
     idle: float = 0.0  # between rollouts
 
     def report(self) -> dict[str, float]:
-        """Return the seconds by name, for JSON."""
         return self._asdict()
 
 

@@ -131,7 +131,6 @@ class TensorRecorder:
             self._lacks_final.zero_()
 
     def keep_steps(self, kept: KeptSteps) -> None:
-        """Keep the tensors of the steps of this rollout."""
         kept.begin()
         self._kept = kept
         self._firsts = [current.clone() for _, current in self._carried]

@@ -150,7 +150,6 @@ class Worker:
 
     @property
     def weights(self) -> WeightSpec:
-        """Form of the policy's weights."""
         return WeightSpec.of(self.policy)
 
     @property
@@ -273,13 +272,11 @@ class Worker:
             group.restart(seeds if seeds is None or is_one else seeds[group.span])
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """Seed all random generators and reset all environments.
+        """Seed all random generators, the environments by `env.num_seeds` seeds, and reset all.
 
-        Args:
-            seeds: Seeds of the environments, `env.num_seeds` of them.
-            root: Seed of the other generators. Random actions of environment p come from
-                ``SeedSequence(root, spawn_key=(worker, p))``, draws of the policy from
-                ``SeedSequence(root, spawn_key=(worker,))``.
+        The other generators depend on `root`. Random actions of environment p come from
+        ``SeedSequence(root, spawn_key=(worker, p))``, draws of the policy from ``SeedSequence(root,
+        spawn_key=(worker,))``.
         """
         sequence = np.random.SeedSequence(root, spawn_key=(self.index,))
         self._generators = Generators(sequence, self.acting_device)
@@ -350,13 +347,14 @@ class Worker:
             torch.no_grad(),
             set_interaction_type(options.exploration_type),
             _UNCHANGED if generators is None else generators.active(),
-            _UNCHANGED if options.num_threads is None else _threads(options.num_threads),
+            _UNCHANGED if options.num_threads is None else torch_threads(options.num_threads),
         ):
             yield
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
+    """Set the number of torch threads within."""
     before = torch.get_num_threads()
     if count != before:
         torch.set_num_threads(count)

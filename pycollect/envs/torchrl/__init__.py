@@ -21,11 +21,9 @@ __all__ = ["inner_envs", "make_torchrl_batch", "make_torchrl_env", "with_policy_
 def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
     """Make an EnvBatch of one `torchrl.envs.EnvBase`.
 
-    If the results are equal, the Gymnasium environments inside it are stepped directly.
-
-    Args:
-        devices: `env_device` has precedence over the environment's own device, which has precedence
-            over `device`.
+    If the results are equal, the Gymnasium environments inside it are stepped directly. The
+    `env_device` has precedence over the environment's own device, which has precedence over
+    `device`.
     """
     env = _moved(env, devices or Devices())
     device = env.device or CPU

@@ -62,15 +62,9 @@ def changed_by_hooks(
     """Return the observations whose root and "next" entries must be recorded separately.
 
     A hook may change the recorded step, the next root, or both. If there are hooks, or if
-    `fake_tensordict` or `step_and_maybe_reset` is overridden, all observations are therefore
-    recorded in both places, under "next" as `fake_tensordict` has them.
-
-    Args:
-        observations: Leaves of the observations, without flags.
-        others: Keys of flags and rewards.
-
-    Returns:
-        Keys that are recorded separately at the root, and leaves that are recorded under "next".
+    `fake_tensordict` or `step_and_maybe_reset` is overridden, all observations (without flags) are
+    therefore recorded in both places: keys at the root, and leaves under "next" as
+    `fake_tensordict` has them, except `others`, the keys of flags and rewards.
     """
     steps_itself = not type(env).step_and_maybe_reset.__module__.startswith("torchrl.")
     if not (has_hooks(env) or _rewrites(env) or steps_itself):

@@ -193,9 +193,6 @@ def quicken(env: Any) -> None:
     """Make attribute access faster by copying the `__dict__` of an environment and its wrappers.
 
     A dict that other code references is not replaced.
-
-    Args:
-        env: Outermost wrapper; its attribute `env` is the next inner one.
     """
     while _IS_SLOW and env is not None:
         _quicken(env)
@@ -230,7 +227,6 @@ class Unwrapped(SingleEnv):
         return super().bind_outputs(outputs)
 
     def action_sampler(self) -> Sampler:
-        """Return a sampler of the inner environment's actions in TorchRL's encoding."""
         return one_hot_sampler(super().action_sampler(), self.spec)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:

@@ -206,11 +206,7 @@ def make_put(names: Sequence[Any], to_device: bool) -> Callable[[Any, Sequence[A
     """Return a function that sets the named entries of a TensorDict.
 
     The function checks only the shapes of the first tensors. If later tensors have other shapes,
-    the Recorder refuses the step.
-
-    Args:
-        to_device: Whether the tensors may be on another device than the TensorDict, which then
-            copies them.
+    the Recorder refuses the step. If tensors may be on another device, the TensorDict copies them.
     """
     places = _Lookup(names)
     must_check = True

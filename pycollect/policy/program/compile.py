@@ -40,16 +40,10 @@ _Run: TypeAlias = Callable[[Values], None]
 
 
 def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Values]:
-    """Run every step once with the policy's own modules.
+    """Run every step once with the policy's own modules; add all outputs to `values`, the inputs.
 
-    Args:
-        values: The policy's inputs by key; all outputs are added to them.
-
-    Returns:
-        The program with keys for all outputs, copies of each step's inputs, and `values`.
-
-    Raises:
-        CannotUnwrapError: A step needs a TensorDict, or its sampling differs from the module's.
+    Return the program with keys for all outputs, copies of each step's inputs, and `values`. Raises
+    CannotUnwrapError if a step needs a TensorDict, or its sampling differs from the module's.
     """
     samples: Samples = {}
     unwritten = set(program.read).difference(*(step.out_keys for step in program.steps))

@@ -95,11 +95,8 @@ def is_exact(
     """Return whether a function over tensors equals the module's call with a TensorDict.
 
     The outputs and the states of random generators afterwards must be the same, bit for bit. The
-    generators are restored.
-
-    Args:
-        inputs: Tensors of a real observation, in the order of the step's keys.
-        batch: Batch size of the TensorDict (default: ()).
+    generators are restored. `inputs` are tensors of a real observation, in the order of the step's
+    keys; `batch` is the TensorDict's batch size.
     """
     td = TensorDict(dict(zip(step.in_keys, inputs, strict=True)), batch_size=batch)
     device = inputs[0].device if inputs else CPU

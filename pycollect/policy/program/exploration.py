@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +18,7 @@ from torch import nn
 
 from pycollect.data.layout import Key, as_key
 from pycollect.data.tensordicts import rows_like
-from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, Step, Tensors
+from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, Tensors
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 _Form: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
@@ -234,18 +234,15 @@ def tensor_call(module: nn.Module, lead: tuple[int, ...]) -> TensorCall | None:
     return None if make is None else make(module, lead)
 
 
-def check_kept(steps: Iterable[Step]) -> None:
+def check_kept(program: Program) -> None:
     """Raise CannotUnwrapError if modules share the private keys of their noise."""
-    if sum(isinstance(call, OrnsteinUhlenbeckNoise) for call in _calls_in(steps)) > 1:
+    if sum(isinstance(call, OrnsteinUhlenbeckNoise) for call in tensor_calls(program)) > 1:
         raise CannotUnwrapError("several Ornstein-Uhlenbeck processes")
 
 
 def tensor_calls(program: Program | None) -> list[TensorCall]:
     """Return the functions of a program that replace modules over TensorDicts."""
-    return [] if program is None else _calls_in(program.steps)
-
-
-def _calls_in(steps: Iterable[Step]) -> list[TensorCall]:
+    steps = () if program is None else program.steps
     functions = (step.function for step in steps if isinstance(step, CallStep))
     return [function for function in functions if isinstance(function, TensorCall)]
 

@@ -134,9 +134,7 @@ def _compile(
 ) -> tuple[Operation, list[Callable[[], Any]], torch.Tensor, Operation | None]:
     """Return the operations of a chain: the first one takes the input, others use buffers.
 
-    Returns:
-        The first operation, the other operations, the buffer of the result, and the
-        NormalParamExtractor to apply to it, if any.
+    Then come the buffer of the result, and the NormalParamExtractor to apply to it, if any.
     """
     operations: list[tuple[Operation, torch.Tensor]] = []
     value = x

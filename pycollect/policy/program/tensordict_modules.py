@@ -128,20 +128,19 @@ def unwrap(policy: nn.Module, lead: tuple[int, ...]) -> Program:
     """Return a TensorDictModule, perhaps a sequence, as a Program, or raise CannotUnwrapError."""
     unwrapped = _Unwrapped(lead)
     steps = tuple(unwrapped.steps(policy))
-    check_kept(steps)
     selected = None
     if isinstance(policy, TensorDictSequential) and policy._select_before_return:
         selected = frozenset(as_key(key) for key in policy.out_keys)
-    return Program(steps, selected, tuple(unwrapped.watched))
+    program = Program(steps, selected, tuple(unwrapped.watched))
+    check_kept(program)
+    return program
 
 
 def is_plain(module: nn.Module, has_hooks: bool | None = None) -> bool:
     """Return whether a call of the module runs its class's `forward` and nothing else.
 
-    Backward hooks do not count, because policies run without gradients.
-
-    Args:
-        has_hooks: Whether it has forward hooks that count. Defaults to ``None``: all count.
+    Backward hooks do not count, because policies run without gradients. `has_hooks` is whether it
+    has forward hooks that count; by default, all do.
     """
     kind = type(module)
     return not (

@@ -44,12 +44,9 @@ class RankLostError(Exception):
 class RankCaller:
     """Sends requests to the `WorkerHost` of a rank. Before the connection, they are queued here.
 
-    Callers do not wait for the network: a thread receives results. A sent message is kept in memory
-    until a later or the same call is answered.
-
-    Args:
-        connect: Function that waits for the rank and returns the link to it. Runs in the thread.
-        bell: Bell to ring when a call is answered or can no longer be answered.
+    Callers do not wait for the network: a thread receives results. In it, `connect` waits for the
+    rank and returns the link to it. A sent message is kept in memory until a later or the same call
+    is answered. The bell rings when a call is answered or can no longer be answered.
     """
 
     def __init__(
@@ -182,12 +179,9 @@ class RankCaller:
 class RankProcess(WorkerProcess):
     """The process of a rank; see `WorkerProcess`.
 
-    Its launcher reports its exit, and its meeting that it cannot share memory.
-
-    Args:
-        meeting: Meeting with the rank. It is closed once the rank serves a mailbox or is ended.
-        carrier: Carrier of messages to a rank that shares no memory with this process.
-        bell: Bell to ring when a call is answered or can no longer be answered.
+    Its launcher reports its exit. Its meeting, which is closed once the rank serves a mailbox or is
+    ended, reports that it cannot share memory; then the carrier carries messages. The bell rings
+    when a call is answered or can no longer be answered.
     """
 
     def __init__(

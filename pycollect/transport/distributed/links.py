@@ -158,12 +158,9 @@ class GroupCarrier:
 class GroupLink:
     """One end of a group of two. A value is sent as one message and one more for each array.
 
-    Every part of a message is signed, and checked before it is used: torch does not check which
-    process has connected to a group.
-
-    Args:
-        peer: Rank of the other end in the group.
-        key: Key of the signatures, which no other link has.
+    Every part of a message is signed, by a key that no other link has, and checked before it is
+    used: torch does not check which process has connected to a group. `peer` is the rank of the
+    other end.
     """
 
     def __init__(self, group: Any, peer: int, key: bytes) -> None:

@@ -40,17 +40,14 @@ class Invitation:
 class RankAddress:
     """Address at which a rank meets its driver. Pickles, and is all that a rank gets at its start.
 
-    Attributes:
-        token: Secret of the collector and its ranks, which signs each connection.
-        rank: Name of the rank, unique within the rendezvous even after a rank has died.
-        timeout: Seconds within which both must have met.
+    The token is a secret of the collector and its ranks, which signs each connection.
     """
 
     host: str
     port: int
     token: bytes = field(repr=False)  # a traceback or a log must not show it
-    rank: str
-    timeout: float
+    rank: str  # name of the rank, unique within the rendezvous even after a rank has died
+    timeout: float  # seconds within which both must have met
 
     def local_host(self) -> str:
         """Return the address of this machine's interface that reaches the driver."""
@@ -96,14 +93,10 @@ def is_signed(given: bytes, key: bytes, *parts: Signed) -> bool:
 
 
 class Seal:
-    """Signs or checks the messages that one end of a link sends.
+    """Signs or checks the messages that one end, DRIVER or WORKER, of a link sends.
 
     A signature covers the sending end, the number of the message and the number of the part, so
-    that a message cannot be replayed, omitted, reordered or sent back.
-
-    Args:
-        key: Key of the link, which no other link has.
-        end: The sending end, DRIVER or WORKER.
+    that a message cannot be replayed, omitted, reordered or sent back. No other link has the key.
     """
 
     def __init__(self, key: bytes, end: int) -> None:
@@ -148,11 +141,8 @@ class Meeting(Store):
     """One end of a connection between the driver and a rank.
 
     It is a store of torch.distributed, through which a process group finds its other end: a value
-    that one end sets is sent to the other. Only one thread at a time may use an end.
-
-    Args:
-        invitation: Pickled invitation, sent to the rank when it connects. Driver only (default:
-            ``b""``).
+    that one end sets is sent to the other. Only one thread at a time may use an end. The driver
+    sends its pickled invitation to the rank when it connects.
     """
 
     def __init__(self, address: RankAddress, invitation: bytes = b"") -> None:
@@ -203,10 +193,8 @@ class Meeting(Store):
     def get(self, key: str) -> bytes:
         """Wait for a value that either end sets, and return it.
 
-        Raises:
-            TimeoutError: The value was not set in time.
-            ConnectionError: The other end is gone.
-            ForgedError: A message is not signed by the other end.
+        Raises TimeoutError if it was not set in time, ConnectionError if the other end is gone, and
+        ForgedError if a message is not signed by the other end.
         """
         return self._await_value(key, self.address.timeout)
 

@@ -55,12 +55,10 @@ def check_port(name: str, value: Any) -> int:
 
 
 class Rendezvous:
-    """A port of this process to which ranks connect, each to a :class:`Meeting` of its own.
+    """A port of one interface to which ranks connect, each to a :class:`Meeting` of its own.
 
-    Args:
-        host: Name or address of the only interface on which to listen.
-        port: Port number; 0 for any free port.
-        timeout: Seconds within which a rank must have connected.
+    `host` is the name or address of the interface, and 0 is any free port. A rank must have
+    connected within `timeout` seconds.
     """
 
     def __init__(self, host: str, port: int, timeout: float) -> None:

@@ -69,12 +69,10 @@ class SignedPickler:
         return self.agent is None or not _is_current_rpc_agent_set() or _current() is self.agent
 
     def serialize(self, value: Any) -> tuple[bytes, list[torch.Tensor]]:
-        """Pickle and sign a value."""
         data, tensors = _TORCHS_PICKLER.serialize(value)
         return data + signature(self._key, data) if self._protects() else data, tensors
 
     def deserialize(self, data: bytes, tensors: list[torch.Tensor]) -> Any:
-        """Check the signature and unpickle."""
         if self._protects():
             data, given = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
             if not any(is_signed(given, key, data) for key in self.trusted):
@@ -109,12 +107,8 @@ class RpcAgent:
     ) -> None:
         """Count one more link; start an agent if this process has none.
 
-        Args:
-            name: Name of a new agent.
-            host: Address on which a new agent listens.
-            options: TensorPipe options of a new agent.
-            key: Key for the signatures of this process.
-            peer_key: Key for the signatures of the other end.
+        A new agent gets the name, the host and the TensorPipe options. This process signs with
+        `key`, and the other end with `peer_key`.
         """
         with self._lock:
             if not _is_current_rpc_agent_set():

@@ -130,7 +130,6 @@ class ForkedProcess(BaseProcess):
 
     @property
     def popen(self) -> _ForkedPopen:
-        """The Popen object of the started process."""
         assert self._popen is not None
         return self._popen
 
@@ -171,12 +170,10 @@ _reported: set[str] = set()  # reasons for spawning that this program was warned
 def start_child(
     target: Callable[..., None], args: tuple[Any, ...], name: str, start_method: str
 ) -> ChildProcess:
-    """Start a process.
+    """Start a process; `target` gets `args` and the descriptor of its standard error.
 
-    Args:
-        target: Main function. It gets `args` and the descriptor of its standard error.
-        start_method: "forkserver" forks this program's fork server, and spawns if that is
-            impossible. "spawn" starts a new interpreter.
+    "forkserver" forks this program's fork server, and spawns if that is impossible. "spawn" starts
+    a new interpreter.
     """
     check_not_importing()
     log = WorkerLog()
@@ -253,7 +250,6 @@ class ProcessEngine(Engine):
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
     ) -> WorkerHandle:
-        """Start the process of one worker; see `Engine`. Processes have no options."""
         mailbox = Mailbox(MAX_REQUESTS)
         pickled, inherited = pickled_for_child(spec)
         arguments = (mailbox.address, self.bell.address, os.getpid(), inherited)

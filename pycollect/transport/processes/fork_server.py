@@ -35,10 +35,8 @@ def process_environment() -> Hashable:
     """Return everything that a child process inherits from this thread, to be compared later.
 
     It covers environment variables (libraries read them during import), credentials, capabilities,
-    limits, CPU affinity, priority, control group and the interpreter.
-
-    Raises:
-        OSError: The system does not report it.
+    limits, CPU affinity, priority, control group and the interpreter. Raises OSError if the system
+    does not report it.
     """
     environment = {k: v for k, v in os.environ.items() if k not in _CHANGES_ALWAYS}
     status = Path("/proc/thread-self/status").read_text().splitlines()
@@ -76,15 +74,11 @@ run({control}, {driver}, {idle}, {filters_warnings})
 
 
 class ForkServerError(RuntimeError):
-    """The fork server is unavailable or cannot fork, so a process must be spawned instead.
-
-    Attributes:
-        module: The module whose import is the reason, or "".
-    """
+    """The fork server is unavailable or cannot fork, so a process must be spawned instead."""
 
     def __init__(self, text: str, module: str = "") -> None:
         super().__init__(text)
-        self.module = module
+        self.module = module  # the module whose import is the reason, or ""
 
 
 class ForkServer:
@@ -118,15 +112,12 @@ class ForkServer:
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has ended."""
         return self.process.poll() is not None
 
     def prepare(self, modules: tuple[str, ...]) -> None:
         """Import these modules in the fork server, and wait. The first time takes seconds.
 
-        Raises:
-            ForkServerError: The fork server is gone, or its forks could not do all that a new
-                process can.
+        Raises ForkServerError if it is gone, or its forks could not do all that a new process can.
         """
         if modules != self._modules and self.why_not is None:
             with _os_errors_translated():
@@ -143,14 +134,10 @@ class ForkServer:
     def fork(self, name: str, descriptors: Sequence[int]) -> tuple[int, socket.socket]:
         """Fork a worker; return its pid and the status socket that reports its exit.
 
-        Closing the status socket releases the worker, which is killed if it still runs.
-
-        Args:
-            descriptors: Descriptors for the worker; see `fork_server_main`.
-
-        Raises:
-            ForkServerError: The fork server is gone, or there are too many descriptors.
-            OSError: No process can be forked, or no descriptor is free.
+        Closing the status socket releases the worker, which is killed if it still runs. For the
+        descriptors see `fork_server_main`. Raises ForkServerError if the fork server is gone or
+        there are too many descriptors, and OSError if no process can be forked or no descriptor is
+        free.
         """
         ours, theirs = socket.socketpair()
         everything = [*descriptors, theirs.fileno()]
@@ -274,12 +261,10 @@ class ForkServers:
             return current
 
     def _to_leave_out(self, module: str, modules: Sequence[str]) -> list[str]:
-        """Return the modules that the next fork server need not import.
+        """Return which of the `modules` of the old fork server the next one need not import.
 
-        Args:
-            module: The module that made this fork server unusable. If "", it is any module of
-                set_forkserver_preload.
-            modules: Modules that this fork server was to import.
+        `module` made the old fork server unusable. If "", it is any module of
+        set_forkserver_preload.
         """
         self._tries += 1
         if not module:

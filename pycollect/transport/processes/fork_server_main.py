@@ -48,11 +48,9 @@ _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
     """Serve until the driver ends or needs no more workers; the main function of the process.
 
-    Args:
-        control: Descriptor of the socket on which the driver sends requests.
-        driver: Pid of the driver. This process ends with it.
-        idle: Seconds without a worker and without a request after which this process ends.
-        filters_warnings: Whether to hide import warnings here and in forks; see `errors`.
+    The driver sends requests on the socket `control`. This process ends with the pid `driver`, or
+    after `idle` seconds without a worker and without a request. If `filters_warnings`, it and its
+    forks hide import warnings, see `errors`.
     """
     # Ctrl-C in a terminal is meant for the driver. Forks restore the handler.
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
