@@ -170,31 +170,6 @@ def test_a_slab_returns_after_its_last_view(holder: str) -> None:
     assert other.generation == first
 
 
-def test_a_slab_outlives_its_pool() -> None:
-    pool = make_pool(placement(), 2)
-    tensor = slab_tensors(pool.acquire(), [2, T])["observation",]
-    tensor.fill_(7)
-    del pool
-    gc.collect()
-    assert (tensor == 7).all()
-
-
-def test_a_slab_returns_on_another_thread() -> None:
-    pool = make_pool(placement(), 4)
-    held = [slab_tensors(pool.acquire(), [2, T])["observation",] for _ in range(4)]
-    thread = threading.Thread(target=held.clear)
-    thread.start()
-    thread.join()
-    assert (pool.stats().lent, pool.stats().free) == (0, 4)
-
-
-def test_free_slabs_are_bounded() -> None:
-    pool = make_pool(placement(), 2)
-    slabs = [pool.acquire() for _ in range(6)]
-    del slabs
-    assert (pool.stats().lent, pool.stats().free) == (0, 2)
-
-
 def test_poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recycled slab is filled with 0xA5; a slab in use is not."""
     monkeypatch.setenv("PYCOLLECT_POISON", "1")
