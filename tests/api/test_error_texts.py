@@ -17,7 +17,6 @@ from echo_envs import ENTRIES
 from envs_for_tests import BoxActionEnv, CountingEnv, WrongObservationEnv
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
-from test_hints import TwoRewards
 
 from pycollect import (
     AsyncCollector,
@@ -85,6 +84,12 @@ class OldReset(CountingEnv):
 
     def reset(self, **kwargs: Any) -> Any:
         return super().reset(**kwargs)[0]
+
+
+class TwoRewards(CountingEnv):
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, np.array([reward, reward], np.float32), *rest
 
 
 class Telling(CountingEnv):

@@ -351,14 +351,6 @@ def test_refused() -> None:
         make_env_batch(mixed)
 
 
-def test_an_error_of_the_env_reaches_the_caller() -> None:
-    collector = pycollect.SyncDataCollector(
-        mock.EnvThatErrorsAfter10Iters, None, frames_per_batch=4
-    )
-    with collector, pytest.raises(RuntimeError, match="max steps"):
-        list(collector)
-
-
 @pytest.mark.ray
 @pytest.mark.parametrize("entry", ["instance", "callable"])
 def test_on_ray(ray_cluster: Any, entry: str) -> None:

@@ -333,6 +333,7 @@ class UndeclaredRows(SeveralRows):
         partial(Undeclared, 0, LENGTHS),
         [partial(Undeclared, 0, LENGTHS)] * 2,
         partial(OtherKind, 0, LENGTHS),
+        [partial(OtherKind, 0, LENGTHS)] * 2,
         partial(vector, 0, UndeclaredRows, "SAME_STEP"),
     ],
 )

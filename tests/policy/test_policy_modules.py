@@ -409,33 +409,6 @@ def test_a_hook_added_later_is_called():
     handle.remove()
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "done",
-        "step_count",
-        ("collector", "x"),
-        ("action", "x"),
-        ("observation", "x"),
-    ],
-)
-def test_reserved_keys(key):
-    policy = TensorDictModule(lambda x: (x[..., :2], x), OBS, ["action", key])
-    with refused(ValueError, "policy"):
-        make(policy, boxes(5))
-
-
-def test_missing_keys_are_named():
-    reads = TensorDictModule(lambda x: x[..., :2], ["pixels"], ["action"])
-    with refused(ValueError, "policy") as caught:
-        make(reads, boxes(5))
-    assert "'pixels'" in str(caught.value)
-    lacks = TensorDictModule(nn.Linear(3, 2), OBS, ["move"])
-    with refused(ValueError, "policy") as caught:
-        make(lacks, boxes(5))
-    assert "'action'" in str(caught.value)
-
-
 def test_an_output_without_the_batch_shape_is_named():
     policy = TensorDictModule(lambda x: (x[..., :2], torch.ones(3)), OBS, ["action", "odd"])
     with refused(ValueError, "policy") as caught:
