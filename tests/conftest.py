@@ -97,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
         forking._IDLE_SECONDS = 600.0  # minutes can pass between tests with workers
     # Inductor's compile processes would outlive the test that started them.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # Recycled memory is filled with 0xA5, so that tests notice stale views.
+    os.environ.setdefault("PYCOLLECT_POISON", "1")
     # Ray lowers the priority of its workers; they would wait for all parallel tests.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # A shell that runs pytest in the background ignores SIGINT, but tests send it.

@@ -35,8 +35,16 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{pycollect.__version__}\n"
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", [["--version"], ["check", "CartPole-v1", "--seconds", "0.1"]])
+@pytest.mark.parametrize(
+    ("command", "unbuffered"),
+    [
+        (["--version"], ""),
+        (["--version"], "1"),
+        (["check", "CartPole-v1", "--seconds", "0.1"], ""),
+        # This program imports torch, too.
+        pytest.param(["check", "CartPole-v1", "--seconds", "0.1"], "1", marks=pytest.mark.slow),
+    ],
+)
 def test_a_reader_that_leaves_ends_the_command_without_a_traceback(
     command: list[str], unbuffered: str
 ) -> None:

@@ -235,7 +235,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("where", "end"),
     [
-        ("this process", "raises"),
+        pytest.param("this process", "raises", marks=pytest.mark.slow),
         pytest.param("this process", "ends", marks=pytest.mark.slow),
         pytest.param("processes", "ends", marks=pytest.mark.processes),
         pytest.param("processes", "raises", marks=[pytest.mark.processes, pytest.mark.slow]),

@@ -65,7 +65,6 @@ def one_straggler(
     if vector is not None:
         entries = [[partial(vector, own[:1]), partial(vector, own[1:])] for own in entries]
     open_once_stopped(monkeypatch, stopped)
-    monkeypatch.setenv("PYCOLLECT_POISON", "1")
     with cls(
         entries,
         parity_policy(),
@@ -338,8 +337,7 @@ def test_all_are_stopped_at_once_at_zero_and_none_at_one() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("envs", "cat"), [(3, "stack"), (1, 0), (1, "stack"), (3, -1), (1, -1)])
-def test_shares_that_differ(monkeypatch: pytest.MonkeyPatch, envs: int, cat: Any) -> None:
-    monkeypatch.setenv("PYCOLLECT_POISON", "1")
+def test_shares_that_differ(envs: int, cat: Any) -> None:
     steps = [2, STEPS]
     entries: list[Any] = [
         [partial(EchoEnv, 10 * w + p, LENGTHS) for p in range(envs)] for w in (0, 1)

@@ -379,6 +379,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # the server is a worker of the engine; see test_process_engine.py
 def test_a_driver_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)

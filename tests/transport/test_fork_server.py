@@ -98,6 +98,7 @@ def test_workers_of_all_engines_are_forks_of_one_process(engine: ProcessEngine) 
     wait_until(lambda: not template.children())
 
 
+@pytest.mark.slow  # test_hints.py shows that spawned workers are spawned
 def test_spawn_can_be_selected() -> None:
     engine = ProcessEngine("spawn")
     assert parent(started(engine, CountingEnv)) == psutil.Process()
@@ -138,14 +139,16 @@ def test_a_forked_worker_has_the_state_of_a_new_process(
     assert is_collecting(after)
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_loaded_modules_of_pycollect_are_imported_once(
-    engine: ProcessEngine, tmp_path: Path
+    engine: ProcessEngine, tmp_path: Path, every: bool
 ) -> None:
     started(engine, CountingEnv)
-    walk = pkgutil.walk_packages(pycollect.__path__, "pycollect.")
-    names = {module.name for module in walk if not module.name.endswith("__main__")}
-    for name in names:
-        importlib.import_module(name)
+    if every:
+        for module in pkgutil.walk_packages(pycollect.__path__, "pycollect."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    names = {name for name in sys.modules if name.startswith("pycollect.")}
     note = tmp_path / "note"
     assert said(engine, note, lambda: names - {*sys.modules}) == "set()"
     worker = started(engine, CountingEnv, 1)
@@ -339,6 +342,7 @@ def test_torch_counts_gpus_in_a_fork(
     assert counted == "(3, True)"  # a worker counts by itself
 
 
+@pytest.mark.slow  # counts for seconds
 def test_a_count_that_takes_long_is_awaited(
     engine: ProcessEngine, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,9 +540,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "end", ["killed", *(pytest.param(end, marks=pytest.mark.slow) for end in ("exit", "fork"))]
-)
+# test_process_engine.py kills a program with a fork server by default.
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["killed", "exit", "fork"])
 def test_a_fork_server_ends_with_its_program(end: str, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
