@@ -281,12 +281,7 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
         for kind in ("async", "single")
     ],
     (
-        {
-            "collector_class": "sync",
-            "sync": True,
-            "preemptive_threshold": 0.5,
-            "cat_results": -1,
-        },
+        {"collector_class": "sync", "sync": True, "preemptive_threshold": 0.5, "cat_results": -1},
         ValueError,
         "cat_results",
     ),

@@ -217,10 +217,7 @@ def test_versions_have_another_key() -> None:
             collector.update_policy_weights_()
         collector.shutdown()
     assert seen[pycollect.SyncDataCollector] == {("collector", "policy_version"): [1, 1, 1]}
-    assert seen[Collector] == {
-        "policy_version": [0, 1, 1],
-        ("next", "policy_version"): [1, 1, 1],
-    }
+    assert seen[Collector] == {"policy_version": [0, 1, 1], ("next", "policy_version"): [1, 1, 1]}
 
 
 def test_padding_has_the_id_minus_one() -> None:

@@ -30,15 +30,7 @@ pytest.importorskip("torchrl")
 
 import torchrl.testing.mocking_classes as mock
 from torchrl.collectors import Collector
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiOneHot,
-    OneHot,
-    Unbounded,
-)
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiOneHot, OneHot, Unbounded
 from torchrl.envs import (
     ActionMask,
     EnvBase,
@@ -239,10 +231,7 @@ def serial(make: Make = mock.CountingEnv, count: int = 2) -> Any:
         lambda: serial(count=3),
         lambda: serial(ENVS["CountingEnv [3]"]),
         lambda: serial(serial),
-        pytest.param(
-            lambda: ParallelEnv(2, mock.CountingEnv),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(lambda: ParallelEnv(2, mock.CountingEnv), marks=pytest.mark.slow),
         lambda: TransformedEnv(serial(count=3), RewardSum()),
     ],
     ids=["one", "[3]", "[2, 3]", "Serial", "Serial of [3]", "nested", "Parallel", "transformed"],

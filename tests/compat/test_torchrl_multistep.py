@@ -135,7 +135,7 @@ def test_forms_of_a_batch(
                 "observation": torch.randn(*shape, *frame, generator=g),
                 "reward": torch.randn(*shape, *rewards, generator=g),
                 "done": torch.rand(*shape, *frame, generator=g) < 0.3,
-            },
+            }
         },
         shape,
     )

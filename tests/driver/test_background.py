@@ -247,10 +247,7 @@ def test_a_program_may_end_during_background_collection(
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     result = subprocess.run(
-        [sys.executable, str(script), where, end],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
+        [sys.executable, str(script), where, end], capture_output=True, text=True, timeout=PATIENCE
     )
     assert result.returncode == (1 if end == "raises" else 0), result.stderr
     assert ("ArithmeticError: its own" in result.stderr) == (end == "raises")

@@ -30,10 +30,7 @@ from pycollect.data.slabs import check_lease, make_pool, slab_tensors, to_tensor
 
 T = 5
 BATCHES = 12
-WAYS = [
-    IN_PROCESS,
-    *marked(CAT_TIME, ASYNC[1], MULTI_STACK, MULTI_TIME, MULTI_ASYNC[1], many=True),
-]
+WAYS = [IN_PROCESS, *marked(CAT_TIME, ASYNC[1], MULTI_STACK, MULTI_TIME, MULTI_ASYNC[1], many=True)]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)

@@ -27,10 +27,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
 T = 6
-WAYS = [
-    IN_PROCESS,
-    *marked(STACK, ASYNC[1], MULTI_STACK, MULTI_0, MULTI_TIME, MULTI_ASYNC[1]),
-]
+WAYS = [IN_PROCESS, *marked(STACK, ASYNC[1], MULTI_STACK, MULTI_0, MULTI_TIME, MULTI_ASYNC[1])]
 FLAGS = {"done": (1,), "terminated": (1,), "truncated": (1,)}
 
 

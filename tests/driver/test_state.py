@@ -276,10 +276,7 @@ BAD: dict[str, tuple[Any, Any]] = {
         lambda s: s["workers"]["0"]["numpy"].__setitem__(2, 10**6),
         ValueError,
     ),
-    "words that are too large": (
-        lambda s: s["workers"]["0"]["numpy"][1].add_(2**32),
-        ValueError,
-    ),
+    "words that are too large": (lambda s: s["workers"]["0"]["numpy"][1].add_(2**32), ValueError),
     "a pair of normals without a number": (
         lambda s: s["workers"]["0"]["python"].__setitem__(2, "one"),
         ValueError,

@@ -171,22 +171,14 @@ def test_a_straggler_is_stopped(
 @pytest.mark.processes(usual=2)
 @pytest.mark.parametrize("cat", ["stack", -1])
 @pytest.mark.parametrize(
-    "arguments",
-    [{"inference": "central"}, {"vector": LateSync}],
-    ids=["central", "here"],
+    "arguments", [{"inference": "central"}, {"vector": LateSync}], ids=["central", "here"]
 )
 def test_groups_of_a_straggler_end_with_the_same_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], cat: Any
 ) -> None:
     """Each group has a pending step when its worker notices the stop request."""
     with one_straggler(
-        monkeypatch,
-        tmp_path,
-        MultiSyncDataCollector,
-        3,
-        cat_results=cat,
-        env_groups=2,
-        **arguments,
+        monkeypatch, tmp_path, MultiSyncDataCollector, 3, cat_results=cat, env_groups=2, **arguments
     ) as collector:
         check_batches(collector, 3, cat, 0, end=END + 1)
 

@@ -63,10 +63,7 @@ def vector_of(fns: Any) -> Any:
 def test_a_list_of_a_worker(way: Way) -> None:
     """Callables that share an environment share one copy of it in each worker."""
     same = Same()
-    with (
-        refuses_same(),
-        collecting(way, lambda w: [same, same], parity, frames=4),
-    ):
+    with refuses_same(), collecting(way, lambda w: [same, same], parity, frames=4):
         pass
 
 

@@ -244,11 +244,7 @@ def test_complete_trajectories(kind: str) -> None:
 
 def test_multi_step_sums_each_objective() -> None:
     with SyncDataCollector(
-        ENTRIES["list"](0),
-        zeros,
-        frames_per_batch=48,
-        total_frames=-1,
-        postproc=MultiStep(0.5, 2),
+        ENTRIES["list"](0), zeros, frames_per_batch=48, total_frames=-1, postproc=MultiStep(0.5, 2)
     ) as collector:
         td = collector.next()
     step = td["observation"][..., 2]

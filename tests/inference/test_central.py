@@ -389,11 +389,7 @@ def test_a_worker_that_waits_for_the_policy_is_not_stalled(tmp_path: Path) -> No
     [
         ({"inference": "here"}, ValueError, "inference"),
         ({"policy": None}, ValueError, "inference"),
-        (
-            {"policy": None, "policy_factory": [parity_policy] * 2},
-            ValueError,
-            "policy_factory",
-        ),
+        ({"policy": None, "policy_factory": [parity_policy] * 2}, ValueError, "policy_factory"),
         ({"policy_factory": parity_policy}, ValueError, "policy_factory"),
         ({"policy_device": ["cpu", None]}, ValueError, "policy_device"),
         ({"max_batch_size": 0}, ValueError, "max_batch_size"),

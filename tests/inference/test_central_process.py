@@ -383,11 +383,7 @@ if __name__ == "__main__":
 def test_a_driver_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    driver = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     pids = [int(pid) for pid in driver.stdout.readline().split()]
     assert len(pids) == 3

@@ -286,18 +286,8 @@ def test_a_cast_does_not_hide_another_dtype_later():
 @pytest.mark.parametrize(
     ("action", "num_envs", "out", "words"),
     [
-        (
-            gym.spaces.Discrete(3),
-            None,
-            torch.zeros(3),
-            ["'action'", "one-hot", "argmax", "[3]"],
-        ),
-        (
-            gym.spaces.Discrete(3),
-            4,
-            torch.zeros(4, 3),
-            ["one-hot", "[4]"],
-        ),
+        (gym.spaces.Discrete(3), None, torch.zeros(3), ["'action'", "one-hot", "argmax", "[3]"]),
+        (gym.spaces.Discrete(3), 4, torch.zeros(4, 3), ["one-hot", "[4]"]),
         (gym.spaces.Discrete(3), 4, torch.zeros(4, 2), ["[4]", "[4, 2]"]),
         (box(2), 4, torch.zeros(2), ["[4, 2]", "[2]"]),
         (box(1), 4, torch.zeros(1, 4), ["[4, 1]", "[1, 4]"]),

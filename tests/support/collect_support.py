@@ -259,12 +259,7 @@ def marks_of(way: Way) -> list[Any]:
 
 @contextmanager
 def collecting(
-    way: Way,
-    entry: Callable[[int], Any],
-    policy: Any = None,
-    *,
-    frames: int,
-    **arguments: Any,
+    way: Way, entry: Callable[[int], Any], policy: Any = None, *, frames: int, **arguments: Any
 ) -> Iterator[Any]:
     """Yield a collector with `frames` frames per worker and batch; shut it down on exit."""
     per_batch = frames * way.workers if way.sync else frames

@@ -315,10 +315,7 @@ def opened(device: Path) -> bool:
 
 @pytest.mark.parametrize(
     "function",
-    [
-        "_C._cuda_getDeviceCount",
-        pytest.param("cuda._device_count_nvml", marks=pytest.mark.slow),
-    ],
+    ["_C._cuda_getDeviceCount", pytest.param("cuda._device_count_nvml", marks=pytest.mark.slow)],
 )
 def test_torch_counts_gpus_in_a_fork(
     engine: ProcessEngine,
@@ -584,11 +581,7 @@ MultiSyncDataCollector([CountingEnv] * 2, None, frames_per_batch=10)
 def test_workers_end_with_a_program_that_they_are_still_importing(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(UNGUARDED)
-    driver = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     pids = [int(driver.stdout.readline()) for _ in range(2)]
     template = psutil.Process(pids[0]).parent()

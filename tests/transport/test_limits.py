@@ -167,11 +167,7 @@ def test_descriptors_that_run_out(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     ended = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=LONG, check=False
     )
     assert ended.stdout == "True\n" * 5 + "1 True\n", ended.stderr
 
@@ -219,11 +215,7 @@ def test_ranks_start_if_memfd_create_is_forbidden(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(WITHOUT_MEMFD)
     ended = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=LONG, check=False
     )
     assert ended.stdout == "10\n{'messages'}\n", ended.stderr
 

@@ -393,9 +393,7 @@ def test_a_killed_driver_leaves_nothing(moment: int, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     driver = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "pid")],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, str(script), str(tmp_path / "pid")], stdout=subprocess.PIPE, text=True
     )
     assert driver.stdout is not None
     pids = [int(pid) for pid in driver.stdout.readline().split()]

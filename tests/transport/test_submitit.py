@@ -261,11 +261,7 @@ def test_a_delayed_launcher_outside_of_its_program() -> None:
         ({"timeout_min": "x"}, ValueError, "'timeout_min': 'x'"),
         ({"folder": 3}, TypeError, "'folder'"),
         ({3: 4}, TypeError, "3"),
-        (
-            {"local_setup": "ls"},
-            TypeError,
-            "'local_setup'",
-        ),
+        ({"local_setup": "ls"}, TypeError, "'local_setup'"),
         ({"tasks_per_node": 2}, ValueError, "'tasks_per_node'"),
     ],
 )
@@ -289,12 +285,7 @@ def test_slurm_kwargs_must_be_a_dict(arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("tcpport", True),
-        ("tcpport", "abc"),
-        ("tcpport", 1 << 17),
-        ("submitit_collection_conf", 3),
-    ],
+    [("tcpport", True), ("tcpport", "abc"), ("tcpport", 1 << 17), ("submitit_collection_conf", 3)],
 )
 def test_a_launcher_of_jobs_that_wait_refuses(name: str, value: Any) -> None:
     with refused((TypeError, ValueError), name):
