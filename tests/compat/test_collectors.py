@@ -167,35 +167,6 @@ def test_an_error_of_the_env_reaches_the_caller(kind: Any) -> None:
     collector.shutdown()
 
 
-class TwoInputs(nn.Module):
-    """A module over two of the observation's entries."""
-
-    def forward(self, place: torch.Tensor, speed: torch.Tensor) -> torch.Tensor:
-        return (place.sum() * 7).long().abs() % 5 + 0 * speed.sum().long()
-
-
-class Unfitting(nn.Module):
-    """A module over an entry that the environment does not return."""
-
-    def forward(self, other: torch.Tensor, another: torch.Tensor) -> torch.Tensor:
-        return other
-
-
-@BOTH
-def test_modules_over_tensors_are_wrapped(kind: Any) -> None:
-    env = ENVS["sees Dict"].theirs(None)
-    (batch, *_) = kind(env(), TwoInputs(), frames_per_batch=8, total_frames=8)
-    expected = (batch["place"].sum(-1) * 7).long().abs() % 5
-    assert torch.equal(batch["action"], expected)
-
-
-@BOTH
-def test_modules_that_do_not_fit_are_refused(kind: Any) -> None:
-    env = ENVS["Pendulum"].theirs(None)
-    with pytest.raises((TypeError, ValueError)):
-        next(iter(kind(env(), Unfitting(), frames_per_batch=8, total_frames=8)))
-
-
 @BOTH
 def test_the_policy_in_this_process_is_live(kind: Any) -> None:
     """Changed parameters and buffers take effect without an update."""
@@ -260,27 +231,6 @@ def test_trajectories_are_cut_at_the_limit(kind: Any) -> None:
         assert torch.equal(
             batch["next", "done"], batch["next", "truncated"] | batch["next", "terminated"]
         )
-
-
-@BOTH
-@pytest.mark.parametrize(("total_frames", "batches"), [(0, 0), (4, 1), (5, 2)])
-def test_the_number_of_batches(kind: Any, total_frames: int, batches: int) -> None:
-    env = ENVS["CountingEnv"].theirs(None)()
-    collector = kind(env, ones, frames_per_batch=4, total_frames=total_frames)
-    assert sum(1 for _ in collector) == batches  # TorchRL's cannot be in list() with 0
-    collector.shutdown()
-
-
-@BOTH
-def test_iteration_resumes_after_a_break(kind: Any) -> None:
-    collector = kind(ENVS["CountingEnv"].theirs(None)(), ones, frames_per_batch=4, total_frames=12)
-    first = [next(iter(collector)).clone()]
-    for batch in collector:
-        first.append(batch.clone())
-        break
-    collector.shutdown()
-    seen = torch.cat([batch["observation"] for batch in first]).flatten().tolist()
-    assert seen == [n % 6 for n in range(8)]
 
 
 @BOTH

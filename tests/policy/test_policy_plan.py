@@ -372,13 +372,6 @@ def test_training_mode_with_dropout():
     assert runner.reuses_memory
 
 
-def test_a_refresh_without_changes_keeps_the_function():
-    runner, _ = make(chain(nn.Tanh()), env_of())
-    act = runner.act
-    runner.refresh(8)
-    assert runner.act is act
-
-
 def test_parameters_that_leave_the_cpu():
     module = chain(nn.Tanh())
     runner, _ = make(module, env_of())

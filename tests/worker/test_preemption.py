@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from envs_for_tests import CountingEnv
-from raising import refused
 
-from pycollect._core import Placement, RolloutControl, SharedNumber, Slab, SlabPool, compact
+from pycollect._core import RolloutControl, SharedNumber, Slab, SlabPool
 from pycollect.data.slabs import slab_tensors
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker
@@ -75,43 +73,3 @@ def test_an_episode_that_ends_with_the_last_step_is_reset() -> None:
     after = slab_tensors(collected(worker, stop, 2), [2, STEPS])
     assert (after["collector", "traj_ids"][:, 0] == 1).all()
     assert (after["observation",][:, 0, 2] == 0).all()  # number of steps in the current episode
-
-
-def test_a_rollout_stopped_before_its_start_has_the_minimum_length() -> None:
-    stop = SharedNumber()
-    worker = make_worker(stop, (), 1)
-    stop.value = 3
-    assert collected(worker, stop, 1).lengths() == [1]
-    assert collected(worker, stop, 3, min_steps=4).lengths() == [4]
-    assert collected(worker, stop, 4).lengths() == [STEPS]
-    assert collected(worker, stop, 3, min_steps=STEPS).lengths() == [STEPS]
-
-
-def test_steps_are_counted_in_shared_memory() -> None:
-    steps = SharedNumber()
-    worker = make_worker(SharedNumber(), (), 2)
-    slab = SlabPool(worker.placement, 1).acquire()
-    worker.collect(slab, 0, 0, control=RolloutControl(steps=steps))
-    assert steps.value == STEPS
-
-
-@pytest.mark.parametrize("order", ["stack", "time"])
-def test_workers_follow_each_other_along_time_without_gaps(order: str) -> None:
-    stops = [SharedNumber() for _ in range(3)]
-    workers = [make_worker(stop, at, 2) for stop, at in zip(stops, [(2,), (), (5,)], strict=True)]
-    layout = workers[0].placement.layout
-    batch = SlabPool(Placement(layout, 3, 2, STEPS, order), 1).acquire()
-    for row, (worker, stop) in enumerate(zip(workers, stops, strict=True)):
-        worker.collect(batch, row, 0, control=RolloutControl(stop, 1))
-    ends = [batch.lengths(row)[0] for row in range(3)]
-    assert ends == [2, STEPS, 5]
-    target = SlabPool(Placement(layout, 1, 2, sum(ends)), 1).acquire()
-    compact(target, batch)
-    joined = slab_tensors(target, [2, sum(ends)])
-    assert joined["collector", "mask"].all()
-    assert (joined["collector", "traj_ids"] >= 0).all()
-    expected = np.concatenate([np.arange(1, end + 1) for end in ends])
-    for env in range(2):
-        np.testing.assert_array_equal(joined["next", "observation"][env, :, 2], expected)
-    with refused(ValueError, "target"):
-        compact(SlabPool(Placement(layout, 1, 2, STEPS), 1).acquire(), batch)
