@@ -15,11 +15,11 @@ import pytest
 import torch
 from collect_support import (
     ASYNC,
-    IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
     NEST_STACK,
     STACK,
+    SYNC_WAYS,
     Way,
     collecting,
     marked,
@@ -33,7 +33,6 @@ from torch import nn
 from pycollect import MultiSyncDataCollector, SyncDataCollector
 
 REMOTE_WAYS = marked(MULTI_STACK, MULTI_ASYNC[0], STACK, ASYNC[0], NEST_STACK)
-WAYS = marked(IN_PROCESS, MULTI_STACK, STACK)
 
 
 def env_without_name() -> Any:
@@ -121,7 +120,7 @@ class Net(nn.Module):
         return self.layer(observation).argmax(-1)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SYNC_WAYS)
 @pytest.mark.parametrize(
     "policy",
     [Net, partial(Net, 2), partial(Net, hidden=2), lambda: Net(2), lambda observation, hidden: 0],

@@ -20,6 +20,7 @@ from collect_support import (
     MULTI_STACK,
     STACK,
     STEPS,
+    SYNC_WAYS,
     FrameOracle,
     Way,
     collecting,
@@ -146,7 +147,7 @@ def zeros(observation: torch.Tensor) -> torch.Tensor:
     return torch.zeros(observation.shape[:-1], dtype=torch.int64)
 
 
-@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, STACK))
+@pytest.mark.parametrize("way", SYNC_WAYS)
 @pytest.mark.parametrize("is_list", [False, True])
 def test_each_objective_has_its_return(way: Way, is_list: bool) -> None:
     one = partial(SeveralEnv, 0, (4,))

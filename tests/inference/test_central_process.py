@@ -27,7 +27,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, GateEnv, TallyEnv, wait_until
 from envs_for_tests import CountingEnv
-from raising import raised, refused
+from raising import raised
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from test_central import failing, watched
@@ -116,16 +116,6 @@ def test_weights_are_sent_automatically() -> None:
             module.scale.fill_(3.0)
         while not torch.equal(batch["seen"], 3 * batch["observation"]):
             batch = collector.next()
-
-
-def test_weights_of_single_workers_are_refused() -> None:
-    _, policy = watched()
-    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
-        with refused(ValueError, "worker_ids"):
-            collector.update_policy_weights_(worker_ids=[1])
-        with refused(ValueError, "policy_or_weights"):
-            collector.update_policy_weights_({"no such weight": torch.zeros(1)})
-        collector.next()
 
 
 def test_a_state_continues_in_another_run() -> None:

@@ -16,15 +16,13 @@ from unittest import mock
 import pytest
 import torch
 from collect_support import (
-    ASYNC,
     CENTRAL_ASYNC,
     MULTI_ASYNC,
     MULTI_STACK,
-    STACK,
+    ON_REQUEST,
     Way,
     bias_policy,
     collecting,
-    marked,
     parity_policy,
 )
 from test_process_engine import LONG
@@ -58,7 +56,7 @@ def exhaust(collector: Any) -> None:
 @pytest.mark.parametrize(
     "number", [errno.EMFILE, *(pytest.param(n, marks=pytest.mark.slow) for n in list(NAMES)[1:])]
 )
-@pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
+@pytest.mark.parametrize("way", ON_REQUEST)
 def test_a_replacement_is_started_once_the_limit_permits_it(way: Way, number: int) -> None:
     with collecting(way, endless, parity_policy(), frames=T) as collector:
         collector.next()
