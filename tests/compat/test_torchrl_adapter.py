@@ -20,7 +20,6 @@ from torchrl_support import (
     batched,
     collect,
     compare,
-    counting_policy,
 )
 
 import pycollect
@@ -244,29 +243,6 @@ def test_the_next_seed_equals_torchrls(make: Make) -> None:
         following.append(collector.set_seed(5))
         collector.shutdown()
     assert following[0] == following[1]
-
-
-def test_set_seed_repeats_random_actions() -> None:
-    collector = pycollect.SyncDataCollector(
-        mock.ContinuousActionVecMockEnv(), None, frames_per_batch=8
-    )
-    with collector:
-        actions = []
-        for seed in (1, 1, 2):
-            collector.set_seed(seed)
-            actions.append(next(collector)["action"].clone())
-    assert torch.equal(actions[0], actions[1])
-    assert not torch.equal(actions[0], actions[2])
-
-
-def test_init_random_frames() -> None:
-    collector = pycollect.SyncDataCollector(
-        mock.CountingEnv(max_steps=4), counting_policy(), frames_per_batch=8, init_random_frames=8
-    )
-    with collector:
-        first, second = next(collector), next(collector)
-    assert not first["info", "double"].any()
-    assert torch.equal(second["info", "double"], second["observation"] * 2.0)
 
 
 @pytest.mark.parametrize("size", [(), (2,)])
