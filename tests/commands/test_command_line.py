@@ -35,15 +35,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{pycollect.__version__}\n"
 
 
+VERSION, CHECK = ["--version"], ["check", "CartPole-v1", "--seconds", "0.1"]
+SLOW = pytest.param(CHECK, "1", marks=pytest.mark.slow)  # imports torch, as the one before
+
+
 @pytest.mark.parametrize(
-    ("command", "unbuffered"),
-    [
-        (["--version"], ""),
-        (["--version"], "1"),
-        (["check", "CartPole-v1", "--seconds", "0.1"], ""),
-        # This program imports torch, too.
-        pytest.param(["check", "CartPole-v1", "--seconds", "0.1"], "1", marks=pytest.mark.slow),
-    ],
+    ("command", "unbuffered"), [(VERSION, ""), (VERSION, "1"), (CHECK, ""), SLOW]
 )
 def test_a_reader_that_leaves_ends_the_command_without_a_traceback(
     command: list[str], unbuffered: str

@@ -21,7 +21,7 @@ from collect_support import (
     collecting,
     marked,
 )
-from echo_envs import ENTRIES, echo_fns
+from echo_envs import ENTRIES
 from tensordict import TensorDict
 
 from pycollect._core import Layout, Leaf, Placement, Recorder, Slab
@@ -273,9 +273,3 @@ def check_operations(td: TensorDict, expected: TensorDict) -> None:
         assert (a == b).all()
     with pytest.raises(RuntimeError):
         td["wrong"] = torch.zeros(3, T)
-
-
-def test_mixed_lists_of_callables() -> None:
-    """Batches of a list with one env keep the env dimension."""
-    with collecting(IN_PROCESS, lambda w: echo_fns(w, 1), frames=T) as collector:
-        assert collector.next().shape == (1, T)

@@ -19,8 +19,6 @@ from tensordict.nn import TensorDictModule
 
 from pycollect import MultiSyncDataCollector, SyncDataCollector
 
-T = 4
-
 
 def box(dtype: str, *shape: int) -> spaces.Box:
     limits = np.iinfo(dtype)

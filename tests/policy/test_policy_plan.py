@@ -6,7 +6,7 @@ from functools import partialmethod
 
 import pytest
 import torch
-from policy_support import ShapeOnly, assert_follows, assert_same, box, make, observation
+from policy_support import ShapeOnly, assert_follows, assert_same, box, make
 from raising import refused
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
@@ -389,4 +389,3 @@ def test_plan_outputs_can_be_recorded():
     assert not action.requires_grad
     assert torch.from_dlpack(action).data_ptr() == action.data_ptr()
     assert action.numpy().shape == (4, 2)
-    assert observation(env_of())[("observation",)].shape == (4, 3)

@@ -590,7 +590,6 @@ def test_workers_end_with_a_program_that_they_are_still_importing(tmp_path: Path
 
 ON_STANDARD_INPUT = """
 import sys
-import time
 from pycollect import MultiSyncDataCollector
 from envs_for_tests import CountingEnv
 with MultiSyncDataCollector(
