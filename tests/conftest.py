@@ -197,6 +197,18 @@ def ray_cluster() -> Iterator[Any]:
     ray.shutdown()
 
 
+@pytest.hookimpl(trylast=True)  # after the fixtures of the test
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End Ray after the last test with it if pytest-xdist runs all of them in sequence.
+
+    Otherwise Ray's processes use the CPU, and each check for leaks reads their threads' lists.
+    """
+    if item.get_closest_marker("ray") and getattr(item.config.option, "loadgroup", False):
+        ray = sys.modules.get("ray")
+        if ray and not (nextitem and nextitem.get_closest_marker("ray")):
+            ray.shutdown()
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make "cuda" available as a FakeDevice."""
