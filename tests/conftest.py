@@ -97,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
         forking._IDLE_SECONDS = 600.0  # minutes can pass between tests with workers
     # Inductor's compile processes would outlive the test that started them.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # Recycled memory is filled with 0xA5, so that tests notice stale views.
+    os.environ.setdefault("PYCOLLECT_POISON", "1")
     # Ray lowers the priority of its workers; they would wait for all parallel tests.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # A shell that runs pytest in the background ignores SIGINT, but tests send it.
@@ -193,6 +195,18 @@ def ray_cluster() -> Iterator[Any]:
     )
     yield ray
     ray.shutdown()
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures of the test
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End Ray after the last test with it if pytest-xdist runs all of them in sequence.
+
+    Otherwise Ray's processes use the CPU, and each check for leaks reads their threads' lists.
+    """
+    if item.get_closest_marker("ray") and getattr(item.config.option, "loadgroup", False):
+        ray = sys.modules.get("ray")
+        if ray and not (nextitem and nextitem.get_closest_marker("ray")):
+            ray.shutdown()
 
 
 @pytest.fixture

@@ -148,8 +148,7 @@ def nothing_starts() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in BASES],
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in BASES]
 )
 def test_an_odd_value_is_accepted_or_the_error_names_its_argument(
     name: str, nothing_starts: None

@@ -23,11 +23,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"backend_options": {"prefetch": 1}}, ValueError, "backend_options"),
     ({"num_collectors": 2, "sync": 1}, TypeError, "sync"),
     *[({"backend": name}, ValueError, "backend") for name in ("thread", "monarch", "no such", 3)],
-    (
-        {"backend": "submitit", "backend_options": {"launcher": "mp"}},
-        ValueError,
-        "launcher",
-    ),
+    ({"backend": "submitit", "backend_options": {"launcher": "mp"}}, ValueError, "launcher"),
     ({"backend": ["process"]}, ValueError, "backend"),
     ({"num_collectors": 2, "backend_options": 3}, TypeError, "backend_options"),
     ({"num_collectors": 2, "backend_options": {1: 2}}, TypeError, "backend_options"),

@@ -28,8 +28,6 @@ from pycollect import (
 )
 from pycollect.api import helpers
 
-Config = OnPolicyCollectorConfig | OffPolicyCollectorConfig
-
 
 class Recorder:
     """A stand-in for a collector that records the arguments it was created with."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,24 +15,24 @@ import pytest
 import torch
 from collect_support import (
     ASYNC,
-    IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
     NEST_STACK,
     STACK,
+    SYNC_WAYS,
     Way,
     collecting,
     marked,
 )
 from envs_for_tests import CountingEnv
 from gymnasium import spaces
+from new_process import run_code
 from raising import refused, warned
 from torch import nn
 
 from pycollect import MultiSyncDataCollector, SyncDataCollector
 
 REMOTE_WAYS = marked(MULTI_STACK, MULTI_ASYNC[0], STACK, ASYNC[0], NEST_STACK)
-WAYS = marked(IN_PROCESS, MULTI_STACK, STACK)
 
 
 def env_without_name() -> Any:
@@ -99,7 +98,7 @@ def test_the_limit_of_processes_is_named() -> None:
 
 def test_the_bytes_of_an_allocation_that_fails_are_named() -> None:
     program = """
-import resource, sys
+import resource
 from envs_for_tests import CountingEnv
 from pycollect import SyncDataCollector
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.RLIM_INFINITY))
@@ -109,57 +108,7 @@ except MemoryError as error:
     assert "frames_per_batch" in str(error) and str(56 << 27) in str(error), error
     print("named")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "named\n", done.stderr
-
-
-class TwoRewards(CountingEnv):
-    def step(self, action: Any) -> Any:
-        observation, reward, *rest = super().step(action)
-        return observation, np.array([reward, reward], np.float32), *rest
-
-
-class TwoRewardsOfDict(gymnasium.Env[Any, Any]):
-    """An environment of dict observations, which takes the general code path for steps."""
-
-    observation_space: Any = spaces.Dict(a=spaces.Box(-9, 9, (1,)), b=spaces.Box(-9, 9, (1,)))
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return {name: np.zeros(1, np.float32) for name in "ab"}, {}
-
-    def step(self, action: Any) -> Any:
-        return self.reset()[0], np.zeros(2), False, False, {}
-
-
-class TwoRewardsPerRow(gymnasium.vector.VectorWrapper):
-    def step(self, actions: Any) -> Any:
-        observation, reward, *rest = super().step(actions)
-        return observation, np.stack([reward, reward], -1), *rest
-
-
-def rows_of_two_rewards() -> Any:
-    return TwoRewardsPerRow(gymnasium.vector.SyncVectorEnv([CountingEnv, CountingEnv]))
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "entry",
-    [
-        TwoRewards,
-        [TwoRewards, TwoRewards],
-        TwoRewardsOfDict,
-        [TwoRewardsOfDict, TwoRewardsOfDict],
-        rows_of_two_rewards,
-    ],
-)
-def test_several_rewards_per_step_name_the_reward_space(way: Way, entry: Any) -> None:
-    with (
-        refused(ValueError, "reward") as caught,
-        collecting(way, lambda worker: entry, frames=8) as collector,
-    ):
-        collector.next()
-    assert "reward_space" in str(caught.value)
+    assert run_code(program) == "named"
 
 
 class Net(nn.Module):
@@ -171,7 +120,7 @@ class Net(nn.Module):
         return self.layer(observation).argmax(-1)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SYNC_WAYS)
 @pytest.mark.parametrize(
     "policy",
     [Net, partial(Net, 2), partial(Net, hidden=2), lambda: Net(2), lambda observation, hidden: 0],

@@ -117,12 +117,7 @@ ERRORS: dict[str, Sequence[Any]] = {
         vectors.IgnoresSeeds,
     ],
     "interface": [envs.OldInterface, envs.OldReset],
-    "merged-flags": [
-        envs.BothFlags,
-        LimitTerminates,
-        envs.LimitAndGoalTerminate,
-        envs.LimitInInfo,
-    ],
+    "merged-flags": [envs.BothFlags, LimitTerminates, envs.LimitAndGoalTerminate, envs.LimitInInfo],
     "non-deterministic": [
         envs.UnseededSteps,
         envs.SurvivesReset,

@@ -35,8 +35,13 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{pycollect.__version__}\n"
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", [["--version"], ["check", "CartPole-v1", "--seconds", "0.1"]])
+VERSION, CHECK = ["--version"], ["check", "CartPole-v1", "--seconds", "0.1"]
+SLOW = pytest.param(CHECK, "1", marks=pytest.mark.slow)  # imports torch, as the one before
+
+
+@pytest.mark.parametrize(
+    ("command", "unbuffered"), [(VERSION, ""), (VERSION, "1"), (CHECK, ""), SLOW]
+)
 def test_a_reader_that_leaves_ends_the_command_without_a_traceback(
     command: list[str], unbuffered: str
 ) -> None:

@@ -230,13 +230,10 @@ def with_layer(layer: nn.Module) -> Any:
 
 def pixels() -> Any:
     net = nn.Sequential(
-        ConvNet(in_features=1, num_cells=[4], kernel_sizes=[3], strides=[2]),
-        nn.LazyLinear(7),
+        ConvNet(in_features=1, num_cells=[4], kernel_sizes=[3], strides=[2]), nn.LazyLinear(7)
     )
     return TensorDictModule(
-        lambda pixels: nn.functional.one_hot(net(pixels).argmax(-1), 7),
-        ["pixels"],
-        ["action"],
+        lambda pixels: nn.functional.one_hot(net(pixels).argmax(-1), 7), ["pixels"], ["action"]
     )
 
 
@@ -287,9 +284,7 @@ def by_step_count(td: TensorDictBase) -> TensorDictBase:
 def three_at_once() -> Any:
     """Compute three steps as one action of MultiAction."""
     return TensorDictModule(
-        lambda seen: torch.ones((*seen.shape[:-1], 3, 1), dtype=torch.int8),
-        OBSERVATION,
-        ["action"],
+        lambda seen: torch.ones((*seen.shape[:-1], 3, 1), dtype=torch.int8), OBSERVATION, ["action"]
     )
 
 

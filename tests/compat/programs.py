@@ -254,14 +254,7 @@ def with_arguments() -> list[Program]:
     ]
 
 
-PROGRAMS = [
-    *pendulums(),
-    *recurrent(),
-    *discrete(),
-    *spaces(),
-    *torchrl_kinds(),
-    *with_arguments(),
-]
+PROGRAMS = [*pendulums(), *recurrent(), *discrete(), *spaces(), *torchrl_kinds(), *with_arguments()]
 
 SYNC: dict[str, Any] = {"sync": True, "num_collectors": 1}
 TWO: dict[str, Any] = {"sync": True, "num_collectors": 2}

@@ -282,11 +282,7 @@ def test_configs_of_the_server_and_of_devices() -> None:
             ValueError,
             "server_config",
         ),
-        (
-            {"device_config": InferenceDeviceConfig(), "device": "cpu"},
-            ValueError,
-            "device_config",
-        ),
+        ({"device_config": InferenceDeviceConfig(), "device": "cpu"}, ValueError, "device_config"),
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, dict) else "",
 )

@@ -26,14 +26,7 @@ pytest.importorskip("torchrl")
 
 import torchrl.testing.mocking_classes as mock
 from torchrl.collectors import Collector
-from torchrl.envs import (
-    Compose,
-    InitTracker,
-    RewardSum,
-    SerialEnv,
-    StepCounter,
-    TransformedEnv,
-)
+from torchrl.envs import Compose, InitTracker, RewardSum, SerialEnv, StepCounter, TransformedEnv
 from torchrl.modules import GRUModule, LSTMModule
 
 Make = Callable[[], Any]

@@ -6,7 +6,6 @@ See also `test_programs.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from raising import warned
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
-from torch import nn
 
 import pycollect
 
@@ -124,20 +122,6 @@ def ones(td: TensorDictBase) -> TensorDictBase:
 
 
 @BOTH
-def test_rows_are_reset_independently(kind: Any) -> None:
-    def make() -> Any:
-        return SerialEnv(2, [lambda n=n: mock.CountingEnv(max_steps=n) for n in (3, 5)])
-
-    collector = kind(make(), ones, frames_per_batch=24, total_frames=24)
-    (batch,) = list(collector)
-    collector.shutdown()
-    steps = torch.arange(12)
-    for row, length in ((0, 4), (1, 6)):
-        assert torch.equal(batch["observation"][row].flatten().long(), steps % length)
-        assert torch.equal(batch["next", "done"][row].flatten(), steps % length == length - 1)
-
-
-@BOTH
 @pytest.mark.parametrize("policy", ["linear", "normal", "actor and value", "private keys"])
 def test_output_keys(kind: Any, policy: str) -> None:
     """Batches contain all outputs of the policy, except keys that begin with "_"."""
@@ -167,88 +151,6 @@ def test_an_error_of_the_env_reaches_the_caller(kind: Any) -> None:
     collector.shutdown()
 
 
-class TwoInputs(nn.Module):
-    """A module over two of the observation's entries."""
-
-    def forward(self, place: torch.Tensor, speed: torch.Tensor) -> torch.Tensor:
-        return (place.sum() * 7).long().abs() % 5 + 0 * speed.sum().long()
-
-
-class Unfitting(nn.Module):
-    """A module over an entry that the environment does not return."""
-
-    def forward(self, other: torch.Tensor, another: torch.Tensor) -> torch.Tensor:
-        return other
-
-
-@BOTH
-def test_modules_over_tensors_are_wrapped(kind: Any) -> None:
-    env = ENVS["sees Dict"].theirs(None)
-    (batch, *_) = kind(env(), TwoInputs(), frames_per_batch=8, total_frames=8)
-    expected = (batch["place"].sum(-1) * 7).long().abs() % 5
-    assert torch.equal(batch["action"], expected)
-
-
-@BOTH
-def test_modules_that_do_not_fit_are_refused(kind: Any) -> None:
-    env = ENVS["Pendulum"].theirs(None)
-    with pytest.raises((TypeError, ValueError)):
-        next(iter(kind(env(), Unfitting(), frames_per_batch=8, total_frames=8)))
-
-
-@BOTH
-def test_the_policy_in_this_process_is_live(kind: Any) -> None:
-    """Changed parameters and buffers take effect without an update."""
-    policy = TensorDictModule(Constant(), ["observation"], ["action"])
-    env = ENVS["Pendulum"].theirs(None)()
-    collector = kind(env, policy, frames_per_batch=4, total_frames=12)
-    seen = []
-    for batch in collector:
-        seen.append(float(batch["action"].mean()))
-        policy.module.weight.data += 0.25
-        policy.module.bias += 0.5
-    collector.shutdown()
-    assert seen == [0.0, 0.75, 1.5]
-
-
-class Constant(nn.Module):
-    """Add up the parameter and the buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-        self.register_buffer("bias", torch.zeros(1))
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return self.weight + self.bias
-
-
-@pytest.mark.parametrize(
-    ("kind", "version"),
-    [
-        (OURS, lambda batch: batch["collector", "policy_version"]),
-        (Collector, lambda batch: batch["next", "policy_version"]),
-    ],
-    ids=["ours", "torchrl"],
-)
-def test_policy_versions(kind: Any, version: Callable[[Any], torch.Tensor]) -> None:
-    """The version is 0 at first, and grows with each update in all later frames."""
-    collector = kind(
-        ENVS["Pendulum"].theirs(None)(),
-        POLICIES["linear"](),
-        frames_per_batch=4,
-        total_frames=16,
-        track_policy_version=True,
-    )
-    seen = []
-    for number, batch in enumerate(collector):
-        seen.append(version(batch).tolist())
-        for _ in range(number):
-            collector.update_policy_weights_()
-    collector.shutdown()
-    assert seen == [[0] * 4, [0] * 4, [1] * 4, [3] * 4]
-
-
 @BOTH
 def test_trajectories_are_cut_at_the_limit(kind: Any) -> None:
     program = Program("CartPole in a list", "greedy", {"max_frames_per_traj": 7})
@@ -260,27 +162,6 @@ def test_trajectories_are_cut_at_the_limit(kind: Any) -> None:
         assert torch.equal(
             batch["next", "done"], batch["next", "truncated"] | batch["next", "terminated"]
         )
-
-
-@BOTH
-@pytest.mark.parametrize(("total_frames", "batches"), [(0, 0), (4, 1), (5, 2)])
-def test_the_number_of_batches(kind: Any, total_frames: int, batches: int) -> None:
-    env = ENVS["CountingEnv"].theirs(None)()
-    collector = kind(env, ones, frames_per_batch=4, total_frames=total_frames)
-    assert sum(1 for _ in collector) == batches  # TorchRL's cannot be in list() with 0
-    collector.shutdown()
-
-
-@BOTH
-def test_iteration_resumes_after_a_break(kind: Any) -> None:
-    collector = kind(ENVS["CountingEnv"].theirs(None)(), ones, frames_per_batch=4, total_frames=12)
-    first = [next(iter(collector)).clone()]
-    for batch in collector:
-        first.append(batch.clone())
-        break
-    collector.shutdown()
-    seen = torch.cat([batch["observation"] for batch in first]).flatten().tolist()
-    assert seen == [n % 6 for n in range(8)]
 
 
 @BOTH
@@ -326,19 +207,6 @@ def test_a_hook_gets_the_batches_of_a_replay_buffer(kind: Any) -> None:
     assert list(collector) == [None, None]
     collector.shutdown()
     assert torch.equal(torch.cat(seen)["observation"], buffer[:]["observation"])
-
-
-@BOTH
-@pytest.mark.parametrize("hook", ["pre_collect_hook", "post_collect_hook"])
-def test_an_error_of_a_hook_reaches_the_caller(kind: Any, hook: str) -> None:
-    def fail(*td: TensorDictBase) -> None:
-        raise LookupError("the hook's own")
-
-    env = ENVS["CountingEnv"].theirs(None)()
-    collector = kind(env, ones, frames_per_batch=4, total_frames=8, **{hook: fail})
-    with pytest.raises(LookupError, match="the hook's own"):
-        next(iter(collector))
-    collector.shutdown()
 
 
 @pytest.mark.parametrize("kind", [OURS, MultiSyncCollector], ids=["ours", "torchrl"])

@@ -217,10 +217,7 @@ def test_versions_have_another_key() -> None:
             collector.update_policy_weights_()
         collector.shutdown()
     assert seen[pycollect.SyncDataCollector] == {("collector", "policy_version"): [1, 1, 1]}
-    assert seen[Collector] == {
-        "policy_version": [0, 1, 1],
-        ("next", "policy_version"): [1, 1, 1],
-    }
+    assert seen[Collector] == {"policy_version": [0, 1, 1], ("next", "policy_version"): [1, 1, 1]}
 
 
 def test_padding_has_the_id_minus_one() -> None:
@@ -231,23 +228,6 @@ def test_padding_has_the_id_minus_one() -> None:
     padded = ~ours["collector", "mask"]
     assert ours[IDS][padded].tolist() == [-1] * 3
     assert theirs[IDS][padded].tolist() == [0] * 3
-
-
-def test_split_batches_always_have_two_dimensions() -> None:
-    """In TorchRL, trajectories of one length keep the dimensions of the input."""
-    from torchrl.collectors.utils import split_trajectories
-
-    (batch, _) = batches(pycollect.SyncDataCollector, [CountingEnv] * 2)
-    one = batch[:, :5].unsqueeze(0)
-    assert pycollect.split_trajectories(one).shape == (2, 5)
-    assert split_trajectories(one).shape == (1, 2, 5)
-
-
-def test_split_batches_name_the_dimension_of_time() -> None:
-    """In TorchRL, neither dimension has a name."""
-    ours, theirs = ours_and_theirs(partial(CountingEnv, length=5), split_trajs=True)
-    assert ours[0].names == [None, "time"]
-    assert theirs[0].names == [None, None]
 
 
 def test_ids_count_from_zero_without_gaps() -> None:
@@ -339,14 +319,6 @@ def test_a_class_is_called_by_its_older_name(newer: str, older: str) -> None:
     assert ours is getattr(pycollect, older)
     assert ours.__name__ == older
     assert getattr(torchrl.collectors, newer).__name__ == newer
-
-
-def test_a_number_of_frames_that_does_not_divide() -> None:
-    """TorchRL also rounds up the steps of sub-envs, with a warning; its RayCollector raises."""
-    with warned("frames_per_batch"):
-        collector = pycollect.SyncDataCollector([CountingEnv] * 2, None, frames_per_batch=7)
-    with collector:
-        assert next(collector).shape == (2, 4)
 
 
 @pytest.mark.slow

@@ -25,14 +25,7 @@ from torchrl.collectors.distributed import RayCollector
 from torchrl.collectors.utils import split_trajectories
 from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.ray_buffer import RayReplayBuffer
-from torchrl.envs import (
-    Compose,
-    GymEnv,
-    InitTracker,
-    RewardSum,
-    StepCounter,
-    TransformedEnv,
-)
+from torchrl.envs import Compose, GymEnv, InitTracker, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.transforms import NextObservationDelta, NextStateReconstructor
 from torchrl.modules import (
     EGreedyModule,

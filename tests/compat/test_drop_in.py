@@ -92,10 +92,7 @@ def test_the_documented_example(ray_cluster: Any) -> None:
         max_frames_per_traj=50,
         init_random_frames=-1,
         reset_at_each_iter=-False,
-        collector_kwargs={
-            "device": "cpu",
-            "storing_device": "cpu",
-        },
+        collector_kwargs={"device": "cpu", "storing_device": "cpu"},
         num_collectors=1,
         total_frames=1000,
         frames_per_batch=200,

@@ -33,10 +33,7 @@ def collector_of(collector_class: Any, env: str, policy: Any, **kwargs: Any) -> 
 
 def test_random_frames_before_a_policy_with_states() -> None:
     with collector_of(
-        pycollect.Collector,
-        "Pendulum, primed",
-        POLICIES["GRU"](),
-        init_random_frames=FRAMES,
+        pycollect.Collector, "Pendulum, primed", POLICIES["GRU"](), init_random_frames=FRAMES
     ) as collector:
         td, following = next(collector), next(collector)
     assert (td["next", "recurrent_state"] == 0).all()

@@ -103,8 +103,7 @@ def test_states_that_the_environment_primes(kind: str) -> None:
     specs = {name: Unbounded((1, 12)) for name in ("hidden1", "hidden2")} | {"hidden": Unbounded(1)}
     compare(
         lambda: TransformedEnv(
-            pendulum(),
-            Compose(InitTracker(), TensorDictPrimer(specs, expand_specs=True)),
+            pendulum(), Compose(InitTracker(), TensorDictPrimer(specs, expand_specs=True))
         ),
         WRITES_WHAT_IT_READS[kind],
     )
@@ -124,8 +123,7 @@ def test_specs_of_a_gymnasium_env(kind: str) -> None:
 
 @pytest.mark.processes(usual=1)
 @pytest.mark.parametrize(
-    "kind",
-    ["observation", "counts", "keys not told", "RandomPolicy without a spec", "a tuple"],
+    "kind", ["observation", "counts", "keys not told", "RandomPolicy without a spec", "a tuple"]
 )
 def test_processes_collect_the_same_frames(kind: str) -> None:
     make_policy = (WRITES_WHAT_IT_READS | TAKES_TENSORDICTS | TAKES_TENSORS)[kind]

@@ -51,9 +51,7 @@ def test_in_process(program: Program) -> None:
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("program", "arguments"),
-    ON_RAY,
-    ids=[f"{program}; {how}" for program, how in ON_RAY],
+    ("program", "arguments"), ON_RAY, ids=[f"{program}; {how}" for program, how in ON_RAY]
 )
 def test_on_ray(program: Program, arguments: dict[str, Any], ray_cluster: Any) -> None:
     """Each actor's rows equal TorchRL's collector with that actor's seed."""

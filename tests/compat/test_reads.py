@@ -241,17 +241,6 @@ def test_an_index_of_one_environment_is_refused() -> None:
         collector.reset(index=3)
 
 
-def test_the_length_of_a_collector() -> None:
-    for home in BOTH:
-        with made(home, "Collector", total_frames=-1) as collector, pytest.raises(TypeError):
-            len(collector)
-        with made(home, "Collector", total_frames=25) as collector:
-            assert len(collector) == 3
-    buffer: dict[str, Any] = {"trajs_per_batch": 1, "max_frames_per_traj": 6}
-    with made(pycollect, "Collector", **buffer) as collector:
-        assert len(list(collector)) == 4  # list() also calls len()
-
-
 @pytest.mark.parametrize("name", ["Collector"])
 def test_an_environment_can_outlive_its_collector(name: str) -> None:
     for home in BOTH:

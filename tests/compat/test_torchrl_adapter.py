@@ -20,7 +20,6 @@ from torchrl_support import (
     batched,
     collect,
     compare,
-    counting_policy,
 )
 
 import pycollect
@@ -30,15 +29,7 @@ pytest.importorskip("torchrl")
 
 import torchrl.testing.mocking_classes as mock
 from torchrl.collectors import Collector
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiOneHot,
-    OneHot,
-    Unbounded,
-)
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiOneHot, OneHot, Unbounded
 from torchrl.envs import (
     ActionMask,
     EnvBase,
@@ -239,10 +230,7 @@ def serial(make: Make = mock.CountingEnv, count: int = 2) -> Any:
         lambda: serial(count=3),
         lambda: serial(ENVS["CountingEnv [3]"]),
         lambda: serial(serial),
-        pytest.param(
-            lambda: ParallelEnv(2, mock.CountingEnv),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(lambda: ParallelEnv(2, mock.CountingEnv), marks=pytest.mark.slow),
         lambda: TransformedEnv(serial(count=3), RewardSum()),
     ],
     ids=["one", "[3]", "[2, 3]", "Serial", "Serial of [3]", "nested", "Parallel", "transformed"],
@@ -255,29 +243,6 @@ def test_the_next_seed_equals_torchrls(make: Make) -> None:
         following.append(collector.set_seed(5))
         collector.shutdown()
     assert following[0] == following[1]
-
-
-def test_set_seed_repeats_random_actions() -> None:
-    collector = pycollect.SyncDataCollector(
-        mock.ContinuousActionVecMockEnv(), None, frames_per_batch=8
-    )
-    with collector:
-        actions = []
-        for seed in (1, 1, 2):
-            collector.set_seed(seed)
-            actions.append(next(collector)["action"].clone())
-    assert torch.equal(actions[0], actions[1])
-    assert not torch.equal(actions[0], actions[2])
-
-
-def test_init_random_frames() -> None:
-    collector = pycollect.SyncDataCollector(
-        mock.CountingEnv(max_steps=4), counting_policy(), frames_per_batch=8, init_random_frames=8
-    )
-    with collector:
-        first, second = next(collector), next(collector)
-    assert not first["info", "double"].any()
-    assert torch.equal(second["info", "double"], second["observation"] * 2.0)
 
 
 @pytest.mark.parametrize("size", [(), (2,)])
@@ -349,14 +314,6 @@ def test_refused() -> None:
     mixed = [mock.CountingEnv, lambda: gymnasium.make("CartPole-v1")]
     with refused(TypeError, "create_env_fn"):
         make_env_batch(mixed)
-
-
-def test_an_error_of_the_env_reaches_the_caller() -> None:
-    collector = pycollect.SyncDataCollector(
-        mock.EnvThatErrorsAfter10Iters, None, frames_per_batch=4
-    )
-    with collector, pytest.raises(RuntimeError, match="max steps"):
-        list(collector)
 
 
 @pytest.mark.ray

@@ -8,14 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
-from torchrl_support import (
-    ENVS,
-    MAX_STEPS,
-    WITHOUT_A_LIMIT,
-    collect,
-    compare,
-    counting_policy,
-)
+from torchrl_support import ENVS, MAX_STEPS, WITHOUT_A_LIMIT, collect, compare, counting_policy
 
 import pycollect
 
@@ -23,12 +16,7 @@ pytest.importorskip("torchrl")
 
 import torchrl.testing.mocking_classes as mock
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import (
-    EnvBase,
-    ParallelEnv,
-    StepCounter,
-    TransformedEnv,
-)
+from torchrl.envs import EnvBase, ParallelEnv, StepCounter, TransformedEnv
 
 
 @pytest.mark.parametrize("name", ENVS)

@@ -236,9 +236,7 @@ def a_root(*others: str) -> TensorDict:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [a_root, lambda: a_root("action"), TensorDict],
-    ids=["new", "replaced", "nodes_missing"],
+    "make", [a_root, lambda: a_root("action"), TensorDict], ids=["new", "replaced", "nodes_missing"]
 )
 def test_entries_are_written_as_by_set(make: Callable[[], TensorDict]) -> None:
     put, expected = make_put(PUT, to_device=False), make()

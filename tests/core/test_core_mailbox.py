@@ -12,7 +12,7 @@ from raising import refused
 
 from pycollect._core import Bell, Mailbox, WorkerMailbox
 
-SPAWN = multiprocessing.get_context("spawn")
+FORKING = multiprocessing.get_context("forkserver")
 LONG = 60.0
 
 
@@ -41,7 +41,7 @@ def test_one_bell_for_all_workers() -> None:
     bell = Bell()
     boxes = [Mailbox(2) for _ in range(3)]
     processes = [
-        SPAWN.Process(target=echo, args=(box.address, bell.address), daemon=True) for box in boxes
+        FORKING.Process(target=echo, args=(box.address, bell.address), daemon=True) for box in boxes
     ]
     for process in processes:
         process.start()
@@ -60,7 +60,7 @@ def test_one_bell_for_all_workers() -> None:
 
 def test_a_worker_killed_during_a_wait_does_not_answer() -> None:
     bell, box = Bell(), Mailbox(1)
-    process = SPAWN.Process(target=echo, args=(box.address, bell.address), daemon=True)
+    process = FORKING.Process(target=echo, args=(box.address, bell.address), daemon=True)
     process.start()
     box.ask(b"are you there?")
     assert next_answer(bell, [box]) == (0, b"are you there?")
@@ -74,7 +74,7 @@ def test_a_worker_killed_during_a_wait_does_not_answer() -> None:
 
 def test_a_bell_rings_when_a_process_is_gone() -> None:
     bell, box = Bell(), Mailbox(1)
-    process = SPAWN.Process(target=echo, args=(box.address, bell.address), daemon=True)
+    process = FORKING.Process(target=echo, args=(box.address, bell.address), daemon=True)
     process.start()
     assert process.pid is not None
     bell.ring_when_gone(process.pid)
@@ -95,7 +95,7 @@ def interrupt(parent: int, mailbox: Any, bell: Any) -> None:
 
 def test_an_interrupt_ends_a_wait() -> None:
     bell, box = Bell(), Mailbox(1)
-    process = SPAWN.Process(
+    process = FORKING.Process(
         target=interrupt, args=(os.getpid(), box.address, bell.address), daemon=True
     )
     process.start()
@@ -129,13 +129,3 @@ def test_sizes_and_counts_are_checked() -> None:
         Mailbox(0)
     with refused(ValueError, "mailbox"):
         WorkerMailbox(bell.address, bell.address)
-
-
-def test_stop_reaches_the_worker_at_once_and_never_decreases() -> None:
-    bell, box = Bell(), Mailbox(1)
-    stop = WorkerMailbox(box.address, bell.address).stop
-    assert stop.value == 0
-    box.stop(4)
-    box.stop(3)
-    del box
-    assert stop.value == 4

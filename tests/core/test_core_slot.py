@@ -11,7 +11,7 @@ from raising import refused
 
 from pycollect._core import Bell, ServerSlots, WorkerSlot
 
-SPAWN = multiprocessing.get_context("spawn")
+FORKING = multiprocessing.get_context("forkserver")
 LONG = 60.0
 TIMES = 50
 
@@ -29,7 +29,7 @@ def asks(slots: Any, slot: int, bell: Any) -> None:
 def test_one_server_for_all_workers() -> None:
     bell, slots = Bell(), ServerSlots()
     arguments = [(slots.address, slots.add(), bell.address) for _ in range(3)]
-    processes = [SPAWN.Process(target=asks, args=own, daemon=True) for own in arguments]
+    processes = [FORKING.Process(target=asks, args=own, daemon=True) for own in arguments]
     for process in processes:
         process.start()
     left = TIMES * len(slots)

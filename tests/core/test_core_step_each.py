@@ -77,34 +77,11 @@ def test_rewards_and_flags_may_be_arrays_of_one_element() -> None:
     assert (rewards.tolist(), ends.tolist(), cuts.tolist()) == ([2.0], [True], [False])
 
 
-def test_each_environment_gets_its_row_of_the_actions() -> None:
-    given: list[Any] = []
-    each = step_each(step_of(0), step_of(1), to_action=lambda row: given.append(row) or row)
-    each(np.array([[1, 2], [3, 4]]))
-    assert [row.tolist() for row in given] == [[1, 2], [3, 4]]
-
-
 def test_a_row_of_indices_is_a_numpy_scalar() -> None:
     given: list[Any] = []
     whole = step_of(0)
     step_each(lambda action: given.append(action) or whole(action))(np.array([7]))
     assert [type(row) for row in given] == [np.int64]
-
-
-def test_a_converted_action_without_dimensions_is_an_array() -> None:
-    given: list[Any] = []
-    step_each(step_of(0), to_action=lambda row: given.append(row) or row)(np.array([7]))
-    assert [(type(row), row.shape) for row in given] == [(np.ndarray, ())]
-
-
-def test_exceptions_pass_through() -> None:
-    def broken(action: Any) -> Any:
-        raise ZeroDivisionError("own words")
-
-    with pytest.raises(ZeroDivisionError, match="own words"):
-        step_each(step_of(0), broken)([1, 1])
-    with pytest.raises(IndexError):
-        step_each(step_of(0), step_of(1))(np.array([1]))
 
 
 @pytest.mark.parametrize("value", [None, "1.5", object(), np.array(["a"])])
@@ -141,13 +118,6 @@ def test_the_garbage_collector_may_run_during_construction() -> None:
             step_each(step_of(0), step_of(1))
     finally:
         gc.set_threshold(*thresholds)
-
-
-def test_a_step_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="5 values"):
-        step_each(lambda action: (SHARED, 0.0, False, False))([1])
-    with pytest.raises(TypeError, match="NoneType"):
-        step_each(lambda action: None)([1])
 
 
 def test_memory_for_other_numbers_of_environments_is_refused() -> None:

@@ -64,6 +64,8 @@ def test_a_step_that_does_not_fit(name: str, value: Any, named: str) -> None:
         recorder.step(**{**good(), name: value})
     for _ in range(2):
         recorder.step(**good())
+    with refused(TypeError, "beside"):
+        recorder.finish(0, 0, 0, beside=[None])
     assert recorder.finish(0, 0, 0).frames == 4
 
 
@@ -204,49 +206,6 @@ def test_an_unreadable_tensor_is_refused_even_after_a_plain_one(refusal: str) ->
         recorder.step((), 0.0, False, False, (tensor,))
 
 
-def test_calls_out_of_order() -> None:
-    recorder, pool = simple()
-    with refused(RuntimeError, "begin"):
-        recorder.begin(pool.acquire(), 0, 0)
-    recorder.restart(np.zeros((2, 3), np.float32))
-    with refused(RuntimeError, "step"):
-        recorder.step(**good())
-    recorder.begin(pool.acquire(), 0, 0)
-    with refused(RuntimeError, "finish"):
-        recorder.finish(0, 0, 0)
-    for _ in range(2):
-        recorder.step(**good())
-    with refused(RuntimeError, "step"):
-        recorder.step(**good())
-    with refused(TypeError, "beside"):
-        recorder.finish(0, 0, 0, beside=[None])
-    recorder.finish(0, 0, 0)
-    recorder.abandon()
-
-
-def test_a_slab_of_another_form() -> None:
-    recorder, _ = simple()
-    recorder.restart(np.zeros((2, 3), np.float32))
-    _, other = simple(envs=3)
-    with refused(ValueError, "slab"):
-        recorder.begin(other.acquire(), 0, 0)
-    layout = BatchLeaves(observation=(), outputs=()).layout()
-    with refused(ValueError, "slab"):
-        recorder.begin(SlabPool(Placement(layout, 1, 2, 2), 1).acquire(), 0, 0)
-    _, fitting = simple()
-    with refused(IndexError, "row"):
-        recorder.begin(fitting.acquire(), 1, 0)
-
-
-def test_an_abandoned_rollout_returns_its_slab() -> None:
-    recorder, pool = simple()
-    recorder.restart(np.zeros((2, 3), np.float32))
-    recorder.begin(pool.acquire(), 0, 0)
-    assert pool.stats().lent == 1
-    recorder.abandon()
-    assert (pool.stats().lent, pool.stats().free) == (0, 1)
-
-
 def test_nan_and_extreme_numbers_pass_unchanged() -> None:
     recorder, pool = simple()
     values = np.array([[np.nan, np.inf, -np.inf], [-0.0, 1e-45, 3.4e38]], np.float32)
@@ -296,33 +255,3 @@ def test_root_and_next_entries_may_be_recorded_separately(compact: bool) -> None
     assert batch["next", "y"].tolist() == [21, 22, 23]
     assert current.tolist() == [3, 3]
     assert ("next", "x") not in batch if compact else batch["next", "x"].tolist() == [11, 12, 13]
-
-
-def test_a_version_set_during_a_rollout_applies_from_the_next_step() -> None:
-    leaves = BatchLeaves(
-        observation=(Leaf(("observation",), "float32", (2,)),),
-        outputs=(Leaf(("action",), "int64", ()),),
-        policy_version=True,
-    )
-    placement = Placement(leaves.layout(), 1, 2, 4)
-    current, observation = torch.zeros(2, 2), np.zeros((2, 2), np.float32)
-    recorder = Recorder(
-        placement.layout,
-        [(("observation",), current, False)],
-        [("action",)],
-        envs=2,
-        batched=True,
-    )
-    recorder.restart(observation)
-    slab = SlabPool(placement, 1).acquire()
-    recorder.begin(slab, 0, 0)
-    flags = np.zeros(2, bool)
-    for version in (3, None, 5, None):
-        if version is not None:
-            recorder.set_policy_version(version)
-        action = np.zeros(2, np.int64)
-        recorder.step(observation, np.zeros(2), flags, flags, action)
-    header = recorder.finish(0, 0, 0)
-    versions = slab_tensors(slab, [2, 4])["collector", "policy_version"]
-    assert versions.tolist() == [[3, 3, 5, 5]] * 2
-    assert header.policy_version == 3  # the oldest version

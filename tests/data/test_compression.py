@@ -69,10 +69,7 @@ NEST = {"collector_class": "sync", "num_workers_per_collector": 2}
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param({}, id="alone"),
-        pytest.param(NEST, id="with processes", marks=pytest.mark.slow),
-    ],
+    [pytest.param({}, id="alone"), pytest.param(NEST, id="with processes", marks=pytest.mark.slow)],
 )
 def test_ranks_on_another_node_give_the_same_batches(
     kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -132,11 +132,7 @@ def test_every_mix_of_devices_in_process(
 
     expected = batches(IN_PROCESS, make(), **arguments)
     came = batches(
-        IN_PROCESS,
-        make(),
-        policy_device=policy_device,
-        storing_device=storing_device,
-        **arguments,
+        IN_PROCESS, make(), policy_device=policy_device, storing_device=storing_device, **arguments
     )
     for ours, theirs in zip(came, expected, strict=True):
         assert ours.device == indexed(torch.device(storing_device))

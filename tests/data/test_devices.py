@@ -58,9 +58,7 @@ def test_an_actor_may_use_a_device_that_the_driver_lacks() -> None:
     assert why_not(CPU) == ""
 
 
-def test_a_worker_process_inherits_the_current_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_process_inherits_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.data.devices.why_not", lambda _: "")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     named = given(policy_device="cuda", env_device="cuda:0", storing_device="cpu")
@@ -99,10 +97,7 @@ def test_actors_that_use_a_gpu_request_a_part_of_it(
     ids=str,
 )
 def test_workers_without_a_gpu_do_not_see_it(
-    devices: Devices,
-    options: dict[str, Any],
-    hidden: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    devices: Devices, options: dict[str, Any], hidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     arguments = {**dict.fromkeys(WORKER_ARGUMENTS), "reset_at_each_iter": False, "env_groups": 1}

@@ -170,19 +170,6 @@ def test_each_objective_is_summed_by_itself(
     )
 
 
-def test_dtypes_and_shapes() -> None:
-    out = MultiStep(0.5, 2)(make((2, 6), 0))
-    for key, dtype in {
-        "steps_to_next_obs": torch.int64,
-        "gamma": torch.float32,
-        "nonterminal": torch.bool,
-    }.items():
-        assert out[key].dtype == dtype
-        assert out[key].shape == (2, 6)
-    assert out["next", "reward"].dtype == torch.float32
-    assert out["next", "reward"].shape == (2, 6, 1)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32, torch.bool])
 def test_rewards_of_any_type(dtype: torch.dtype) -> None:
     td = make((6,), 0, ids=False, done=0.0)
@@ -192,18 +179,6 @@ def test_rewards_of_any_type(dtype: torch.dtype) -> None:
     assert out["next", "reward"].dtype == (dtype if dtype.is_floating_point else torch.float32)
     assert torch.equal(out["next", "reward"].float(), wanted)
     assert out["next", "original_reward"].dtype == dtype
-
-
-def test_flags_are_those_of_the_next_observation() -> None:
-    td = make((5,), 0, ids=False, done=0.0)
-    for flag in ("done", "terminated"):
-        td["next", flag] = torch.tensor([0, 0, 0, 1, 0], dtype=torch.bool).unsqueeze(-1)
-    shifted = MultiStep(0.9, 3)(td)
-    for flag in ("done", "terminated"):
-        assert shifted["next", flag].squeeze(-1).tolist() == [False, True, True, True, False]
-    assert not shifted["next", "truncated"].any()
-    as_was = MultiStep(0.9, 3, shift_done=False)(td)
-    assert torch.equal(as_was["next", "done"], td["next", "done"])
 
 
 def test_rewards_and_dones_of_groups() -> None:

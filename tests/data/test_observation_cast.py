@@ -199,11 +199,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"observation_scale": "255"}, TypeError, "observation_scale"),
     ({"observation_scale": True}, TypeError, "observation_scale"),
     ({"observation_scale": float("inf")}, ValueError, "observation_scale"),
-    (
-        {"observation_dtype": torch.int16, "observation_scale": 0.5},
-        ValueError,
-        "observation_scale",
-    ),
+    ({"observation_dtype": torch.int16, "observation_scale": 0.5}, ValueError, "observation_scale"),
     ({"observation_dtype": {"pixels": torch.float32}}, ValueError, "observation_dtype"),
     ({"observation_scale": {"pixels": 2.0}}, ValueError, "observation_scale"),
 ]

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from new_process import run_code
 from torch.utils import backend_registration
 
 HERE = Path(__file__).parent
@@ -19,20 +20,6 @@ needs_devices_in_python = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch takes no devices that are written in Python",
 )
-
-
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a new process, because torch keeps the device once it is registered."""
-    environment = {**os.environ}
-    environment.pop("PYTEST_ADDOPTS", None)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment,
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
 
 
 MIXING = """
@@ -62,7 +49,16 @@ def test_no_test_for_gpus_mixes_devices() -> None:
     choice = ["-m", "cuda and not slow", "-k", here]
     names = ("test_cuda.py", "test_cuda_gather.py")
     files = [str(HERE / name) for name in names]
-    result = python("-c", MIXING, *options, *choice, *files)
+    environment = {**os.environ}
+    environment.pop("PYTEST_ADDOPTS", None)
+    result = subprocess.run(
+        [sys.executable, "-c", MIXING, *options, *choice, *files],
+        env=environment,
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert result.stdout.startswith("mixing is an error\n"), result.stderr
     assert result.returncode == 0, result.stdout[-10_000:] + result.stderr[-2_000:]
     assert "standin] PASSED" in result.stdout
@@ -119,6 +115,4 @@ for mode, steps in (("SAME_STEP", 10), ("SAME_STEP", 40)):
 @needs_devices_in_python
 def test_a_step_on_a_device_waits_for_nothing() -> None:
     """For any number of steps, one copy comes to the host, and none goes to the device."""
-    result = python("-W", "ignore", "-c", COUNTING)
-    assert result.returncode == 0, result.stderr[-2_000:]
-    assert result.stdout == "[('to the host', 1)]\n" * 2
+    assert run_code(COUNTING).splitlines() == ["[('to the host', 1)]"] * 2

@@ -121,46 +121,6 @@ def test_flat_is_the_padded_form_without_padding(
         assert torch.equal(leaf, padded[key][mask]), key
 
 
-def test_always_two_dimensions() -> None:
-    for shape in ((6,), (2, 6), (2, 2, 6)):
-        td = make(shape, 0, ids=False, done=0.0)  # whole rows, all of one length
-        out = split_trajectories(td)
-        assert out.shape == (td.numel() // 6, 6)
-        assert out["collector", "mask"].all()
-        assert torch.equal(out["action"], td["action"].reshape(-1, 6))
-
-
-def test_without_ids_trajectories_are_numbered() -> None:
-    td = make((2, 8), 1, ids=False)
-    out = split_trajectories(td)
-    n = out.shape[0]
-    ids = out["collector", "traj_ids"]
-    assert torch.equal(ids[:, 0], torch.arange(n))
-    assert torch.equal(ids == -1, ~out["collector", "mask"])
-    flat = split_trajectories(td, format="cat").td
-    assert torch.equal(flat["collector", "traj_ids"], ids[ids != -1])
-
-
-def test_repeated_ids_do_not_merge_and_dones_cut() -> None:
-    td = TensorDict({"x": torch.arange(8)}, [8])
-    td["collector", "traj_ids"] = torch.tensor([5, 5, 1, 5, 5, 5, 5, 5])
-    td["next", "done"] = torch.tensor([0, 0, 0, 0, 1, 0, 0, 0], dtype=torch.bool)
-    out = split_trajectories(td)
-    assert out["collector", "mask"].sum(1).tolist() == [2, 1, 2, 3]
-    assert out["x"].tolist() == [[0, 1, 0], [2, 0, 0], [3, 4, 0], [5, 6, 7]]
-
-
-def test_uncollected_cells_are_dropped_and_join_nothing() -> None:
-    td = TensorDict({"x": torch.arange(1, 7)}, [6])
-    td["next", "done"] = torch.tensor([[0], [1], [0], [0], [0], [0]], dtype=torch.bool)
-    td["collector", "traj_ids"] = torch.tensor([0, 0, -1, 1, -1, 1])
-    td["collector", "mask"] = td["collector", "traj_ids"] != -1
-    assert split_trajectories(td)["x"].tolist() == [[1, 2], [4, 0], [6, 0]]
-    td["collector", "traj_ids"][:] = -1
-    assert split_trajectories(td).shape == (0, 0)
-    assert split_trajectories(td, format="cat").offsets.tolist() == [0]
-
-
 def test_keys_can_be_passed() -> None:
     td = TensorDict({"x": torch.arange(6)}, [6])
     td["meta", "which"] = torch.tensor([0, 0, 0, 1, 1, 1], dtype=torch.int32)
@@ -221,16 +181,10 @@ def test_several_flags_per_frame_end_a_trajectory_together() -> None:
     assert split_trajectories(td)["x"].tolist() == [[0, 1], [2, 3]]
 
 
-def test_any_strides() -> None:
+def test_expanded_and_lazily_stacked_batches() -> None:
     td = make((4, 3, 10), 2)
-    for view in (
-        td.permute(1, 0, 2),
-        td[:, 1],
-        td[..., ::2],
-        td.transpose(0, 2),
-        td[0, 0].expand(3, 10),
-    ):
-        check(view, split_trajectories(view), ("collector", "traj_ids"))
+    expanded = td[0, 0].expand(3, 10)
+    check(expanded, split_trajectories(expanded), ("collector", "traj_ids"))
     stacked = LazyStackedTensorDict(*td.unbind(0), stack_dim=0)
     check(td, split_trajectories(stacked), ("collector", "traj_ids"))
 

@@ -71,9 +71,7 @@ def test_the_host_does_not_wait_while_memory_is_free(fake: FakeDevice) -> None:
         assert_equal(ours, theirs)
 
 
-def test_uploaded_parts_are_not_copied_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_uploaded_parts_are_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.data.upload.MIN_PART_BYTES", 8)
     layout = Layout([Leaf(("seen",), "float32", (2,)), Leaf(("flag",), "bool", ())])
     placement = Placement(layout, 2, 1, 3)  # two workers' rows of three steps
@@ -105,9 +103,7 @@ def test_uploaded_parts_are_not_copied_again(
     assert not uploader._partial
 
 
-def test_a_device_without_streams_is_never_synchronized(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_without_streams_is_never_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.data.upload.MIN_PART_BYTES", 8)
     monkeypatch.setattr(Accelerator, "mark", lambda _: pytest.fail("the host waits"))
     uploader = DeviceUploader(Accelerator(CPU))
@@ -193,9 +189,7 @@ def test_complete_trajectories_are_one_copy(fake: FakeDevice, form: str) -> None
         assert (td.batch_size, td.names) == (expected.batch_size, expected.names)
 
 
-def test_an_error_of_the_device_is_raised_and_leaks_no_memory(
-    fake: FakeDevice,
-) -> None:
+def test_an_error_of_the_device_is_raised_and_leaks_no_memory(fake: FakeDevice) -> None:
     with uploading() as collector:
         collector.next()
         fake.fails = RuntimeError("out of memory on the device")

@@ -12,17 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collect_support import (
-    ASYNC,
-    IN_PROCESS,
-    MULTI_ASYNC,
-    MULTI_STACK,
-    STACK,
-    Way,
-    collecting,
-    marked,
-    parity_policy,
-)
+from collect_support import EVERYWHERE, REMOTELY, Way, collecting, parity_policy
 from echo_envs import PATIENCE, GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError, RaisingEnv
 from raising import named, refused
@@ -71,10 +61,7 @@ def test_training_a_postproc_in_the_background_causes_a_warning(
     assert sum(named(text) == ["start"] and "postproc" in text for text in told) == (not frozen)
 
 
-WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EVERYWHERE)
 def test_the_buffer_is_filled_until_a_pause(way: Way) -> None:
     taken, rollouts = Buffer(), way.workers if way.sync else 1
     with collecting(
@@ -235,7 +222,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("where", "end"),
     [
-        ("this process", "raises"),
+        pytest.param("this process", "raises", marks=pytest.mark.slow),
         pytest.param("this process", "ends", marks=pytest.mark.slow),
         pytest.param("processes", "ends", marks=pytest.mark.processes),
         pytest.param("processes", "raises", marks=[pytest.mark.processes, pytest.mark.slow]),
@@ -247,10 +234,7 @@ def test_a_program_may_end_during_background_collection(
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     result = subprocess.run(
-        [sys.executable, str(script), where, end],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
+        [sys.executable, str(script), where, end], capture_output=True, text=True, timeout=PATIENCE
     )
     assert result.returncode == (1 if end == "raises" else 0), result.stderr
     assert ("ArithmeticError: its own" in result.stderr) == (end == "raises")
@@ -334,7 +318,7 @@ def test_a_shutdown_in_another_thread_waits_for_the_batch() -> None:
     assert (total["delivered"], total["lost"]) == (T, 0)
 
 
-@pytest.mark.parametrize("way", marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]))
+@pytest.mark.parametrize("way", REMOTELY)
 def test_a_shutdown_in_another_thread_ends_the_waiting(
     way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

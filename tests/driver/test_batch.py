@@ -21,7 +21,7 @@ from collect_support import (
     collecting,
     marked,
 )
-from echo_envs import ENTRIES, echo_fns
+from echo_envs import ENTRIES
 from tensordict import TensorDict
 
 from pycollect._core import Layout, Leaf, Placement, Recorder, Slab
@@ -30,10 +30,7 @@ from pycollect.data.slabs import check_lease, make_pool, slab_tensors, to_tensor
 
 T = 5
 BATCHES = 12
-WAYS = [
-    IN_PROCESS,
-    *marked(CAT_TIME, ASYNC[1], MULTI_STACK, MULTI_TIME, MULTI_ASYNC[1], many=True),
-]
+WAYS = [IN_PROCESS, *marked(CAT_TIME, ASYNC[1], MULTI_STACK, MULTI_TIME, MULTI_ASYNC[1], many=True)]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
@@ -170,31 +167,6 @@ def test_a_slab_returns_after_its_last_view(holder: str) -> None:
     assert other.generation == first
 
 
-def test_a_slab_outlives_its_pool() -> None:
-    pool = make_pool(placement(), 2)
-    tensor = slab_tensors(pool.acquire(), [2, T])["observation",]
-    tensor.fill_(7)
-    del pool
-    gc.collect()
-    assert (tensor == 7).all()
-
-
-def test_a_slab_returns_on_another_thread() -> None:
-    pool = make_pool(placement(), 4)
-    held = [slab_tensors(pool.acquire(), [2, T])["observation",] for _ in range(4)]
-    thread = threading.Thread(target=held.clear)
-    thread.start()
-    thread.join()
-    assert (pool.stats().lent, pool.stats().free) == (0, 4)
-
-
-def test_free_slabs_are_bounded() -> None:
-    pool = make_pool(placement(), 2)
-    slabs = [pool.acquire() for _ in range(6)]
-    del slabs
-    assert (pool.stats().lent, pool.stats().free) == (0, 2)
-
-
 def test_poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recycled slab is filled with 0xA5; a slab in use is not."""
     monkeypatch.setenv("PYCOLLECT_POISON", "1")
@@ -301,9 +273,3 @@ def check_operations(td: TensorDict, expected: TensorDict) -> None:
         assert (a == b).all()
     with pytest.raises(RuntimeError):
         td["wrong"] = torch.zeros(3, T)
-
-
-def test_mixed_lists_of_callables() -> None:
-    """Batches of a list with one env keep the env dimension."""
-    with collecting(IN_PROCESS, lambda w: echo_fns(w, 1), frames=T) as collector:
-        assert collector.next().shape == (1, T)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import IN_PROCESS, MULTI_STACK, STACK, Way, collecting, marked, parity_policy
+from collect_support import IN_PROCESS, SYNC_WAYS, Way, collecting, parity_policy
 from echo_envs import ENTRIES
 from envs_for_tests import CountingEnv, CountingVectorEnv
 from raising import refused, warned
@@ -17,7 +17,6 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from pycollect import MultiSyncDataCollector, SyncDataCollector
 
 DUMMIES = ENTRIES["ignores masks"]
-WAYS = marked(IN_PROCESS, MULTI_STACK, STACK)
 
 
 def whole_and_flat(way: Way, entry: Any, **more: Any) -> tuple[TensorDictBase, TensorDictBase]:
@@ -35,7 +34,7 @@ def whole_and_flat(way: Way, entry: Any, **more: Any) -> tuple[TensorDictBase, T
 
 
 @pytest.mark.filterwarnings("ignore:create_env_fn")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SYNC_WAYS)
 def test_flat_batches_contain_only_frames_in_order(way: Way) -> None:
     whole, flat = whole_and_flat(way, DUMMIES)
     mask = whole["collector", "mask"]

@@ -20,13 +20,11 @@ import torch
 from collect_support import (
     ASYNC,
     IN_PROCESS,
-    MULTI_ASYNC,
     MULTI_STACK,
-    STACK,
+    REMOTELY,
     Way,
     collecting,
     is_gone,
-    marked,
     parity,
     parity_policy,
 )
@@ -40,7 +38,6 @@ from pycollect import RayCollector, SyncDataCollector, WorkerError
 from pycollect.errors import WorkerDied
 
 T = 5
-REMOTE_WAYS = marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
 ONE_ACTOR = Way("one actor", 1, {})
 
 
@@ -82,7 +79,7 @@ def test_an_env_that_raises_in_process() -> None:
         assert collector.stats()["frames"] == 2 * T
 
 
-@pytest.mark.parametrize("way", REMOTE_WAYS, ids=names)
+@pytest.mark.parametrize("way", REMOTELY, ids=names)
 def test_an_env_that_raises_in_an_actor(way: Way) -> None:
     """Batches completed before the failure are delivered first, and whole."""
     frames = {0: 0, 1: 0}
@@ -313,7 +310,7 @@ def test_an_env_that_cannot_be_made_in_an_actor() -> None:
 # Deaths
 
 
-@pytest.mark.parametrize("way", REMOTE_WAYS, ids=names)
+@pytest.mark.parametrize("way", REMOTELY, ids=names)
 def test_a_killed_actor(way: Way) -> None:
     with collecting(
         way, mixed_without_end, parity_policy(), frames=T, max_worker_restarts=0

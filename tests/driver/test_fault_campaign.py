@@ -170,11 +170,7 @@ def held_by(pid: int) -> dict[str, float]:
     process = psutil.Process(pid)
     with process.oneshot():
         megabytes = process.memory_info().rss / 1e6
-        return {
-            "MB": megabytes,
-            "descriptors": process.num_fds(),
-            "threads": process.num_threads(),
-        }
+        return {"MB": megabytes, "descriptors": process.num_fds(), "threads": process.num_threads()}
 
 
 @pytest.mark.slow

@@ -71,18 +71,6 @@ def test_a_lazy_bit_set_in_a_later_step_is_refused() -> None:
         collector.next()
 
 
-def test_a_postproc_that_returns_nothing_is_an_error_not_an_end() -> None:
-    collector = SyncDataCollector(
-        Flipped,
-        None,
-        frames_per_batch=3,
-        total_frames=9,
-        postproc=lambda td: None,  # type: ignore[arg-type, return-value]
-    )
-    with refused(TypeError, "postproc"):
-        next(collector)
-
-
 def test_a_default_device_does_not_move_the_collectors_memory() -> None:
     with torch.device("meta"):
         collector = SyncDataCollector(Flipped, None, frames_per_batch=3)
@@ -157,8 +145,3 @@ def test_a_warning_turned_error_leaves_no_environment_open() -> None:
 def test_cat_results_in_process_is_refused_with_the_reason() -> None:
     with refused(ValueError, "cat_results"):
         SyncDataCollector(Flipped, None, frames_per_batch=3, cat_results="stack")
-
-
-def test_any_negative_count_disables_the_feature() -> None:
-    collector = SyncDataCollector(Flipped, None, frames_per_batch=4, trajs_per_batch=-5)
-    assert collector.next().shape == (4,)  # frames from more than one trajectory

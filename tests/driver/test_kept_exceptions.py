@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from collect_support import (
     ASYNC,
-    IN_PROCESS,
+    EVERYWHERE,
     MULTI_ASYNC,
     MULTI_STACK,
     STACK,
@@ -142,10 +142,7 @@ def fail_twice(collector: Any, kind: type[Exception]) -> list[str]:
 
 @pytest.mark.usefixtures("no_garbage_collection")
 @pytest.mark.parametrize("failure", ["raises", "exits"])
-@pytest.mark.parametrize(
-    "way",
-    marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]),
-)
+@pytest.mark.parametrize("way", EVERYWHERE)
 def test_a_collector_that_failed_is_freed_with_its_last_reference(way: Way, failure: str) -> None:
     """The collector's slabs and workers are freed without shutdown or garbage collection."""
     if failure == "exits" and not way.remote:

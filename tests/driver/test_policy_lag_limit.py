@@ -127,11 +127,7 @@ def test_at_a_steady_pace_no_rollout_is_too_old(
     rng=st.randoms(use_true_random=False),
 )
 def test_at_any_pace_batches_come_and_few_are_lost(
-    limit: int,
-    workers: int,
-    depth: int,
-    pace: list[tuple[int, int]],
-    rng: random.Random,
+    limit: int, workers: int, depth: int, pace: list[tuple[int, int]], rng: random.Random
 ) -> None:
     lags, lost = simulate(limit, workers, depth, pace, rng)
     assert max(lags) <= limit

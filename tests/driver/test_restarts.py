@@ -21,6 +21,8 @@ from collect_support import (
     MULTI_ASYNC,
     MULTI_STACK,
     NEST_STACK,
+    ON_REQUEST,
+    REMOTELY,
     STACK,
     Way,
     bias_policy,
@@ -170,7 +172,7 @@ def killing_when(reached: Path, pid: int, then: Path) -> Any:
     return thread
 
 
-@pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
+@pytest.mark.parametrize("way", ON_REQUEST)
 def test_a_replacement_has_the_newest_weights(way: Way) -> None:
     policy = bias_policy()
     with collecting(
@@ -226,7 +228,7 @@ class Hanging(CountingEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("way", marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]))
+@pytest.mark.parametrize("way", REMOTELY)
 def test_a_hanging_worker_is_replaced(way: Way, tmp_path: Path) -> None:
     def entry(worker: int) -> Any:
         kwargs = {"number": 10 * worker, "length": (4,)}
@@ -281,7 +283,7 @@ class RaisingOnce(CountingEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
+@pytest.mark.parametrize("way", ON_REQUEST)
 def test_an_exception_is_retried_if_configured(way: Way, tmp_path: Path) -> None:
     def entry(worker: int) -> Any:
         return partial(RaisingOnce, str(tmp_path), number=10 * worker)

@@ -20,17 +20,14 @@ from collect_support import (
     marked,
     parity_policy,
 )
-from echo_envs import EchoEnv, echo_fns
+from echo_envs import echo_fns
 from envs_for_tests import DiscreteEnv, NestedEnv, PixelEnv
 from raising import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
 T = 6
-WAYS = [
-    IN_PROCESS,
-    *marked(STACK, ASYNC[1], MULTI_STACK, MULTI_0, MULTI_TIME, MULTI_ASYNC[1]),
-]
+WAYS = [IN_PROCESS, *marked(STACK, ASYNC[1], MULTI_STACK, MULTI_0, MULTI_TIME, MULTI_ASYNC[1])]
 FLAGS = {"done": (1,), "terminated": (1,), "truncated": (1,)}
 
 
@@ -129,14 +126,6 @@ def test_discrete_spaces_with_a_start() -> None:
     assert set(td["action"].tolist()) == {5, 6, 7}
 
 
-def test_actions_are_cast_to_the_space() -> None:
-    policy = TensorDictModule(lambda o: (o[..., 2] % 2).int(), ["observation"], ["action"])
-    with collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T) as collector:
-        td = collector.next()
-    assert td["action"].dtype == torch.int64
-    assert torch.equal(td["action"], td["observation"][:, 2].long() % 2)
-
-
 def test_private_keys_are_not_delivered() -> None:
     def act(observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (observation[..., 2] % 2).long(), observation * 2, observation * 3
@@ -144,30 +133,6 @@ def test_private_keys_are_not_delivered() -> None:
     policy = TensorDictModule(act, ["observation"], ["action", "_hidden", ("extra", "_deep")])
     with collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T) as collector:
         assert_schema(collector.next(), common(PLAIN, {"action": (torch.int64, ())}))
-
-
-@pytest.mark.parametrize(
-    "form",
-    ["callable", "module", "tensordict callable"],
-)
-def test_policies_in_every_form(form: str) -> None:
-    class Module(torch.nn.Module):
-        def forward(self, observation: torch.Tensor) -> torch.Tensor:
-            return (observation[..., 2] % 2).long()
-
-    def with_tensordict(td: Any) -> Any:
-        return td.set("action", (td["observation"][..., 2] % 2).long())
-
-    policy = {
-        "callable": lambda observation: (observation[..., 2] % 2).long(),
-        "module": Module(),
-        "tensordict callable": with_tensordict,
-    }[form]
-    for entry in (lambda w: echo_fns(w), lambda w: echo_fns(w)[0]):
-        with collecting(IN_PROCESS, entry, policy, frames=3 * T) as collector:
-            td = collector.next()
-        assert_schema(td, common(PLAIN, {"action": (torch.int64, ())}))
-        assert torch.equal(td["action"], td["observation"][..., 2].long() % 2)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -181,26 +146,6 @@ def test_pixels(count: int) -> None:
         steps = torch.arange(T) % (3 + p)
         assert (td["observation"][p] == steps[:, None, None, None]).all()
         assert (td["next", "observation"][p] == steps[:, None, None, None] + 1).all()
-
-
-def test_a_probe_does_not_change_the_policy() -> None:
-    class Counting(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-
-        def forward(self, observation: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return torch.randint(0, 2, observation.shape[:-1])
-
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    policy = Counting()
-    with collecting(IN_PROCESS, lambda w: partial(EchoEnv, 0), policy, frames=T) as collector:
-        assert policy.calls == 0
-        assert torch.equal(torch.get_rng_state(), before)
-        collector.next()
-        assert policy.calls == T
 
 
 @pytest.mark.parametrize("change", ["dtype", "shape", "keys"])
@@ -225,7 +170,11 @@ def test_a_policy_that_changes_its_outputs(change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["done", "collector", "step_count", ("next", "reward"), ("next", "observation")]
+    "key",
+    [
+        *("done", "collector", "step_count", ("next", "reward"), ("next", "observation")),
+        *((name, "x") for name in ("collector", "action", "observation")),
+    ],
 )
 def test_outputs_that_are_the_collectors_own(key: Any) -> None:
     policy = TensorDictModule(
@@ -235,21 +184,3 @@ def test_outputs_that_are_the_collectors_own(key: Any) -> None:
     with refused(ValueError, "policy") as caught:
         collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T).__enter__()
     assert name in str(caught.value)
-
-
-def test_a_policy_without_an_action() -> None:
-    policy = TensorDictModule(lambda o: o.clone(), ["observation"], ["other"])
-    with refused(ValueError, "policy") as caught:
-        collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T).__enter__()
-    assert "'action'" in str(caught.value)
-
-
-def test_a_one_hot_action() -> None:
-    policy = TensorDictModule(
-        lambda o: torch.nn.functional.one_hot((o[..., 2] % 2).long(), 2),
-        ["observation"],
-        ["action"],
-    )
-    with refused(ValueError, "policy") as caught:
-        collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T).__enter__()
-    assert "one-hot" in str(caught.value)

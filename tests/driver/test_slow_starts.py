@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collect_support import ASYNC, MULTI_ASYNC, MULTI_STACK, STACK, Way, marked, parity_policy
+from collect_support import ON_REQUEST, Way, parity_policy
 from collect_support import collecting as collecting_by
 from envs_for_tests import CountingEnv
 from raising import raised, refused
@@ -93,7 +93,7 @@ def hangs_when_rebuilt(folder: Path, worker: int) -> Any:
     return partial(HangsWhenRebuilt, folder, (2,), 4, **kwargs)
 
 
-@pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
+@pytest.mark.parametrize("way", ON_REQUEST)
 def test_a_replacement_that_hangs_counts_as_a_death(way: Way, tmp_path: Path) -> None:
     """The replacement is restarted; past the limit the error names the timeout and the worker."""
     with collecting_by(

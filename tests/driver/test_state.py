@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import re
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -28,7 +29,7 @@ from collect_support import (
 from envs_for_tests import CountingEnv, EnvBrokeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raising import named, refused
+from raising import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -226,12 +227,11 @@ def test_a_bad_state_is_refused_and_changes_nothing(way: Way) -> None:
         collector.set_seed(3)
         collector.next()
         good = collector.state_dict()
-        for change, error in BAD.values():
+        for change in BAD.values():
             bad = deepcopy(good)
             change(bad)
-            with pytest.raises(error) as caught:
+            with pytest.raises(ValueError, match=r"^(state_dict|policy_or_weights)\b"):
                 collector.load_state_dict(bad)
-            assert named(caught.value) in (["state_dict"], ["policy_or_weights"])
         for bad in (3, "state", None):
             with refused(TypeError, "state_dict"):
                 collector.load_state_dict(bad)
@@ -244,62 +244,42 @@ def test_a_bad_state_is_refused_and_changes_nothing(way: Way) -> None:
         assert same(collector.next().exclude("noise"), following.exclude("noise"))
 
 
-BAD: dict[str, tuple[Any, Any]] = {
-    "empty": (lambda s: s.clear(), ValueError),
-    "another format": (lambda s: s.update(format="pycollect 0"), ValueError),
-    "a negative count": (lambda s: s.update(batches=-1), ValueError),
-    "no number": (lambda s: s.update(trajectories="many"), ValueError),
-    "other workers": (lambda s: s["workers"].update({"7": None}), ValueError),
-    "other weights": (lambda s: s["policy"].pop("module.bias"), ValueError),
-    "other shapes": (lambda s: s["policy"].update({"module.bias": torch.zeros(2)}), ValueError),
-    "a broken generator": (lambda s: s["workers"]["0"].pop("torch"), ValueError),
-    "a cut generator": (
-        lambda s: s["workers"]["0"].update(torch=torch.zeros(3, dtype=torch.uint8)),
-        ValueError,
+def own(state: Any) -> Any:
+    """Return the generators of worker 0."""
+    return state["workers"]["0"]
+
+
+BAD: dict[str, Callable[[Any], Any]] = {
+    "empty": lambda s: s.clear(),
+    "another format": lambda s: s.update(format="pycollect 0"),
+    "a negative count": lambda s: s.update(batches=-1),
+    "no number": lambda s: s.update(trajectories="many"),
+    "other workers": lambda s: s["workers"].update({"7": None}),
+    "other weights": lambda s: s["policy"].pop("module.bias"),
+    "other shapes": lambda s: s["policy"].update({"module.bias": torch.zeros(2)}),
+    "a broken generator": lambda s: own(s).pop("torch"),
+    "a cut generator": lambda s: own(s).update(torch=torch.zeros(3, dtype=torch.uint8)),
+    "a generator that lacks words": lambda s: own(s)["numpy"].__setitem__(
+        1, torch.zeros(5, dtype=torch.int64)
     ),
-    "a generator of words that are missing": (
-        lambda s: s["workers"]["0"]["numpy"].__setitem__(1, torch.zeros(5, dtype=torch.int64)),
-        ValueError,
-    ),
-    "a generator of no number": (
-        lambda s: s["workers"]["0"]["actions"][0]["state"].update(state="-1"),
-        ValueError,
-    ),
-    "other environments": (lambda s: s["workers"]["0"]["actions"].pop(), ValueError),
-    "no weights": (lambda s: s["policy"].clear(), ValueError),
-    "a number that is too large": (lambda s: s.update(policy_version=2**63), ValueError),
-    "a numpy generator of another kind": (
-        lambda s: s["workers"]["0"].update(numpy=s["workers"]["0"]["actions"][0]),
-        ValueError,
-    ),
-    "a position outside of the words": (
-        lambda s: s["workers"]["0"]["numpy"].__setitem__(2, 10**6),
-        ValueError,
-    ),
-    "words that are too large": (
-        lambda s: s["workers"]["0"]["numpy"][1].add_(2**32),
-        ValueError,
-    ),
-    "a pair of normals without a number": (
-        lambda s: s["workers"]["0"]["python"].__setitem__(2, "one"),
-        ValueError,
-    ),
-    "a generator of fractions": (
-        lambda s: s["workers"]["0"]["actions"][0]["state"].update(state=0.5),
-        ValueError,
-    ),
-    "a device generator of another dtype": (
-        lambda s: s["workers"]["0"].update(device=torch.zeros(16)),
-        ValueError,
-    ),
-    "generators that are no dict": (lambda s: s["workers"].update({"0": [1]}), ValueError),
-    "workers of several types": (lambda s: s["workers"].update({0: None}), ValueError),
-    "weights of another worker": (lambda s: s["policies"].update({"7": {}}), ValueError),
-    "modes of another worker": (lambda s: s["training"].update({"7": {}}), ValueError),
-    "an unknown counter": (lambda s: s["progress"].update({"bogus": 3}), ValueError),
-    "a mode that is no bool": (lambda s: s["training"]["policy"].update({"": 1}), ValueError),
-    "an account of no worker": (lambda s: s["ledger"].update({"²": s["ledger"]["0"]}), ValueError),
-    "a broken ledger": (lambda s: s["ledger"].update({"0": {"delivered": 3}}), ValueError),
+    "a generator of no number": lambda s: own(s)["actions"][0]["state"].update(state="-1"),
+    "other environments": lambda s: own(s)["actions"].pop(),
+    "no weights": lambda s: s["policy"].clear(),
+    "a number that is too large": lambda s: s.update(policy_version=2**63),
+    "a numpy generator of another kind": lambda s: own(s).update(numpy=own(s)["actions"][0]),
+    "a position outside of the words": lambda s: own(s)["numpy"].__setitem__(2, 10**6),
+    "words that are too large": lambda s: own(s)["numpy"][1].add_(2**32),
+    "a pair of normals without a number": lambda s: own(s)["python"].__setitem__(2, "one"),
+    "a generator of fractions": lambda s: own(s)["actions"][0]["state"].update(state=0.5),
+    "a device generator of another dtype": lambda s: own(s).update(device=torch.zeros(16)),
+    "generators that are no dict": lambda s: s["workers"].update({"0": [1]}),
+    "workers of several types": lambda s: s["workers"].update({0: None}),
+    "weights of another worker": lambda s: s["policies"].update({"7": {}}),
+    "modes of another worker": lambda s: s["training"].update({"7": {}}),
+    "an unknown counter": lambda s: s["progress"].update({"bogus": 3}),
+    "a mode that is no bool": lambda s: s["training"]["policy"].update({"": 1}),
+    "an account of no worker": lambda s: s["ledger"].update({"²": s["ledger"]["0"]}),
+    "a broken ledger": lambda s: s["ledger"].update({"0": {"delivered": 3}}),
 }
 
 

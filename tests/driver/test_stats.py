@@ -30,10 +30,7 @@ from envs_for_tests import CountingEnv
 from pycollect import SyncDataCollector
 
 T = 6
-WAYS = [
-    IN_PROCESS,
-    *marked(STACK, ASYNC[2], MULTI_0, MULTI_ASYNC[2]),
-]
+WAYS = [IN_PROCESS, *marked(STACK, ASYNC[2], MULTI_0, MULTI_ASYNC[2])]
 
 
 @pytest.mark.processes

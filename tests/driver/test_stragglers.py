@@ -65,7 +65,6 @@ def one_straggler(
     if vector is not None:
         entries = [[partial(vector, own[:1]), partial(vector, own[1:])] for own in entries]
     open_once_stopped(monkeypatch, stopped)
-    monkeypatch.setenv("PYCOLLECT_POISON", "1")
     with cls(
         entries,
         parity_policy(),
@@ -172,22 +171,14 @@ def test_a_straggler_is_stopped(
 @pytest.mark.processes(usual=2)
 @pytest.mark.parametrize("cat", ["stack", -1])
 @pytest.mark.parametrize(
-    "arguments",
-    [{"inference": "central"}, {"vector": LateSync}],
-    ids=["central", "here"],
+    "arguments", [{"inference": "central"}, {"vector": LateSync}], ids=["central", "here"]
 )
 def test_groups_of_a_straggler_end_with_the_same_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], cat: Any
 ) -> None:
     """Each group has a pending step when its worker notices the stop request."""
     with one_straggler(
-        monkeypatch,
-        tmp_path,
-        MultiSyncDataCollector,
-        3,
-        cat_results=cat,
-        env_groups=2,
-        **arguments,
+        monkeypatch, tmp_path, MultiSyncDataCollector, 3, cat_results=cat, env_groups=2, **arguments
     ) as collector:
         check_batches(collector, 3, cat, 0, end=END + 1)
 
@@ -338,8 +329,7 @@ def test_all_are_stopped_at_once_at_zero_and_none_at_one() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("envs", "cat"), [(3, "stack"), (1, 0), (1, "stack"), (3, -1), (1, -1)])
-def test_shares_that_differ(monkeypatch: pytest.MonkeyPatch, envs: int, cat: Any) -> None:
-    monkeypatch.setenv("PYCOLLECT_POISON", "1")
+def test_shares_that_differ(envs: int, cat: Any) -> None:
     steps = [2, STEPS]
     entries: list[Any] = [
         [partial(EchoEnv, 10 * w + p, LENGTHS) for p in range(envs)] for w in (0, 1)

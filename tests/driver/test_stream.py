@@ -19,6 +19,7 @@ from collect_support import (
     IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
+    REMOTELY,
     STACK,
     STEPS,
     FrameOracle,
@@ -153,7 +154,7 @@ def test_shares_are_rounded_up_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize("total", [20, 17])
-@pytest.mark.parametrize("way", marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]))
+@pytest.mark.parametrize("way", REMOTELY)
 def test_nothing_is_collected_that_cannot_be_delivered(way: Way, total: int, tmp_path: Any) -> None:
     tally = tmp_path / "steps"
 

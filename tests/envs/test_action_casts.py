@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collect_support import (
-    ASYNC,
-    IN_PROCESS,
-    MULTI_ASYNC,
-    MULTI_STACK,
-    STACK,
-    Way,
-    collecting,
-    marked,
-)
+from collect_support import EVERYWHERE, Way, collecting
 from compiled_env_support import LoggedEnvs
 from envs_for_tests import ActedEnv
 from gymnasium import spaces
@@ -27,9 +18,6 @@ from raising import refused
 from tensordict.nn import TensorDictModule
 
 from pycollect import MultiSyncDataCollector, SyncDataCollector
-
-WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
-T = 4
 
 
 def box(dtype: str, *shape: int) -> spaces.Box:
@@ -58,7 +46,7 @@ def late(value: Any, dtype: str = "float32") -> Callable[[torch.Tensor], torch.T
     return act
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EVERYWHERE)
 def test_an_action_that_would_wrap_around(way: Way) -> None:
     """Every collector delivers the frames before it and then refuses it."""
     entry = partial(ActedEnv, box("uint8", 1))

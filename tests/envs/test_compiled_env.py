@@ -62,10 +62,7 @@ def test_batches_equal_the_log_of_the_environments(envs: int) -> None:
 
 def test_actions_and_observations_of_several_leaves() -> None:
     class Several(LoggedEnvs):
-        observation = (
-            (("sensors", "count"), "int64", (3,)),
-            (("level",), "float64", ()),
-        )
+        observation = ((("sensors", "count"), "int64", (3,)), (("level",), "float64", ()))
         action = ((("action", "push"), "float32", ()), (("action", "turn"), "uint8", (2,)))
 
     def policy(td: Any) -> Any:

@@ -10,17 +10,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from collect_support import (
-    ASYNC,
-    IN_PROCESS,
-    MULTI_ASYNC,
-    MULTI_STACK,
-    STACK,
-    Way,
-    collecting,
-    marked,
-    parity,
-)
+from collect_support import EVERYWHERE, Way, collecting, parity
 from echo_envs import EchoEnv, echo_fns
 from envs_for_tests import CountingEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
@@ -29,8 +19,6 @@ from raising import refused
 
 from pycollect import AsyncBatchedCollector, Evaluator, MultiSyncDataCollector, SyncDataCollector
 from pycollect.scheme.gym import GymEnvs
-
-WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
 
 
 @contextmanager
@@ -59,14 +47,11 @@ def vector_of(fns: Any) -> Any:
     return SyncVectorEnv(fns)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EVERYWHERE)
 def test_a_list_of_a_worker(way: Way) -> None:
     """Callables that share an environment share one copy of it in each worker."""
     same = Same()
-    with (
-        refuses_same(),
-        collecting(way, lambda w: [same, same], parity, frames=4),
-    ):
+    with refuses_same(), collecting(way, lambda w: [same, same], parity, frames=4):
         pass
 
 

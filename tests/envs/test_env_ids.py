@@ -279,11 +279,7 @@ def made_of_space() -> Any:
 @pytest.mark.parametrize("inference", [None, "central"])
 def test_policy_factories_know_registrations(inference: str | None) -> None:
     with MultiSyncDataCollector(
-        [by_callable],
-        None,
-        policy_factory=made_of_space,
-        frames_per_batch=8,
-        inference=inference,
+        [by_callable], None, policy_factory=made_of_space, frames_per_batch=8, inference=inference
     ) as collector:
         assert collector.next()["action"].unique().tolist() == [1]
 

@@ -268,19 +268,7 @@ class TestCallables:
         assert first.closed == 1
 
 
-class ObservationOnlyEnv(CountingEnv):
-    """An environment with Gym's old reset, which returns only an observation."""
-
-    def reset(self, **kwargs: Any) -> Any:
-        return super().reset(**kwargs)[0]
-
-
 class TestBadEntries:
-    @pytest.mark.parametrize("entry", [ObservationOnlyEnv, [ObservationOnlyEnv]])
-    def test_a_reset_without_an_info(self, entry: Any) -> None:
-        with refused(TypeError, "reset"):
-            make_env_batch(entry).reset()
-
     @pytest.mark.parametrize("entry", [None, 3, {"env": 1}, nn.Linear(3, 1)])
     def test_no_callable(self, entry: Any) -> None:
         with refused(TypeError, "create_env_fn"):

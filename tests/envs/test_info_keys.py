@@ -11,15 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collect_support import (
-    ACTORS,
-    IN_PROCESS,
-    MULTI_STACK,
-    STACK,
-    Way,
-    collecting,
-    parity_policy,
-)
+from collect_support import ACTORS, IN_PROCESS, MULTI_STACK, STACK, Way, collecting, parity_policy
 from echo_envs import LENGTHS
 from envs_for_tests import CountingEnv, NestedEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv

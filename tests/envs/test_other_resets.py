@@ -14,6 +14,7 @@ from collect_support import (
     MULTI_STACK,
     NEST_STACK,
     STACK,
+    SYNC_WAYS,
     Way,
     collecting,
     marked,
@@ -104,7 +105,7 @@ def test_reset_needs_no_seed_unless_one_is_given(way: Way, entry: str) -> None:
         assert collector.next().numel() >= 16
 
 
-@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, STACK))
+@pytest.mark.parametrize("way", SYNC_WAYS)
 @pytest.mark.parametrize("entry", [Seeded, [Seeded, Seeded], KeywordsOnly])
 def test_environments_are_seeded_by_their_method_seed(way: Way, entry: Any) -> None:
     """Call `seed` as TorchRL does if `reset` takes no seed."""
@@ -116,7 +117,7 @@ def test_environments_are_seeded_by_their_method_seed(way: Way, entry: Any) -> N
         assert len(first.unique()) > 1
 
 
-@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, STACK))
+@pytest.mark.parametrize("way", SYNC_WAYS)
 @pytest.mark.parametrize("entry", ["one", "list", "vector"])
 def test_a_seed_for_an_environment_that_takes_none_is_refused(way: Way, entry: str) -> None:
     with (

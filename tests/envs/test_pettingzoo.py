@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agent_envs import (
-    GROUPS,
-    KINDS,
-    Crowd,
-    Informed,
-    crowd_fns,
-    reward_of,
-)
+from agent_envs import GROUPS, KINDS, Crowd, Informed, crowd_fns, reward_of
 from collect_support import (
     ASYNC,
     CENTRAL,
@@ -34,9 +27,7 @@ from collect_support import (
     marks_of,
     of_ranks,
 )
-from collect_support import (
-    GROUPS as IN_GROUPS,
-)
+from collect_support import GROUPS as IN_GROUPS
 from crowd_oracle import FLAGS, CrowdOracle, choose, policy_of
 from gymnasium import spaces
 from tensordict import TensorDict
@@ -346,8 +337,7 @@ def test_infos_and_a_limit_of_steps() -> None:
         td = collector.next()
     assert td["next", "step_count"].max() == 2
     assert torch.equal(
-        td["next", "agent", "note"],
-        td["next", "step_count"] + 10.0 * torch.arange(3),
+        td["next", "agent", "note"], td["next", "step_count"] + 10.0 * torch.arange(3)
     )
 
 

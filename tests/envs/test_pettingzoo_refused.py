@@ -7,11 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agent_envs import (
-    AGENTS,
-    Crowd,
-    Informed,
-)
+from agent_envs import AGENTS, Crowd, Informed
 from crowd_oracle import policy_of
 from gymnasium import spaces
 from raising import refused

@@ -8,13 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from env_batch_support import MODES, actions, expect_counting, expect_dense, fns, frames, run
-from envs_for_tests import (
-    ConstantEnv,
-    CountingEnv,
-    EnvBrokeError,
-    NestedEnv,
-    RaisingEnv,
-)
+from envs_for_tests import ConstantEnv, CountingEnv, EnvBrokeError, NestedEnv, RaisingEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from raising import refused
 

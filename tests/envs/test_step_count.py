@@ -8,15 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collect_support import (
-    IN_PROCESS,
-    MULTI_ASYNC,
-    MULTI_STACK,
-    STACK,
-    Way,
-    collecting,
-    marked,
-)
+from collect_support import IN_PROCESS, MULTI_ASYNC, MULTI_STACK, STACK, Way, collecting, marked
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from raising import refused

@@ -20,6 +20,7 @@ from collect_support import (
     MULTI_STACK,
     STACK,
     STEPS,
+    SYNC_WAYS,
     FrameOracle,
     Way,
     collecting,
@@ -146,7 +147,7 @@ def zeros(observation: torch.Tensor) -> torch.Tensor:
     return torch.zeros(observation.shape[:-1], dtype=torch.int64)
 
 
-@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, STACK))
+@pytest.mark.parametrize("way", SYNC_WAYS)
 @pytest.mark.parametrize("is_list", [False, True])
 def test_each_objective_has_its_return(way: Way, is_list: bool) -> None:
     one = partial(SeveralEnv, 0, (4,))
@@ -244,11 +245,7 @@ def test_complete_trajectories(kind: str) -> None:
 
 def test_multi_step_sums_each_objective() -> None:
     with SyncDataCollector(
-        ENTRIES["list"](0),
-        zeros,
-        frames_per_batch=48,
-        total_frames=-1,
-        postproc=MultiStep(0.5, 2),
+        ENTRIES["list"](0), zeros, frames_per_batch=48, total_frames=-1, postproc=MultiStep(0.5, 2)
     ) as collector:
         td = collector.next()
     step = td["observation"][..., 2]
@@ -333,6 +330,7 @@ class UndeclaredRows(SeveralRows):
         partial(Undeclared, 0, LENGTHS),
         [partial(Undeclared, 0, LENGTHS)] * 2,
         partial(OtherKind, 0, LENGTHS),
+        [partial(OtherKind, 0, LENGTHS)] * 2,
         partial(vector, 0, UndeclaredRows, "SAME_STEP"),
     ],
 )

@@ -196,13 +196,15 @@ def test_weights_are_live() -> None:
         assert collector.policy_lag == {0: 0, 1: 0}
 
 
-def test_weights_of_single_workers_are_refused() -> None:
+@pytest.mark.parametrize("way", [CENTRAL, CENTRAL_ASYNC], ids=lambda way: way.name)
+def test_weights_of_single_workers_are_refused(way: Way) -> None:
     _, policy = watched()
-    with collecting(CENTRAL, ENTRIES["one"], policy, frames=STEPS) as collector:
+    with collecting(way, ENTRIES["one"], policy, frames=STEPS) as collector:
         with refused(ValueError, "worker_ids"):
             collector.update_policy_weights_(worker_ids=[1])
-        with refused(ValueError, "policy_or_weights"):
-            collector.update_policy_weights_({0: policy, 1: policy})
+        for wrong in ({0: policy, 1: policy}, {"no such weight": torch.zeros(1)}):
+            with refused(ValueError, "policy_or_weights"):
+                collector.update_policy_weights_(wrong)
         collector.next()
 
 
@@ -389,11 +391,7 @@ def test_a_worker_that_waits_for_the_policy_is_not_stalled(tmp_path: Path) -> No
     [
         ({"inference": "here"}, ValueError, "inference"),
         ({"policy": None}, ValueError, "inference"),
-        (
-            {"policy": None, "policy_factory": [parity_policy] * 2},
-            ValueError,
-            "policy_factory",
-        ),
+        ({"policy": None, "policy_factory": [parity_policy] * 2}, ValueError, "policy_factory"),
         ({"policy_factory": parity_policy}, ValueError, "policy_factory"),
         ({"policy_device": ["cpu", None]}, ValueError, "policy_device"),
         ({"max_batch_size": 0}, ValueError, "max_batch_size"),

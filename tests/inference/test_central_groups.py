@@ -328,11 +328,7 @@ def test_attributes_of_all_environments() -> None:
 
 @pytest.mark.parametrize(
     ("entry", "name"),
-    [
-        ([EchoEnv], "env_groups"),
-        (EchoEnv(), "env_groups"),
-        (EchoEnv, "env_groups"),
-    ],
+    [([EchoEnv], "env_groups"), (EchoEnv(), "env_groups"), (EchoEnv, "env_groups")],
 )
 @pytest.mark.filterwarnings("ignore:frames_per_batch")
 def test_refused_arguments(entry: Any, name: str) -> None:

@@ -27,7 +27,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, GateEnv, TallyEnv, wait_until
 from envs_for_tests import CountingEnv
-from raising import raised, refused
+from raising import raised
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from test_central import failing, watched
@@ -116,16 +116,6 @@ def test_weights_are_sent_automatically() -> None:
             module.scale.fill_(3.0)
         while not torch.equal(batch["seen"], 3 * batch["observation"]):
             batch = collector.next()
-
-
-def test_weights_of_single_workers_are_refused() -> None:
-    _, policy = watched()
-    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
-        with refused(ValueError, "worker_ids"):
-            collector.update_policy_weights_(worker_ids=[1])
-        with refused(ValueError, "policy_or_weights"):
-            collector.update_policy_weights_({"no such weight": torch.zeros(1)})
-        collector.next()
 
 
 def test_a_state_continues_in_another_run() -> None:
@@ -379,14 +369,11 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # the server is a worker of the engine; see test_process_engine.py
 def test_a_driver_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    driver = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     pids = [int(pid) for pid in driver.stdout.readline().split()]
     assert len(pids) == 3

@@ -29,35 +29,6 @@ def asking(count: int) -> list[Client]:
     return [Client(number, 0, 0, number, group) for number in range(count)]
 
 
-def test_a_call_waits_for_all_workers_that_may_ask() -> None:
-    own = table(min_batch_size=None, max_batch_size=None, server_timeout=None)
-    assert [own.lacking(asking(count), OWING) for count in (0, 2, 5, 6)] == [5, 3, 0, 0]
-    assert own.holds_back(3)
-    assert own.awaited(3, OWING) == 3
-    assert not own.holds_back(0)
-    assert own.awaited(0, OWING) == OWING  # all of them again
-    assert own.awaited(0, 0) == 0
-
-
-def test_one_further_request_may_reach_the_minimum_size() -> None:
-    own = table(min_batch_size=2 * ENVS, max_batch_size=None, server_timeout=None)
-    assert [own.lacking(asking(count), OWING) for count in (0, 1, 2)] == [1, 1, 0]
-    assert own.lacking(asking(1), 1) == 0  # no further worker can ask
-    assert [own.awaited(lacking, OWING) for lacking in (0, 1)] == [1, 1]
-
-
-def test_with_a_timeout_the_first_request_is_noticed() -> None:
-    own = table(min_batch_size=None, max_batch_size=None, server_timeout=60.0)
-    assert own.lacking([], OWING) == OWING
-    assert own.awaited(OWING, OWING) == 1
-    assert own.max_wait is None
-    assert own.holds_back(OWING - 1)
-    assert 0 < cast(float, own.max_wait) <= 60
-    assert own.awaited(OWING - 1, OWING) == OWING - 1
-    assert not own.holds_back(0)
-    assert own.awaited(0, OWING) == 1
-
-
 class Advice:
     """A timing that always gives the same advice, and keeps the numbers that it was asked about."""
 

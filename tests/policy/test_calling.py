@@ -111,10 +111,7 @@ def test_compiled_modules_are_live() -> None:
 def test_calls_before_it_is_compiled() -> None:
     spy = Spy()
     with SyncDataCollector(
-        echo_fns(0, 1),
-        module(),
-        frames_per_batch=1,
-        compile_policy={"backend": spy, "warmup": 3},
+        echo_fns(0, 1), module(), frames_per_batch=1, compile_policy={"backend": spy, "warmup": 3}
     ) as collector:
         for _ in range(3):
             collector.next()

@@ -9,19 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import (
-    ASYNC,
-    CENTRAL,
-    IN_PROCESS,
-    MULTI_ASYNC,
-    MULTI_STACK,
-    STACK,
-    Way,
-    collecting,
-    marked,
-    marks_of,
-    parity,
-)
+from collect_support import CENTRAL, EVERYWHERE, IN_PROCESS, Way, collecting, marks_of, parity
 from echo_envs import EchoEnv
 from envs_for_tests import NestedEnv
 from gymnasium.vector import SyncVectorEnv
@@ -31,7 +19,6 @@ from torch import nn
 
 from pycollect import SyncDataCollector
 
-WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
 T = 5
 
 
@@ -87,7 +74,7 @@ def assert_recorded(td: Any) -> None:
     assert not {"nothing", "_private"} & set(td.keys())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EVERYWHERE)
 def test_every_entry_is_recorded(way: Way) -> None:
     def entry(worker: int) -> Any:
         one = partial(EchoEnv, worker)

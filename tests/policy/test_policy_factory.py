@@ -173,10 +173,7 @@ def actors(**kwargs: Any) -> None:
 @pytest.mark.parametrize("create", [single, actors])
 @pytest.mark.parametrize(
     ("kwargs", "error"),
-    [
-        ({"policy_factory": [make_constant] * 3}, ValueError),
-        ({"policy_factory": 3}, TypeError),
-    ],
+    [({"policy_factory": [make_constant] * 3}, ValueError), ({"policy_factory": 3}, TypeError)],
 )
 def test_refused_arguments(create: Any, kwargs: Any, error: type[Exception]) -> None:
     with refused(error, "policy_factory"):

@@ -88,11 +88,7 @@ def test_one_runner_under_every_interaction_type():
 
 def test_the_mean_of_a_categorical_is_not_an_index():
     runner, _ = make(categorical(), discrete(5), "mean")
-    with (
-        torch.no_grad(),
-        set_interaction_type("mean"),
-        refused(ValueError, "policy") as caught,
-    ):
+    with torch.no_grad(), set_interaction_type("mean"), refused(ValueError, "policy") as caught:
         runner.act()
     assert "nan" in str(caught.value)
     assert "'action'" in str(caught.value)
@@ -206,8 +202,7 @@ def test_actor_and_value_over_a_common_part(num_envs):
 def test_samples_in_the_middle_of_a_sequence():
     env = boxes(5)
     policy = ProbSeq(
-        *normal(return_log_prob=True),
-        TensorDictModule(nn.Linear(2, 1), ["action"], ["q"]),
+        *normal(return_log_prob=True), TensorDictModule(nn.Linear(2, 1), ["action"], ["q"])
     )
     runner, current = make(policy, env)
     assert not runner.slow_path
@@ -407,33 +402,6 @@ def test_a_hook_added_later_is_called():
         runner.act()
     assert "'new'" in str(caught.value)
     handle.remove()
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "done",
-        "step_count",
-        ("collector", "x"),
-        ("action", "x"),
-        ("observation", "x"),
-    ],
-)
-def test_reserved_keys(key):
-    policy = TensorDictModule(lambda x: (x[..., :2], x), OBS, ["action", key])
-    with refused(ValueError, "policy"):
-        make(policy, boxes(5))
-
-
-def test_missing_keys_are_named():
-    reads = TensorDictModule(lambda x: x[..., :2], ["pixels"], ["action"])
-    with refused(ValueError, "policy") as caught:
-        make(reads, boxes(5))
-    assert "'pixels'" in str(caught.value)
-    lacks = TensorDictModule(nn.Linear(3, 2), OBS, ["move"])
-    with refused(ValueError, "policy") as caught:
-        make(lacks, boxes(5))
-    assert "'action'" in str(caught.value)
 
 
 def test_an_output_without_the_batch_shape_is_named():

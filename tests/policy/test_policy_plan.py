@@ -6,7 +6,7 @@ from functools import partialmethod
 
 import pytest
 import torch
-from policy_support import ShapeOnly, assert_follows, assert_same, box, make, observation
+from policy_support import ShapeOnly, assert_follows, assert_same, box, make
 from raising import refused
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
@@ -372,13 +372,6 @@ def test_training_mode_with_dropout():
     assert runner.reuses_memory
 
 
-def test_a_refresh_without_changes_keeps_the_function():
-    runner, _ = make(chain(nn.Tanh()), env_of())
-    act = runner.act
-    runner.refresh(8)
-    assert runner.act is act
-
-
 def test_parameters_that_leave_the_cpu():
     module = chain(nn.Tanh())
     runner, _ = make(module, env_of())
@@ -396,4 +389,3 @@ def test_plan_outputs_can_be_recorded():
     assert not action.requires_grad
     assert torch.from_dlpack(action).data_ptr() == action.data_ptr()
     assert action.numpy().shape == (4, 2)
-    assert observation(env_of())[("observation",)].shape == (4, 3)

@@ -7,16 +7,7 @@ from typing import Any
 import pytest
 import torch
 from collect_support import IN_PROCESS, STACK, collecting
-from state_support import (
-    ENTRIES,
-    Counter,
-    Loop,
-    T,
-    assert_follows,
-    entry_of,
-    env_fns,
-    three,
-)
+from state_support import ENTRIES, Counter, Loop, T, assert_follows, entry_of, env_fns, three
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-import gymnasium as gym
 import pytest
 import torch
 from policy_support import ShapeOnly, as_tensordict, assert_follows, assert_same, box, make
-from raising import refused
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import distributions as dists
@@ -57,52 +52,6 @@ def test_continuous_actor(rl, num_envs, kind, log_prob, name):
     runner, current = make(policy, env, kind)
     assert not runner.slow_path
     assert_follows(runner, current, policy, env, kind)
-
-
-@pytest.mark.parametrize("num_envs", [None, 5])
-@pytest.mark.parametrize("kind", ["random", "deterministic", "mode"])
-def test_discrete_actor(rl, num_envs, kind):
-    policy = rl.ProbabilisticActor(
-        TensorDictModule(nn.Linear(3, 4), ["observation"], ["logits"]),
-        in_keys=["logits"],
-        distribution_class=dists.Categorical,
-        return_log_prob=True,
-    )
-    env = ShapeOnly(box(3), gym.spaces.Discrete(4), num_envs)
-    runner, current = make(policy, env, kind)
-    assert not runner.slow_path
-    assert_follows(runner, current, policy, env, kind)
-
-
-def test_one_hot_actions_are_refused(rl):
-    policy = rl.ProbabilisticActor(
-        TensorDictModule(nn.Linear(3, 4), ["observation"], ["logits"]),
-        in_keys=["logits"],
-        distribution_class=rl.OneHotCategorical,
-    )
-    with refused(ValueError, "policy") as caught:
-        make(policy, ShapeOnly(box(3), gym.spaces.Discrete(4), 5))
-    assert "one-hot" in str(caught.value)
-
-
-def test_actor_value_operator(rl):
-    common = TensorDictModule(nn.Linear(3, 8), ["observation"], ["hidden"])
-    actor = rl.ProbabilisticActor(
-        TensorDictModule(
-            nn.Sequential(nn.Linear(8, 4), NormalParamExtractor()), ["hidden"], ["loc", "scale"]
-        ),
-        in_keys=["loc", "scale"],
-        distribution_class=rl.TanhNormal,
-        return_log_prob=True,
-    )
-    value = rl.ValueOperator(nn.Linear(8, 1), in_keys=["hidden"])
-    policy, env = rl.ActorValueOperator(common, actor, value), boxes(5)
-    runner, current = make(policy, env)
-    assert not runner.slow_path
-    assert {leaf.key for leaf in runner.outputs} == {
-        ("hidden",), ("loc",), ("scale",), ("action",), ("action_log_prob",), ("state_value",)
-    }  # fmt: skip
-    assert_follows(runner, current, policy, env)
 
 
 @pytest.mark.parametrize("num_envs", [None, 5])
@@ -206,9 +155,3 @@ def test_a_hook_on_a_recurrent_module_is_seen(rl):
         runner.act()
     assert runner.slow_path
     assert seen
-
-
-def test_torchrl_is_not_imported_by_itself():
-    code = "import sys, pycollect.policy; assert 'torchrl' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert torch.get_num_threads() > 0

@@ -244,22 +244,6 @@ def test_root_entries_of_a_policy_are_in_its_next_input():
     assert seen[-3:] == [first, later, first]
 
 
-def test_a_tensordict_policy_that_changes_its_keys():
-    calls = []
-
-    def policy(td):
-        calls.append(1)
-        td["action"] = td["observation"][..., :1]
-        if len(calls) > 1:
-            td["surprise"] = td["action"]
-        return td
-
-    runner, _ = make(policy, PLAIN)
-    with refused(ValueError, "policy") as caught:
-        act(runner)
-    assert "'surprise'" in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "returned",
     [
@@ -291,17 +275,6 @@ def test_several_actions():
     assert "('action', 'turn')" in str(caught.value)
 
 
-def test_actions_get_the_dtype_of_the_space():
-    for env, out, dtype in (
-        (PLAIN, torch.zeros(1, dtype=torch.float64), torch.float32),
-        (ShapeOnly(box(3), gym.spaces.Discrete(2), None), torch.tensor(True), torch.int64),
-        (ShapeOnly(box(3), gym.spaces.MultiBinary(2), None), torch.ones(2), torch.int8),
-    ):
-        runner, _ = make(lambda x, out=out: out, env)
-        assert act(runner)[0].dtype == dtype
-        assert runner.outputs == env.spec.action
-
-
 def test_a_cast_does_not_hide_another_dtype_later():
     answers = [torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int32)]
     runner, _ = make(lambda x: answers.pop(0), PLAIN)
@@ -313,18 +286,8 @@ def test_a_cast_does_not_hide_another_dtype_later():
 @pytest.mark.parametrize(
     ("action", "num_envs", "out", "words"),
     [
-        (
-            gym.spaces.Discrete(3),
-            None,
-            torch.zeros(3),
-            ["'action'", "one-hot", "argmax", "[3]"],
-        ),
-        (
-            gym.spaces.Discrete(3),
-            4,
-            torch.zeros(4, 3),
-            ["one-hot", "[4]"],
-        ),
+        (gym.spaces.Discrete(3), None, torch.zeros(3), ["'action'", "one-hot", "argmax", "[3]"]),
+        (gym.spaces.Discrete(3), 4, torch.zeros(4, 3), ["one-hot", "[4]"]),
         (gym.spaces.Discrete(3), 4, torch.zeros(4, 2), ["[4]", "[4, 2]"]),
         (box(2), 4, torch.zeros(2), ["[4, 2]", "[2]"]),
         (box(1), 4, torch.zeros(1, 4), ["[4, 1]", "[1, 4]"]),
@@ -403,18 +366,6 @@ def test_another_number_of_outputs_later(answers):
     with refused(ValueError, "policy") as caught:
         act(runner)
     assert "'action'" in str(caught.value)
-
-
-@pytest.mark.parametrize("policy", [3, "policy", nn.Linear])
-def test_values_that_are_not_policies(policy):
-    with refused(TypeError, "policy"):
-        make(policy, PLAIN)
-
-
-def test_parameters_on_another_device():
-    with refused(ValueError, "policy") as caught:
-        make(nn.Linear(3, 1, device="meta"), PLAIN)
-    assert "'weight'" in str(caught.value)
 
 
 class Disturbing(nn.Module):

@@ -48,13 +48,12 @@ if __name__ == "__main__":
     from pycollect import MultiSyncDataCollector
 
     policy = TensorDictModule(torch.nn.Linear(1, 1), in_keys=["observation"], out_keys=["action"])
-    for method in sys.argv[1:]:
-        compiled = {"backend": "eager"} if method == "compiled" else None
-        method = "forkserver" if compiled else method
-        with MultiSyncDataCollector(
-            [Showing], policy, frames_per_batch=8, start_method=method, compile_policy=compiled
-        ) as collector:
-            print(collector.next()["next", "observation"].flatten()[-1].item())
+    compiled = {"backend": "eager"} if sys.argv[1] == "compiled" else None
+    method = "forkserver" if compiled else sys.argv[1]
+    with MultiSyncDataCollector(
+        [Showing], policy, frames_per_batch=8, start_method=method, compile_policy=compiled
+    ) as collector:
+        print(collector.next()["next", "observation"].flatten()[-1].item())
 """
 
 
@@ -120,7 +119,11 @@ def test_an_import_that_fails_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "methods", [["forkserver", "compiled"], pytest.param(["spawn"], marks=pytest.mark.slow)]
+    "methods",
+    [
+        ["forkserver"],
+        *(pytest.param([own], marks=pytest.mark.slow) for own in ("compiled", "spawn")),
+    ],
 )
 def test_workers_import_the_compiler_only_to_compile(methods: list[str], tmp_path: Path) -> None:
     program = tmp_path / "program.py"

@@ -26,7 +26,9 @@ def test_names() -> None:
     for name in pycollect.__all__:
         assert getattr(pycollect, name).__module__.startswith("pycollect.")
         assert name in dir(pycollect)
-    assert pycollect.Collector is pycollect.SyncDataCollector
+    for name in ("", "MultiSync", "Distributed", "DistributedSync", "RPC"):
+        older = getattr(pycollect, f"{name or 'Sync'}DataCollector")
+        assert getattr(pycollect, f"{name}Collector") is older
     with pytest.raises(AttributeError, match="RayCollektor"):
         _ = pycollect.RayCollektor
 

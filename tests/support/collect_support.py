@@ -258,14 +258,16 @@ def marks_of(way: Way) -> list[Any]:
     return [*marks, pytest.mark.slow] if slow else marks
 
 
+# The ways that most tests run in. Async workers of ON_REQUEST collect nothing ahead.
+EVERYWHERE = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
+REMOTELY = marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
+ON_REQUEST = marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0])
+SYNC_WAYS = marked(IN_PROCESS, MULTI_STACK, STACK)
+
+
 @contextmanager
 def collecting(
-    way: Way,
-    entry: Callable[[int], Any],
-    policy: Any = None,
-    *,
-    frames: int,
-    **arguments: Any,
+    way: Way, entry: Callable[[int], Any], policy: Any = None, *, frames: int, **arguments: Any
 ) -> Iterator[Any]:
     """Yield a collector with `frames` frames per worker and batch; shut it down on exit."""
     per_batch = frames * way.workers if way.sync else frames

@@ -7,9 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from envs_for_tests import (
-    CountingEnv,
-)
+from envs_for_tests import CountingEnv
 
 from pycollect.envs.base import EnvBatch
 

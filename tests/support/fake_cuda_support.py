@@ -10,11 +10,11 @@ import functools
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from new_process import run_code
 
 _ROOT = Path(__file__).parents[2]
 
@@ -69,17 +69,9 @@ def fake_cuda_library(kernel: str = "") -> str:
     return str(library)
 
 
-def run(code: str, library: str | None = None, **environment: str) -> str:
+def run(code: str, library: str, **environment: str) -> str:
     """Run code in a new process with this CUDA library, and return its output."""
-    env = {**os.environ, **environment}
-    env.pop("PYCOLLECT_CUDA_LIBRARY", None)
-    if library is not None:
-        env["PYCOLLECT_CUDA_LIBRARY"] = library
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+    return run_code(code, PYCOLLECT_CUDA_LIBRARY=library, **environment)
 
 
 def run_with_fake(code: str, kernel: str = "", **environment: str) -> str:

@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collect_support import (
-    ASYNC,
-    MULTI_ASYNC,
-    MULTI_STACK,
-    STACK,
-    Way,
-    collecting,
-    is_gone,
-    marked,
-    parity_policy,
-)
+from collect_support import ON_REQUEST, Way, collecting, is_gone, parity_policy
 from detaching_env import simulated
 from echo_envs import wait_until
 from test_restarts import kill
@@ -59,7 +49,7 @@ def check_they_end(collector: Any, folder: Path) -> None:
         wait_until(partial(is_gone, pid), LONG)
 
 
-@pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
+@pytest.mark.parametrize("way", ON_REQUEST)
 def test_detached_programs_end_with_their_worker(way: Way, tmp_path: Path) -> None:
     with collecting(
         way, partial(simulated, tmp_path, way.children), parity_policy(), frames=T

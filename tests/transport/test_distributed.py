@@ -36,9 +36,7 @@ from raising import raised, refused
 from test_restarts import check_ledger, endless, kill
 
 from pycollect import (
-    DistributedCollector,
     DistributedDataCollector,
-    DistributedSyncCollector,
     DistributedSyncDataCollector,
     WorkerError,
 )
@@ -112,11 +110,6 @@ def test_arguments_of_wrong_types(arguments: dict[str, Any], name: str, meant: s
     with refused(TypeError, name) as caught:
         DistributedDataCollector([CountingEnv], launcher="mp", **arguments)
     assert meant in str(caught.value)
-
-
-def test_old_and_new_names() -> None:
-    assert DistributedCollector is DistributedDataCollector
-    assert DistributedSyncCollector is DistributedSyncDataCollector
 
 
 # Collecting

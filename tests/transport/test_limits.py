@@ -16,15 +16,13 @@ from unittest import mock
 import pytest
 import torch
 from collect_support import (
-    ASYNC,
     CENTRAL_ASYNC,
     MULTI_ASYNC,
     MULTI_STACK,
-    STACK,
+    ON_REQUEST,
     Way,
     bias_policy,
     collecting,
-    marked,
     parity_policy,
 )
 from test_process_engine import LONG
@@ -58,7 +56,7 @@ def exhaust(collector: Any) -> None:
 @pytest.mark.parametrize(
     "number", [errno.EMFILE, *(pytest.param(n, marks=pytest.mark.slow) for n in list(NAMES)[1:])]
 )
-@pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
+@pytest.mark.parametrize("way", ON_REQUEST)
 def test_a_replacement_is_started_once_the_limit_permits_it(way: Way, number: int) -> None:
     with collecting(way, endless, parity_policy(), frames=T) as collector:
         collector.next()
@@ -167,11 +165,7 @@ def test_descriptors_that_run_out(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     ended = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=LONG, check=False
     )
     assert ended.stdout == "True\n" * 5 + "1 True\n", ended.stderr
 
@@ -219,11 +213,7 @@ def test_ranks_start_if_memfd_create_is_forbidden(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(WITHOUT_MEMFD)
     ended = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=LONG, check=False
     )
     assert ended.stdout == "10\n{'messages'}\n", ended.stderr
 

@@ -27,7 +27,7 @@ from test_rank_messages import listening, meetings
 from test_restarts import check_ledger, endless, kill
 from torch.distributed import rpc
 
-from pycollect import DistributedDataCollector, RPCCollector, RPCDataCollector
+from pycollect import RPCDataCollector
 from pycollect.transport.distributed.links import LinkBrokenError
 from pycollect.transport.distributed.meeting import DRIVER, WORKER, Meeting, Seal
 from pycollect.transport.distributed.rendezvous import LOOPBACK
@@ -208,11 +208,6 @@ def test_a_rank_learns_that_its_driver_is_gone(ends: tuple[RankLink, Meeting]) -
 
 
 # Arguments
-
-
-def test_old_and_new_names() -> None:
-    assert RPCCollector is RPCDataCollector
-    assert issubclass(RPCDataCollector, DistributedDataCollector)
 
 
 @pytest.mark.parametrize(

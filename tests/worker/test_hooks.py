@@ -30,10 +30,7 @@ from torch import nn
 from pycollect import SyncDataCollector
 
 T = 5
-WAYS = [
-    pytest.param(IN_PROCESS),
-    *marked(STACK, ASYNC[0], MULTI_TIME, MULTI_ASYNC[0], many=True),
-]
+WAYS = [pytest.param(IN_PROCESS), *marked(STACK, ASYNC[0], MULTI_TIME, MULTI_ASYNC[0], many=True)]
 
 
 def one(worker: int) -> Any:

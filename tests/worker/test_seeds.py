@@ -252,15 +252,6 @@ def test_every_env_has_random_actions_of_its_own() -> None:
     assert not torch.equal(actions[3][0], actions[3][1])
 
 
-def test_a_seed_starts_a_new_stream() -> None:
-    with collecting(IN_PROCESS, lambda w: CountingEnv, frames=2) as collector:
-        collector.next()
-        collector.set_seed(1)
-        td = collector.next()
-    assert td["observation"][:, 2].tolist() == [0, 1]
-    assert td["collector", "traj_ids"].tolist() == [1, 1]
-
-
 def test_a_vector_env_with_seeds_of_its_rows() -> None:
     fns = [partial(SeedsEnv, p) for p in range(3)]
     chain = torchrl_chain(7, 3)
