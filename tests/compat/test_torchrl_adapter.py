@@ -245,6 +245,19 @@ def test_the_next_seed_equals_torchrls(make: Make) -> None:
     assert following[0] == following[1]
 
 
+def test_set_seed_repeats_random_actions() -> None:
+    collector = pycollect.SyncDataCollector(
+        mock.ContinuousActionVecMockEnv(), None, frames_per_batch=8
+    )
+    with collector:
+        actions = []
+        for seed in (1, 1, 2):
+            collector.set_seed(seed)
+            actions.append(next(collector)["action"].clone())
+    assert torch.equal(actions[0], actions[1])
+    assert not torch.equal(actions[0], actions[2])
+
+
 @pytest.mark.parametrize("size", [(), (2,)])
 def test_statistics_add_all_rewards(size: tuple[int, ...]) -> None:
     make = batched(mock.MultiKeyCountingEnv, *size, max_steps=1000)
