@@ -72,6 +72,12 @@ def attribute_of(component_name: str) -> str:
     return known[component_name]
 
 
+def check_callable(name: str, value: Any) -> None:
+    """Raise TypeError for an argument that cannot be called."""
+    if not callable(value):
+        raise TypeError(f"{name}: expected a callable, got {type(value).__name__}")
+
+
 def check_made(factory: str, component: Any, protocol: type) -> Any:
     """Return a component from a factory after checking the members of its Protocol.
 
