@@ -60,6 +60,28 @@ def finishers(
     return finish
 
 
+def checking_dtypes(act: Act, keys: Sequence[Key], raw: Mapping[Key, RawOutput]) -> Act:
+    """Return `act` with an error that names autocast if an output has a new dtype.
+
+    Args:
+        keys: Keys of the tensors that `act` returns.
+    """
+    expected = [(place, key, raw[key].dtype) for place, key in enumerate(keys) if key in raw]
+
+    def act_and_check() -> tuple[torch.Tensor, ...]:
+        outs = act()
+        for place, key, dtype in expected:
+            if outs[place].dtype is not dtype:
+                raise PolicyOutputError(
+                    f"policy: {show(key)}: expected {dtype}, as in its first call, got "
+                    f"{outs[place].dtype}; torch.autocast was entered or left in between, so enter "
+                    "it inside the policy, or around the collector's construction and all batches"
+                )
+        return outs
+
+    return act_and_check
+
+
 def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, RawOutput]) -> Act:
     """Return `act` with its first outputs cast to the dtypes of these leaves, on the host."""
     casts = [

@@ -17,11 +17,18 @@ from pycollect.data.weights import named_tensors
 from pycollect.policy.calling import keep_freed_memory
 from pycollect.policy.device import DeviceTransfer
 from pycollect.policy.inputs import PolicyInputs, TensorDictCall
-from pycollect.policy.outputs import RawOutput, casting, check_output_keys, finishers, output_leaves
+from pycollect.policy.outputs import (
+    RawOutput,
+    casting,
+    check_output_keys,
+    checking_dtypes,
+    finishers,
+    output_leaves,
+)
 from pycollect.policy.probe import Probe, source_of
 from pycollect.policy.program.compile import Act, assemble
 from pycollect.policy.program.exploration import TensorCall, tensor_calls
-from pycollect.policy.program.plan import Fingerprint
+from pycollect.policy.program.plan import Fingerprint, autocasts
 from pycollect.policy.program.steps import PolicyOutputError, Program, Values, preserve_state
 from pycollect.policy.remote import PolicyNeeds
 from pycollect.policy.signature import called_modules, declared_states, to_program, watched_modules
@@ -110,6 +117,7 @@ class PolicyRunner:
         _check_on_device(policy, device)
         self._tensor_calls: list[TensorCall] = []
         self.slow_path = False
+        self._autocasts = autocasts()
         keep_freed_memory()
         with torch.no_grad():
             self._state_keys = tuple(needs.policy_state or ())
@@ -147,12 +155,16 @@ class PolicyRunner:
     def refresh(self, steps: int) -> None:
         """Prepare for a rollout of at most `steps` steps.
 
-        Rebuilds `act` if the policy has changed: its parameters, hooks, layers or training mode.
+        Rebuilds `act` if the policy has changed (its parameters, hooks, layers or training mode),
+        or if autocast was entered or left.
         """
         is_current = self._fingerprint.is_current() and all(
             call.is_current() for call in self._tensor_calls
         )
-        if is_current or self.slow_path:  # a call with a TensorDict sees all changes
+        if is_current:
+            return
+        if self.slow_path:  # a call with a TensorDict sees all changes of the policy
+            self._bind(None)
             return
         _check_on_device(self.policy, self._transfer.device)
         with torch.no_grad():
@@ -232,6 +244,8 @@ class PolicyRunner:
             )
             self._check_unchanged(program)
             act, self.reuses_memory = self._act_of(program)
+        if autocasts() != self._autocasts:
+            act = checking_dtypes(act, self._wanted(), self._raw)
         if self._policy_inputs.has_random_states:
             act = self._drawing_states(act)
         act = self._policy_inputs.casting(act, self.inputs)

@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from pycollect.arguments import completed_by
 from pycollect.checks import check_fraction, check_positive
 from pycollect.data.compression import Packed, import_lz4, pack
 from pycollect.scheme import names
-from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns, mean_return
+from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns, is_test_due, mean_return
 from pycollect.scheme.messages import StopListener
 from pycollect.scheme.protocols import (
     Actor,
@@ -39,9 +38,8 @@ class CWorker(Worker):
     Attributes:
         index_worker: Index of the worker in its set.
         index_parent: Index of the gradient worker that it collects for.
-        fraction_samples: The argument.
+        fraction_samples, compress_data_to_send: The arguments.
         device: Device of the worker, a torch.device.
-        compress_data_to_send: The argument.
         actor: The actor, a :class:`~pycollect.scheme.protocols.Actor`.
         algo: The algorithm, an Algorithm.
         envs_train: Training environments, a VecEnv, or ``None``.
@@ -136,10 +134,11 @@ class CWorker(Worker):
 
     def _begin(self, initial_weights: Any) -> None:
         self.actor.try_load_from_checkpoint()
-        self.iter = self.actor_version = self.samples_collected = 0
+        self.iter = self.actor_version = 0
+        self.samples_collected = self._stored = 0  # since the storage was emptied
         self._measure()
         self._returns = EpisodeReturns()
-        self._stored = 0  # steps in the storage
+        self._has_failed = False  # set while a collection runs, so that it stays set if that raises
         self._num_envs: int | None = None  # of the storage
         self._check_number(self.envs_train)
         if initial_weights is not None:
@@ -147,6 +146,7 @@ class CWorker(Worker):
         if self.envs_train:
             self._restart()
             self._collect_steps(int(self.algo.start_steps), ())
+            self._has_failed = False
 
     def _restart(self) -> None:
         self._returns.restart()
@@ -156,6 +156,8 @@ class CWorker(Worker):
         self, listen_to: Sequence[str] = (), data_to_cpu: bool = True
     ) -> tuple[Data, dict[str, Any]] | Packed:
         """Collect one rollout of `update_every` steps.
+
+        If the last one ended with an exception, drop its steps and reset the environments first.
 
         Args:
             listen_to: Message keys. If :func:`~pycollect.scheme.broadcast_message` sends
@@ -182,6 +184,8 @@ class CWorker(Worker):
             TypeError: `listen_to` is not a list of strings.
         """
         start = time.perf_counter()
+        if self._has_failed:
+            self._empty_storage()
         episodes, ended_early = self._collect_steps(self.update_every, listen_to)
         info: dict[str, Any] = {
             names.EPISODES: episodes,
@@ -192,13 +196,17 @@ class CWorker(Worker):
         data = self.storage.get_all_buffer_data(data_to_cpu)
         if ended_early:
             data = names.valid_rows(data, self._stored)
-        if self._is_test_due():
+        if self.envs_test and is_test_due(self.algo, self.iter, self.updates_per_iter):
             info[names.EPISODES][names.TEST_REWARD] = self.evaluate()
         result = pack((data, info)) if self.compress_data_to_send else (data, info)
+        self._empty_storage()
+        self.iter += 1
+        self._has_failed = False
+        return result
+
+    def _empty_storage(self) -> None:
         self.storage.reset()
         self.samples_collected = self._stored = 0
-        self.iter += 1
-        return result
 
     def collect_train_data(
         self, num_steps: int | None = None, listen_to: Sequence[str] = ()
@@ -223,6 +231,7 @@ class CWorker(Worker):
         start = time.perf_counter()
         steps = self.update_every if num_steps is None else check_positive("num_steps", num_steps)
         self._collect_steps(steps, listen_to)
+        self._has_failed = False
         return time.perf_counter() - start, self._returns.mean
 
     def _collect_steps(self, steps: int, listen_to: Sequence[str]) -> tuple[dict[str, Any], bool]:
@@ -234,12 +243,17 @@ class CWorker(Worker):
             )
         least = max(1, names.share(self.fraction_samples, steps))
         stop, infos, taken = StopListener(listen_to), EpisodeInfos(), 0
+        if self._has_failed:  # the environments may be ahead of `obs`
+            self._restart()
+        self._has_failed = True
         self.actor.eval()
-        for taken in range(1, steps + 1):
-            self._step(infos)
-            if least <= taken < steps and stop.heard:
-                break
-        self.actor.train()
+        try:
+            for taken in range(1, steps + 1):
+                self._step(infos)
+                if least <= taken < steps and stop.heard:
+                    break
+        finally:
+            self.actor.train()
         return infos.means(), taken < steps
 
     def _step(self, infos: EpisodeInfos) -> None:
@@ -266,14 +280,6 @@ class CWorker(Worker):
         self._stored += 1
         self.samples_collected += self.envs_train.num_envs
 
-    def _is_test_due(self) -> bool:
-        """Return whether one of this rollout's updates is due for a test."""
-        if not self.envs_test or self.algo.num_test_episodes <= 0:
-            return False
-        first = self.iter * self.updates_per_iter
-        updates = np.arange(first, first + self.updates_per_iter)
-        return bool((updates % self.algo.test_every == 0).any())
-
     def evaluate(self) -> float:
         """Return the mean return of ``algo.num_test_episodes`` test episodes.
 
@@ -287,10 +293,7 @@ class CWorker(Worker):
             raise RuntimeError(
                 f"worker {self.index_worker} has no test environments; pass test_envs_factory"
             )
-        self.actor.eval()
-        mean = mean_return(self.algo, self.actor, self.envs_test, self.algo.num_test_episodes)
-        self.actor.train()
-        return mean
+        return mean_return(self.algo, self.actor, self.envs_test, self.algo.num_test_episodes)
 
     def set_weights(self, actor_weights: Any) -> None:
         """Load weights and their version.
@@ -358,10 +361,7 @@ class CWorker(Worker):
                 old ones are kept.
         """
         attribute = names.attribute_of(component_name)
-        if not callable(new_component_factory):
-            raise TypeError(
-                f"new_component_factory: expected a callable, got {new_component_factory!r}"
-            )
+        names.check_callable("new_component_factory", new_component_factory)
         old = getattr(self, attribute)
         new = self._made(attribute, new_component_factory)
         if attribute == "envs_train":

@@ -10,7 +10,7 @@ from pycollect.arguments import completed_by
 from pycollect.checks import check_count, check_fraction
 from pycollect.scheme.c_worker import CWorker
 from pycollect.scheme.messages import CONTINUE, STOP, broadcast_message, withdraw_message
-from pycollect.scheme.names import nothing, share
+from pycollect.scheme.names import check_callable, nothing, share
 from pycollect.scheme.protocols import (
     ActorFactory,
     AlgorithmFactory,
@@ -68,8 +68,7 @@ class CWorkerSet(WorkerSet):
             "test_envs_factory": test_envs_factory,
         }
         for name, factory in factories.items():
-            if not callable(factory):
-                raise TypeError(f"{name}: expected a callable, got {type(factory).__name__}")
+            check_callable(name, factory)
         self.fraction_samples = check_fraction("fraction_samples", fraction_samples)
         self._key = f"worker_{index_parent}/{uuid.uuid4().hex}"
         self._updates: list[Any] = []  # calls of `set_weights` whose errors are not raised yet

@@ -68,6 +68,12 @@ def _named(name: str) -> str:
     return TRAIN_REWARD if name == "r" else name
 
 
+def is_test_due(algo: Any, rollout: int, updates: int) -> bool:
+    """Return whether a test is due in one of the `updates` after `rollout` earlier rollouts."""
+    numbers = np.arange(rollout * updates, (rollout + 1) * updates)
+    return algo.num_test_episodes > 0 and bool((numbers % algo.test_every == 0).any())
+
+
 def mean_return(algo: Any, actor: Any, envs: Any, episodes: int) -> float:
     """Return the mean return of an actor, in evaluation mode, with deterministic actions.
 
@@ -79,14 +85,18 @@ def mean_return(algo: Any, actor: Any, envs: Any, episodes: int) -> float:
     finished = np.zeros(count, int)
     running = np.zeros(count)
     returns: list[float] = []
-    obs, rhs, done = actor.actor_initial_states(envs.reset())
-    with torch.no_grad():
-        while (finished < wanted).any():
-            _, clipped, rhs, _ = algo.acting_step(obs, rhs, done, deterministic=True)
-            obs, reward, done, _ = envs.step(clipped)
-            running += reward.cpu().squeeze(-1).numpy()
-            ended = done.cpu().squeeze(-1).numpy() == 1.0
-            returns += running[ended & (finished < wanted)].tolist()
-            finished += ended
-            running[ended] = 0.0
+    actor.eval()
+    try:
+        obs, rhs, done = actor.actor_initial_states(envs.reset())
+        with torch.no_grad():
+            while (finished < wanted).any():
+                _, clipped, rhs, _ = algo.acting_step(obs, rhs, done, deterministic=True)
+                obs, reward, done, _ = envs.step(clipped)
+                running += reward.cpu().squeeze(-1).numpy()
+                ended = done.cpu().squeeze(-1).numpy() == 1.0
+                returns += running[ended & (finished < wanted)].tolist()
+                finished += ended
+                running[ended] = 0.0
+    finally:
+        actor.train()
     return float(np.mean(returns))

@@ -68,6 +68,12 @@ def attribute_of(component_name: str) -> str:
     return known[component_name]
 
 
+def check_callable(name: str, value: Any) -> None:
+    """Raise TypeError for an argument that cannot be called."""
+    if not callable(value):
+        raise TypeError(f"{name}: expected a callable, got {type(value).__name__}")
+
+
 def check_made(factory: str, component: Any, protocol: type) -> Any:
     """Return a component from a factory; raise TypeError if it lacks a member of its Protocol."""
     members = [name for name in vars(protocol) if not name.startswith("_")]

@@ -169,6 +169,49 @@ def test_a_policy_that_changes_its_outputs(change: str) -> None:
         collector.next()
 
 
+class OfDict(torch.nn.Module):
+    """Calls a layer with a TensorDict in a way that the collector cannot take apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 2)
+
+    def forward(self, tensordict: Any) -> Any:
+        logits = self.inner(tensordict["observation"])
+        return tensordict.update({"logits": logits, "action": logits.argmax(-1)})
+
+
+class Logits(torch.nn.Module):
+    """The same over tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 2)
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        logits = self.inner(observation)
+        return {"logits": logits, "action": logits.argmax(-1)}
+
+
+@pytest.mark.parametrize("entered", [True, False], ids=["entered", "left"])
+@pytest.mark.parametrize("policy", [Logits, OfDict])
+def test_an_output_whose_dtype_changes_by_autocast(policy: Any, entered: bool) -> None:
+    """The error names the key and autocast; collecting goes on with autocast as before."""
+    torch.manual_seed(0)
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=not entered),
+        collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy(), frames=T) as collector,
+    ):
+        assert collector.next()["logits"].dtype is (torch.float32 if entered else torch.bfloat16)
+        with (
+            torch.autocast("cpu", torch.bfloat16, enabled=entered),
+            refused(ValueError, "policy") as caught,
+        ):
+            collector.next()
+    assert "'logits'" in str(caught.value)
+    assert "torch.autocast" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "key",
     [

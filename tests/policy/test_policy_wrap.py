@@ -335,6 +335,15 @@ def test_other_outputs_are_numbered():
     assert [value.shape for value in act(runner)] == [(1,), (), (2,), (3,)]
 
 
+@pytest.mark.parametrize("rest", [(None,), (None, None), (None, 2.5)])
+def test_an_output_of_none_is_left_out(rest):
+    """Like the state that `predict` of Stable-Baselines3 returns."""
+    runner, _ = make(lambda x: (torch.zeros(1), *rest), PLAIN)
+    given = [("action",), *[(f"output{n}",) for n, value in enumerate(rest, 1) if value]]
+    assert [leaf.key for leaf in runner.outputs] == given
+    assert len(act(runner)) == len(given)
+
+
 def test_other_outputs_keep_their_keys_after_a_module_was_changed():
     module = nn.Linear(3, 1)
 

@@ -340,6 +340,78 @@ class TestComponents:
         assert lacks in str(caught.value)
 
 
+class BoomError(Exception):
+    """Raised by a component in a test."""
+
+
+class TestExceptions:
+    """After an exception, the next rollout is complete and starts with a reset."""
+
+    @pytest.mark.parametrize("kind", [BoomError, KeyboardInterrupt])
+    @pytest.mark.parametrize(
+        ("component", "method"),
+        [
+            ("envs_train", "step"),
+            ("actor", "forward"),
+            ("algo", "acting_step"),
+            ("storage", "insert_transition"),
+            ("storage", "get_all_buffer_data"),
+            ("envs_test", "step"),
+        ],
+    )
+    @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+    @pytest.mark.parametrize("call", [1, 5])
+    def test_the_next_rollout_has_no_earlier_steps(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        component: str,
+        method: str,
+        before: bool,
+        call: int,
+        kind: Any,
+    ) -> None:
+        worker = worker_of(**on_policy(num_test_episodes=2))
+        calls = []
+        original = getattr(getattr(worker, component), method)
+
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            if before and len(calls) == number:
+                raise kind
+            result = original(*args, **kwargs)
+            if len(calls) == number:
+                raise kind
+            return result
+
+        number = 1 if method == "get_all_buffer_data" else call
+        monkeypatch.setattr(getattr(worker, component), method, failing)
+        with pytest.raises(kind):
+            worker.collect_data()
+        assert worker.actor.training
+        monkeypatch.undo()
+        data, info = worker.collect_data()
+        assert info["NumberSamples"] == 24
+        seen = [steps_seen(data, t, 0) for t in range(13)]
+        episode = seen[0][0]
+        assert episode >= 1
+        assert seen == [[episode + t // 5, t % 5] for t in range(13)]
+        assert steps_seen(worker.collect_data()[0], 0, 0) == seen[12]
+        worker.stop()
+
+    def test_transitions_for_training_are_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        worker = worker_of(**off_policy(update_every=6))
+        worker.collect_train_data(3)
+        with monkeypatch.context() as patch:
+            patch.setattr(worker.envs_train, "step", lambda action: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                worker.collect_train_data(3)
+        worker.collect_train_data(3)
+        data, _ = worker.collect_data()
+        rows = data["Observation"][:6, 0].tolist()
+        assert rows == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+        worker.stop()
+
+
 class TestStopping:
     def test_checks_for_a_stop_take_little_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[str] = []

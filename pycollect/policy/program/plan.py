@@ -97,7 +97,7 @@ def _is_plannable(module: nn.Module, layers: list[nn.Module], x: torch.Tensor) -
         bool(linears)
         and x.ndim in (1, 2)
         and x.dtype in (torch.float32, torch.float64)
-        and not _is_autocasting()
+        and not autocasts()[0]
         and all(is_plain(part) for part in module.modules())
         and all(_is_readable(linear, x.dtype) for linear in linears)
         # Torch has another kernel for vectors of one element, and its last bit may differ.
@@ -180,11 +180,12 @@ def _activation(
     return lambda value: in_place(out.copy_(value)), out
 
 
-def _is_autocasting() -> bool:
+def autocasts() -> tuple[bool, bool]:
+    """Return whether autocast is active in this thread, for the CPU and for CUDA."""
     try:
-        return torch.is_autocast_enabled("cpu")
+        return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
     except TypeError:  # torch 2.3 has one function per device
-        return bool(torch.is_autocast_cpu_enabled())
+        return bool(torch.is_autocast_cpu_enabled()), bool(torch.is_autocast_enabled())
 
 
 class Fingerprint:
@@ -214,7 +215,7 @@ class Fingerprint:
         return self._take([]) == self._marks
 
     def _take(self, held: list[Any]) -> list[int]:
-        marks = [int(_is_autocasting())]
+        marks = [int(active) for active in autocasts()]
         for part in self._captured:
             marks.append(int(part.training))
             marks += _marks_of((*part._parameters.values(), *part._buffers.values()), held)

@@ -195,7 +195,9 @@ def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
     elif step.others and not (step.numbered and isinstance(out, tuple) and len(out) == len(keys)):
         out = _all_of(_entries(out, step), keys)
     else:
-        out = _as_tuple(out, step)
+        values = _as_tuple(out, step)
+        extra = step.lenient and len(values) > len(keys)
+        out = _all_of(_entries(out, step), keys) if extra else values
     if len(out) != len(keys):
         raise PolicyOutputError(
             f"policy: expected {len(keys)} output(s), for the key(s) {show_all(keys)}, got "
