@@ -48,7 +48,7 @@ class WorkerDied(WorkerError):
 
 
 class LimitError(OSError):
-    """A limit of the operating system is reached. Nothing is lost, so the caller may try again."""
+    """The operating system or a cluster refuses more. Nothing is lost; the caller may try again."""
 
 
 _NO_THREAD = "can't start new thread"  # Python's error text; it carries no error number

@@ -225,7 +225,7 @@ class StartTimer:
         return (
             f"{worker.plan.spec.name} was restarted, but not built within {self._limit:g} s "
             f"(worker_init_timeout){_delay_note(_delay(worker))}; its environment or policy takes "
-            "longer to build, or hangs"
+            "longer to build or hangs, or resources that it needs are missing"
         )
 
 

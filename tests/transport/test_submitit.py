@@ -52,6 +52,29 @@ def test_jobs_collect_and_are_replaced(
 
 
 @pytest.mark.processes
+def test_a_replacement_that_cannot_be_submitted_is_submitted_later(
+    local_jobs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitit = pytest.importorskip("submitit")
+
+    def fail(*arguments: Any) -> None:
+        raise submitit.core.utils.FailedJobError("no controller")
+
+    with collecting(STACKS[0], endless, parity_policy(), frames=T, **local_jobs) as collector:
+        collector.next()
+        kill(collector, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(submitit.AutoExecutor, "submit", fail)
+            for _ in range(2):
+                with pytest.raises(OSError, match="no controller"):
+                    list(collector)
+        while not collector.stats()["workers"][1]["restarts"]:
+            collector.next()
+        assert collector.next().shape == (2, T)
+        check_ledger(collector)
+
+
+@pytest.mark.processes
 def test_jobs_of_the_cluster_debug_are_children(local_jobs: dict[str, Any]) -> None:
     """Each child waits for its job's result; submitit alone would run it in this thread."""
     local_jobs["slurm_kwargs"]["cluster"] = "debug"

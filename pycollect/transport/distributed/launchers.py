@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pycollect.errors import warn_user
+from pycollect.errors import LimitError, warn_user
 from pycollect.transport.channel import POLL_SECONDS
 from pycollect.transport.distributed.engine import Launcher
 from pycollect.transport.distributed.meeting import RankAddress
@@ -142,7 +142,12 @@ class JobLauncher(Launcher):
         """Submit a rank; see `Launcher`. All jobs have the executor's parameters."""
         if self._executor.cluster == DEBUG:
             return run_in_child(self._executor, name, run_rank, address)
-        return submit(self._executor, run_rank, address)
+        utils = import_submitit().core.utils
+        try:
+            return submit(self._executor, run_rank, address)
+        except (utils.FailedJobError, utils.FailedSubmissionError) as error:
+            text = f"the job {name!r} could not be submitted: {error}"
+            raise LimitError(text) from error
 
 
 def run_in_child(
