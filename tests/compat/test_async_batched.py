@@ -299,7 +299,7 @@ def test_refused_arguments(arguments: dict[str, Any], error: type[Exception], na
         ("auto", 1024, 64, 1, (64, 16)),
         ("auto", 24, 2, 1, (24, 1)),
         ("auto", 1000, 2, 1, (500, 2)),
-        ("auto", 997, 4, 1, (333, 3)),
+        ("auto", 997, 4, 1, (250, 4)),
         ("auto", 1024, 8, 4, (512, 2)),
         (16, 64, 2, 1, (16, 4)),
         (16, 60, 2, 1, (16, 4)),
