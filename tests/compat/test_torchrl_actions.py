@@ -120,7 +120,7 @@ def test_several_actions_of_one_agent() -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 @ignores_indices
-@pytest.mark.parametrize("action", ["an index for one-hot", "a scalar"])
+@pytest.mark.parametrize("action", ["an index for one-hot", "one-hot in float"])
 def test_parallel_env(action: str) -> None:
     make, act = ACTIONS[action]
     compare(lambda: ParallelEnv(2, make), lambda: policy(act), batches=2)
